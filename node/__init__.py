@@ -1,0 +1,1 @@
+"""The peer: trains, votes, exchanges and applies. See docs/architecture.md."""
