@@ -1,0 +1,1 @@
+"""The contract: what two processes must agree on byte for byte. Knows no torch, no sockets, no clock."""

@@ -1,0 +1,84 @@
+"""Which samples are whose: pure functions that the coordinator and every peer compute alike.
+
+A step has a pool of half-open sample ranges and a roster of (public key, samples). The pool is cut in roster order;
+nobody's samples overlap; what is left over stays in the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Range:
+    """Sample indices start <= i < stop."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.start <= self.stop, (self.start, self.stop)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Share:
+    """One roster member's place: `samples` of the pool."""
+
+    public_key: bytes
+    samples: int
+
+
+def assign(pool: Sequence[Range], roster: Sequence[Share]) -> dict[bytes, tuple[Range, ...]]:
+    """Cut the pool in roster order. Every roster member is a key; its ranges hold at most its samples."""
+    rest = [part for part in pool if len(part)]
+    ranges: dict[bytes, tuple[Range, ...]] = {}
+    for share in roster:
+        ranges[share.public_key], rest = _take(rest, share.samples)
+    return ranges
+
+
+def _take(pool: list[Range], samples: int) -> tuple[tuple[Range, ...], list[Range]]:
+    taken: list[Range] = []
+    for index, part in enumerate(pool):
+        if samples == 0:
+            return tuple(taken), pool[index:]
+        cut = min(samples, len(part))
+        taken.append(Range(part.start, part.start + cut))
+        samples -= cut
+        if cut < len(part):
+            return tuple(taken), [Range(part.start + cut, part.stop), *pool[index + 1 :]]
+    return tuple(taken), []
+
+
+def merge(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """The same samples as few ranges, sorted. Adjacent ranges join; overlapping ones are our own mistake."""
+    merged: list[Range] = []
+    for part in sorted(part for part in ranges if len(part)):
+        if merged and part.start <= merged[-1].stop:
+            assert part.start == merged[-1].stop, f"samples handed out twice: {merged[-1]} and {part}"
+            merged[-1] = Range(merged[-1].start, part.stop)
+        else:
+            merged.append(part)
+    return tuple(merged)
+
+
+def shares(total: int, speeds: Sequence[tuple[bytes, float]]) -> tuple[Share, ...]:
+    """Split `total` samples in proportion to speed (samples a second), at least one each, exactly `total` together.
+
+    Largest remainders; ties go to the smaller public key. Needs total >= peers; the result is sorted by public key.
+    """
+    ordered = sorted(speeds)
+    assert len(ordered) <= total, f"{len(ordered)} peers for {total} samples"
+    spare = total - len(ordered)
+    speed_sum = sum(speed for _, speed in ordered)
+    ideal = [spare * (speed / speed_sum if speed_sum > 0 else 1 / len(ordered)) for _, speed in ordered]
+    counts = [int(value) for value in ideal]
+    missing = spare - sum(counts)
+    by_remainder = sorted(range(len(ordered)), key=lambda i: (counts[i] - ideal[i], ordered[i][0]))
+    for index in by_remainder[:missing]:
+        counts[index] += 1
+    return tuple(Share(key, count + 1) for (key, _), count in zip(ordered, counts, strict=True))

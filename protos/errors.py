@@ -1,0 +1,69 @@
+"""The error tree. An error is named by whose fault it is, and says what to do.
+
+SwarmentumError
+|- OperatorError   the person running this program: a flag, a file, a setting      exit code 2
+|- NetworkError    the network: unreachable, silent, too slow                      exit code 3
+|- RefusedError    the other side said no, with its reason                         exit code 4
+|- DivergedError   replicas differ where they must not                             exit code 5
+`- Refusal         a stranger's bytes did not get through the door (never ends a program)
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class SwarmentumError(Exception):
+    """Anything that this project raises on purpose."""
+
+    exit_code = 1
+
+
+class OperatorError(SwarmentumError, ValueError):
+    """What the person running this program typed, configured or gave: which value, where, what was expected."""
+
+    exit_code = 2
+
+
+class NetworkError(SwarmentumError):
+    """Something could not be reached in time."""
+
+    exit_code = 3
+
+
+class RefusedError(SwarmentumError):
+    """The other side refused, and gave a reason."""
+
+    exit_code = 4
+
+
+class DivergedError(SwarmentumError):
+    """Two replicas of one state differ."""
+
+    exit_code = 5
+
+
+class Reason(Enum):
+    """Why a stranger's bytes were refused; the label of the metric `swarmentum_refused_total`."""
+
+    TOO_LARGE = "too_large"
+    MALFORMED = "malformed"
+    WRONG_KIND = "wrong_kind"
+    WRONG_RUN = "wrong_run"
+    BAD_SIGNATURE = "bad_signature"
+    UNKNOWN_SIGNER = "unknown_signer"
+    WRONG_STEP = "wrong_step"
+    WRONG_PARENT = "wrong_parent"
+    REPLAYED = "replayed"
+    WRONG_LAYOUT = "wrong_layout"
+    OUT_OF_RANGE = "out_of_range"
+    HASH_MISMATCH = "hash_mismatch"
+
+
+class Refusal(SwarmentumError):  # noqa: N818 - the door returns it as a verdict
+    """Bytes from a stranger that did not get through the door: the reason for machines, the detail for people."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason.value}: {detail}")
+        self.reason = reason
+        self.detail = detail

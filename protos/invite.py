@@ -1,0 +1,69 @@
+"""Invite links: `swarmentum://` + base64url of an Invite protobuf + 4 bytes of checksum; no shell needs quotes for them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from dataclasses import dataclass
+
+from protos.envelope import parse
+from protos.errors import OperatorError, Refusal
+from protos.limits import HASH_BYTES, INVITE_BYTES_MAX, PUBLIC_KEY_BYTES
+from protos.v1 import log_pb2
+
+SCHEME = "swarmentum://"
+
+
+@dataclass(frozen=True)
+class Invite:
+    """Where a run's coordinator is and how to know that it is the right one."""
+
+    run_id: bytes
+    coordinators: tuple[str, ...]
+    coordinator_public_key: bytes
+    certificate_sha256: bytes
+    bootstrap: tuple[str, ...]
+    run_name: str
+
+    def link(self) -> str:
+        """The text that people pass on."""
+        data = log_pb2.Invite(
+            run_id=self.run_id,
+            coordinators=self.coordinators,
+            coordinator_public_key=self.coordinator_public_key,
+            certificate_sha256=self.certificate_sha256,
+            bootstrap=self.bootstrap,
+            run_name=self.run_name,
+        ).SerializeToString(deterministic=True)
+        text = base64.urlsafe_b64encode(data + hashlib.sha256(data).digest()[:4]).decode("ascii")
+        return SCHEME + text.rstrip("=")
+
+    @staticmethod
+    def parse(link: str) -> Invite:
+        """Read a link; OperatorError says what is wrong with it."""
+        text = link.strip()
+        if not text.startswith(SCHEME) or len(text) > INVITE_BYTES_MAX:
+            raise OperatorError(f"not an invite link: it starts with {SCHEME}, got {text[:32]!r}")
+        coded = text.removeprefix(SCHEME)
+        try:
+            data = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise OperatorError(f"the invite link is damaged ({error}); copy it again, whole") from error
+        if len(data) < 4 or hashlib.sha256(data[:-4]).digest()[:4] != data[-4:]:
+            raise OperatorError("the invite link is damaged or cut off; copy it again, whole")
+        try:
+            body = parse(log_pb2.Invite, data[:-4])
+        except Refusal as error:
+            raise OperatorError(f"the invite link is of another version of swarmentum ({error.detail})") from error
+        lengths = (len(body.run_id), len(body.coordinator_public_key), len(body.certificate_sha256))
+        if lengths != (HASH_BYTES, PUBLIC_KEY_BYTES, HASH_BYTES) or not body.coordinators:
+            raise OperatorError("the invite link is of another version of swarmentum: a field is missing")
+        return Invite(
+            run_id=body.run_id,
+            coordinators=tuple(body.coordinators),
+            coordinator_public_key=body.coordinator_public_key,
+            certificate_sha256=body.certificate_sha256,
+            bootstrap=tuple(body.bootstrap),
+            run_name=body.run_name,
+        )

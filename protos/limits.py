@@ -1,0 +1,43 @@
+"""Every limit of the contract, by name, with its unit last. Both sides refuse what is beyond them."""
+
+from __future__ import annotations
+
+HASH_BYTES = 32
+PUBLIC_KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+NONCE_BYTES = 16
+SESSION_ID_BYTES = 16
+CHALLENGE_BYTES = 32
+
+# Gossip carries small signed messages only: flooding big ones costs some ten times the ideal bytes (OVERLAY.md).
+GOSSIP_MESSAGE_BYTES_MAX = 256 * 1024  # an entry of 1,000 contributions is about 100 KB; announcements are 300 bytes
+ENVELOPE_OVERHEAD_BYTES_MAX = 256
+ANNOUNCEMENT_BYTES_MAX = 512
+# Run id, step, layout digest and group size with their tags: 80 bytes at most; see node/wire/codec.py.
+UPDATE_HEADER_BYTES_MAX = 96
+# 2**31 parameters at g=8, the largest votes that this version carries.
+PAYLOAD_BYTES_MAX = 1 << 28
+
+ENTRY_CONTRIBUTIONS_MAX = 1024
+ROSTER_PEERS_MAX = 1024
+POOL_RANGES_MAX = 4096
+ENTRY_BYTES_MAX = 192 * 1024
+TICK_BYTES_MAX = 192 * 1024
+CONFIG_JSON_BYTES_MAX = 256 * 1024
+ADDRESSES_MAX = 16
+ADDRESS_BYTES_MAX = 256
+INVITE_BYTES_MAX = 8 * 1024
+
+# gRPC
+REQUEST_BYTES_MAX = 1 << 20
+ENTRIES_PAGE_MAX = 64
+HOLDINGS_MAX = ROSTER_PEERS_MAX
+APPLIED_MAX = 256
+
+# Snapshots
+SNAPSHOT_PIECE_BYTES = 1 << 20
+SNAPSHOT_PIECES_MAX = 1 << 17
+MANIFEST_BYTES_MAX = 8 << 20
+
+STEP_MAX = 1 << 40
+SAMPLE_INDEX_MAX = 1 << 60

@@ -1,0 +1,235 @@
+"""The log: entries, ticks, their hashes, and the door through which they come. The log is the training run.
+
+Frozen dataclasses are what programs compute with; protobuf is what crosses the wire; `open_entry` and `open_tick` are
+the only ways from one to the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protos import limits
+from protos.assignment import Range, Share
+from protos.envelope import Kind, Opened, open_envelope, parse, seal
+from protos.errors import Reason, Refusal
+from protos.identity import Identity
+from protos.v1 import envelope_pb2, log_pb2
+
+_ENTRY_DOMAIN = b"swarmentum/v1/entry\0"
+_GENESIS_DOMAIN = b"swarmentum/v1/genesis\0"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One accepted payload: whose, which bytes, and what the author claims about it."""
+
+    public_key: bytes
+    payload_sha256: bytes
+    payload_bytes: int
+    samples: int
+    tokens: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One clock step: which votes count, and the learning rate (as float32 bits)."""
+
+    step: int
+    parent_hash: bytes
+    contributions: tuple[Contribution, ...]
+    lr_bits: int
+    parent_state_digest: bytes
+    returned_samples: tuple[Range, ...]
+    next_sample: int
+
+    @property
+    def lr(self) -> float:
+        """The learning rate: the float32 with these bits, exactly, as a Python float."""
+        return lr_from_bits(self.lr_bits)
+
+
+@dataclass(frozen=True)
+class SignedEntry:
+    """A verified entry, its hash, and the envelope as it travelled."""
+
+    entry: Entry
+    hash: bytes
+    envelope: bytes
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Step `step` is open for this roster on the state after `parent_hash`."""
+
+    step: int
+    parent_hash: bytes
+    attempt: int
+    roster: tuple[Share, ...]
+    pool: tuple[Range, ...]
+
+
+def lr_to_bits(lr: float) -> int:
+    """Round to float32; the 32 bits."""
+    return int(struct.unpack("<I", struct.pack("<f", lr))[0])
+
+
+def lr_from_bits(bits: int) -> float:
+    """Inverse of `lr_to_bits`; exact."""
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+def run_id_of(genesis: log_pb2.Genesis) -> bytes:
+    """A run is named by the hash of its genesis; 32 bytes."""
+    return hashlib.sha256(_GENESIS_DOMAIN + genesis.SerializeToString(deterministic=True)).digest()
+
+
+def entry_hash(body: bytes) -> bytes:
+    """Hash of an entry's signed body: what the next entry names as its parent."""
+    return hashlib.sha256(_ENTRY_DOMAIN + body).digest()
+
+
+def _ranges(parts: Iterable[Range]) -> list[log_pb2.SampleRange]:
+    return [log_pb2.SampleRange(start=part.start, stop=part.stop) for part in parts]
+
+
+def seal_entry(identity: Identity, run_id: bytes, entry: Entry) -> SignedEntry:
+    """Sign an entry as the run's coordinator."""
+    body = log_pb2.LogEntry(
+        step=entry.step,
+        parent_hash=entry.parent_hash,
+        contributions=[
+            log_pb2.Contribution(
+                public_key=c.public_key,
+                payload_sha256=c.payload_sha256,
+                payload_bytes=c.payload_bytes,
+                samples=c.samples,
+                tokens=c.tokens,
+                loss=c.loss,
+            )
+            for c in entry.contributions
+        ],
+        lr_bits=entry.lr_bits,
+        parent_state_digest=entry.parent_state_digest,
+        returned_samples=_ranges(entry.returned_samples),
+        next_sample=entry.next_sample,
+    )
+    envelope = seal(identity, Kind.KIND_LOG_ENTRY, run_id, body)
+    return SignedEntry(entry, entry_hash(envelope.body), envelope.SerializeToString(deterministic=True))
+
+
+def open_entry(data: bytes, *, run_id: bytes, coordinator: bytes) -> SignedEntry:
+    """Verify a log entry's envelope and its ranges, or raise `Refusal`. The chain is the caller's to check."""
+    bound = limits.ENTRY_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
+    opened = open_envelope(data, kind=Kind.KIND_LOG_ENTRY, run_id=run_id, bytes_max=bound, signer=coordinator)
+    return SignedEntry(_entry(opened), entry_hash(opened.body), data)
+
+
+def _entry(opened: Opened) -> Entry:
+    body = parse(log_pb2.LogEntry, opened.body)
+    _in_range(1 <= body.step <= limits.STEP_MAX, f"step {body.step}")
+    _in_range(len(body.parent_hash) == limits.HASH_BYTES, "parent hash length")
+    _in_range(len(body.parent_state_digest) in (0, limits.HASH_BYTES), "state digest length")
+    _in_range(len(body.contributions) <= limits.ENTRY_CONTRIBUTIONS_MAX, f"{len(body.contributions)} contributions")
+    keys = [c.public_key for c in body.contributions]
+    _in_range(keys == sorted(set(keys)), "contributions are not sorted by public key, each author once")
+    for c in body.contributions:
+        _in_range(len(c.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
+        _in_range(len(c.payload_sha256) == limits.HASH_BYTES, "payload hash length")
+        _in_range(c.payload_bytes <= limits.PAYLOAD_BYTES_MAX, f"payload of {c.payload_bytes} bytes")
+    lr = lr_from_bits(body.lr_bits)
+    _in_range(0.0 <= lr < 1e6, f"learning rate {lr}")
+    return Entry(
+        step=body.step,
+        parent_hash=body.parent_hash,
+        contributions=tuple(
+            Contribution(c.public_key, c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss)
+            for c in body.contributions
+        ),
+        lr_bits=body.lr_bits,
+        parent_state_digest=body.parent_state_digest,
+        returned_samples=_open_ranges(body.returned_samples),
+        next_sample=body.next_sample,
+    )
+
+
+def tick_body(tick: Tick) -> log_pb2.Tick:
+    """A tick as protobuf."""
+    return log_pb2.Tick(
+        step=tick.step,
+        parent_hash=tick.parent_hash,
+        attempt=tick.attempt,
+        roster=[log_pb2.RosterMember(public_key=s.public_key, samples=s.samples) for s in tick.roster],
+        pool=_ranges(tick.pool),
+    )
+
+
+def seal_tick(identity: Identity, run_id: bytes, tick: Tick) -> envelope_pb2.SignedEnvelope:
+    """Sign a tick as the run's coordinator."""
+    return seal(identity, Kind.KIND_TICK, run_id, tick_body(tick))
+
+
+def open_tick(data: bytes, *, run_id: bytes, coordinator: bytes) -> Tick:
+    """Verify a tick's envelope and its ranges, or raise `Refusal`."""
+    bound = limits.TICK_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
+    opened = open_envelope(data, kind=Kind.KIND_TICK, run_id=run_id, bytes_max=bound, signer=coordinator)
+    return tick_from_body(parse(log_pb2.Tick, opened.body))
+
+
+def tick_from_body(body: log_pb2.Tick) -> Tick:
+    """Inverse of `tick_body`, checking ranges; raises `Refusal`."""
+    _in_range(1 <= body.step <= limits.STEP_MAX, f"step {body.step}")
+    _in_range(len(body.parent_hash) == limits.HASH_BYTES, "parent hash length")
+    _in_range(len(body.roster) <= limits.ROSTER_PEERS_MAX, f"{len(body.roster)} peers")
+    keys = [member.public_key for member in body.roster]
+    _in_range(keys == sorted(set(keys)), "the roster is not sorted by public key, each peer once")
+    return Tick(
+        step=body.step,
+        parent_hash=body.parent_hash,
+        attempt=body.attempt,
+        roster=tuple(Share(member.public_key, member.samples) for member in body.roster),
+        pool=_open_ranges(body.pool),
+    )
+
+
+def _open_ranges(parts: Iterable[log_pb2.SampleRange]) -> tuple[Range, ...]:
+    ranges = []
+    for part in parts:
+        _in_range(part.start <= part.stop <= limits.SAMPLE_INDEX_MAX, f"samples {part.start} to {part.stop}")
+        ranges.append(Range(part.start, part.stop))
+    _in_range(len(ranges) <= limits.POOL_RANGES_MAX, f"{len(ranges)} sample ranges")
+    return tuple(ranges)
+
+
+def _in_range(good: bool, detail: str) -> None:
+    if not good:
+        raise Refusal(Reason.OUT_OF_RANGE, detail)
+
+
+class Chain:
+    """Follows a log from some point on: takes the next entry or says why not. Holds only the head."""
+
+    def __init__(self, run_id: bytes, coordinator: bytes, step: int = 0, head: bytes | None = None) -> None:
+        self.run_id = run_id
+        self.coordinator = coordinator
+        self.step = step
+        self.head = run_id if head is None else head
+
+    def check(self, data: bytes) -> SignedEntry:
+        """Verify that the envelope is the entry after the head; raises `Refusal`; changes nothing."""
+        signed = open_entry(data, run_id=self.run_id, coordinator=self.coordinator)
+        if signed.entry.step != self.step + 1:
+            raise Refusal(Reason.WRONG_STEP, f"entry of step {signed.entry.step}, expected {self.step + 1}")
+        if signed.entry.parent_hash != self.head:
+            raise Refusal(Reason.WRONG_PARENT, f"entry {signed.entry.step} does not follow the head that is held here")
+        return signed
+
+    def extend(self, data: bytes) -> SignedEntry:
+        """`check`, then move the head."""
+        signed = self.check(data)
+        self.step, self.head = signed.entry.step, signed.hash
+        return signed

@@ -1,0 +1,59 @@
+"""TOML files that people write, checked against a pydantic model; an error names the line and what was expected."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from protos.errors import OperatorError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def load(path: Path, model: type[M]) -> M:
+    """Read and validate; OperatorError lists every wrong value with its place in the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text)
+    except OSError as error:
+        raise OperatorError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise OperatorError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise OperatorError(f"{path}: is not TOML: {error}") from error
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise OperatorError(describe(error, lambda loc: f"{path}:{line_of(text, loc)}: ")) from error
+
+
+def describe(error: ValidationError, place: Any = lambda loc: "") -> str:
+    """One line a wrong value: place, key, what was wrong, what was given."""
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"]) or "the whole"
+        message = "is not a known setting" if item["type"] == "extra_forbidden" else item["msg"]
+        given = "" if item["type"] in ("missing", "value_error") else f" (given: {item['input']!r})"
+        lines.append(f"{place(item['loc'])}{key}: {message}{given}")
+    return "\n".join(lines)
+
+
+def line_of(text: str, loc: tuple[int | str, ...]) -> int:
+    """Best line number (from 1) of a dotted key: its own line, else its table's, else the first."""
+    names = [str(part) for part in loc if isinstance(part, str)]
+    best, table = 1, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if stripped.startswith("["):
+            table = stripped.strip("[] ")
+            if table == ".".join(names[: table.count(".") + 1]):
+                best = number
+            continue
+        key = stripped.split("=", 1)[0].strip().strip("\"'") if "=" in stripped else ""
+        full = f"{table}.{key}" if table else key
+        if key and full in (".".join(names), ".".join(names[: full.count(".") + 1])):
+            return number
+    return best

@@ -1,0 +1,305 @@
+from protos.v1 import envelope_pb2 as _envelope_pb2
+from protos.v1 import log_pb2 as _log_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_WAITING: _ClassVar[Phase]
+    PHASE_OPEN: _ClassVar[Phase]
+    PHASE_FINISHED: _ClassVar[Phase]
+
+class PeerPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PEER_PHASE_UNSPECIFIED: _ClassVar[PeerPhase]
+    PEER_PHASE_SYNCING: _ClassVar[PeerPhase]
+    PEER_PHASE_READY: _ClassVar[PeerPhase]
+    PEER_PHASE_ABSENT: _ClassVar[PeerPhase]
+
+class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOTICE_KIND_UNSPECIFIED: _ClassVar[NoticeKind]
+    NOTICE_KIND_SNAPSHOT: _ClassVar[NoticeKind]
+    NOTICE_KIND_RESYNC: _ClassVar[NoticeKind]
+    NOTICE_KIND_FINISHED: _ClassVar[NoticeKind]
+    NOTICE_KIND_WAITING: _ClassVar[NoticeKind]
+PHASE_UNSPECIFIED: Phase
+PHASE_WAITING: Phase
+PHASE_OPEN: Phase
+PHASE_FINISHED: Phase
+PEER_PHASE_UNSPECIFIED: PeerPhase
+PEER_PHASE_SYNCING: PeerPhase
+PEER_PHASE_READY: PeerPhase
+PEER_PHASE_ABSENT: PeerPhase
+NOTICE_KIND_UNSPECIFIED: NoticeKind
+NOTICE_KIND_SNAPSHOT: NoticeKind
+NOTICE_KIND_RESYNC: NoticeKind
+NOTICE_KIND_FINISHED: NoticeKind
+NOTICE_KIND_WAITING: NoticeKind
+
+class GetRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    def __init__(self, run_id: _Optional[bytes] = ...) -> None: ...
+
+class GetRunResponse(_message.Message):
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total")
+    GENESIS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
+    HEAD_HASH_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    genesis: _log_pb2.Genesis
+    phase: Phase
+    head_step: int
+    head_hash: bytes
+    total_steps: int
+    snapshot: SnapshotRef
+    peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
+    bootstrap: _containers.RepeatedScalarFieldContainer[str]
+    loss: float
+    reason: str
+    payload_bytes_total: int
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ...) -> None: ...
+
+class PeerStatus(_message.Message):
+    __slots__ = ("public_key", "phase", "device", "applied_step", "state_digest", "votes_accepted", "samples_per_second", "loss")
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    VOTES_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    public_key: bytes
+    phase: PeerPhase
+    device: str
+    applied_step: int
+    state_digest: bytes
+    votes_accepted: int
+    samples_per_second: float
+    loss: float
+    def __init__(self, public_key: _Optional[bytes] = ..., phase: _Optional[_Union[PeerPhase, str]] = ..., device: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., votes_accepted: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class SnapshotRef(_message.Message):
+    __slots__ = ("step", "root", "total_bytes", "holders")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    root: bytes
+    total_bytes: int
+    holders: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, step: _Optional[int] = ..., root: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., holders: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class GetChallengeRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    def __init__(self, run_id: _Optional[bytes] = ...) -> None: ...
+
+class GetChallengeResponse(_message.Message):
+    __slots__ = ("challenge",)
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    challenge: bytes
+    def __init__(self, challenge: _Optional[bytes] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class JoinBody(_message.Message):
+    __slots__ = ("challenge", "layout_digest", "parameters", "device", "addresses", "software_version")
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    challenge: bytes
+    layout_digest: bytes
+    parameters: int
+    device: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    software_version: str
+    def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("session_id", "head_step", "head_hash", "snapshot", "bootstrap")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
+    HEAD_HASH_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    head_step: int
+    head_hash: bytes
+    snapshot: SnapshotRef
+    bootstrap: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[bytes] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., bootstrap: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class FollowBody(_message.Message):
+    __slots__ = ("session_id", "from_step", "sequence")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    from_step: int
+    sequence: int
+    def __init__(self, session_id: _Optional[bytes] = ..., from_step: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class FollowResponse(_message.Message):
+    __slots__ = ("tick", "entry", "notice")
+    TICK_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    tick: TickEvent
+    entry: _envelope_pb2.SignedEnvelope
+    notice: Notice
+    def __init__(self, tick: _Optional[_Union[TickEvent, _Mapping]] = ..., entry: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+
+class TickEvent(_message.Message):
+    __slots__ = ("envelope", "deadline_ms")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    deadline_ms: int
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("kind", "reason", "snapshot")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    kind: NoticeKind
+    reason: str
+    snapshot: SnapshotRef
+    def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., reason: _Optional[str] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class ReportBody(_message.Message):
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    sequence: int
+    announcement: _envelope_pb2.SignedEnvelope
+    holdings: _containers.RepeatedCompositeFieldContainer[Holding]
+    applied: _containers.RepeatedCompositeFieldContainer[AppliedState]
+    snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
+    leaving: bool
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("step", "public_key", "payload_sha256")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_SHA256_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    public_key: bytes
+    payload_sha256: bytes
+    def __init__(self, step: _Optional[int] = ..., public_key: _Optional[bytes] = ..., payload_sha256: _Optional[bytes] = ...) -> None: ...
+
+class AppliedState(_message.Message):
+    __slots__ = ("step", "state_digest")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    state_digest: bytes
+    def __init__(self, step: _Optional[int] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ("refusals",)
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    refusals: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, refusals: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListEntriesRequest(_message.Message):
+    __slots__ = ("run_id", "from_step")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    from_step: int
+    def __init__(self, run_id: _Optional[bytes] = ..., from_step: _Optional[int] = ...) -> None: ...
+
+class ListEntriesResponse(_message.Message):
+    __slots__ = ("entries", "head_step")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[_envelope_pb2.SignedEnvelope]
+    head_step: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[_envelope_pb2.SignedEnvelope, _Mapping]]] = ..., head_step: _Optional[int] = ...) -> None: ...
+
+class CreateRunRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class CreateRunBody(_message.Message):
+    __slots__ = ("config_json", "nonce")
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    config_json: str
+    nonce: bytes
+    def __init__(self, config_json: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class CreateRunResponse(_message.Message):
+    __slots__ = ("genesis",)
+    GENESIS_FIELD_NUMBER: _ClassVar[int]
+    genesis: _log_pb2.Genesis
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ...) -> None: ...
+
+class ListRunsRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class ListRunsBody(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+
+class ListRunsResponse(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[GetRunResponse]
+    def __init__(self, runs: _Optional[_Iterable[_Union[GetRunResponse, _Mapping]]] = ...) -> None: ...
