@@ -1,0 +1,215 @@
+"""DeMo: what one peer does with its gradient, and what every peer does with everybody's votes.
+
+The functions are the maths; `DeMo` only holds state between them. Momentum is private to the peer and lives in the DCT
+domain, where the transform being orthonormal means that taking votes out of it is writing zeros. Parameters are the
+replicated state: `DeMo.apply` gives the same bits on every device. It refuses gradients that are not finite and votes
+that do not fit, before it changes anything; it knows no learning rate schedule, no other peer and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.optim import aggregate, dct, votes
+from node.optim.layout import CHUNK_ELEMENTS, Layout, Source, named_tensors
+
+TILE_CHUNKS_CPU = 128
+"""Chunks handled at a time on a CPU: 2 MiB of fp32, so that a tile and its scratch stay in the second and third cache
+level (128 and 256 were fastest of 32 to 512, measured on an EPYC with 1 MiB a core)."""
+
+TILE_CHUNKS_DEVICE = 8192
+"""Chunks handled at a time elsewhere: 128 MiB of fp32, enough work for a launch, little memory beside the model."""
+
+CLIP_EPSILON = 1e-6
+"""As in torch's `clip_grad_norm_`."""
+
+
+class NonFiniteGradient(ArithmeticError):  # noqa: N818
+    """The gradient's norm is infinite or NaN; nothing was changed. The peer's own fault: it abstains from this step."""
+
+
+@dataclass(frozen=True)
+class DeMoConfig:
+    """What a peer may set. Weight decay is part of the replicated update: all peers of a run must agree on it."""
+
+    beta: float = 0.999
+    """Decay of the momentum a step; the reference's default (0.95 made no difference, docs/architecture.md)."""
+    weight_decay: float = 0.0
+    """Decoupled, times lr. None by default, as in the reference; every measurement in docs/architecture.md has none."""
+    clip_norm: float | None = 1.0
+    """Largest norm of the whole gradient, the usual 1 for language models; None for no limit."""
+    group_size: int = 128
+    """Coefficients that share a vote; one of `votes.GROUP_SIZES`. Each peer chooses by its uplink."""
+
+    def __post_init__(self) -> None:
+        votes.groups(self.group_size)
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta {self.beta} is not within 0 <= beta < 1")
+        if not (0 <= self.weight_decay < math.inf):
+            raise ValueError(f"weight decay {self.weight_decay} is negative or not finite")
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise ValueError(f"clip norm {self.clip_norm} is not positive and finite")
+
+
+@dataclass(frozen=True)
+class Votes:
+    """One peer's proposal for one step: `votes.vote_bytes(chunks, group_size)` bytes, and the norm before clipping."""
+
+    payload: bytes
+    group_size: int
+    gradient_norm: float
+
+
+def accumulate(momentum: Tensor, coefficients: Tensor, beta: float, lr: float) -> Tensor:
+    """`m = beta * m + lr * g` in place, fp32 [count, 64, 64] both; private, so its rounding is no contract.
+
+    The learning rate is inside: with summed votes it decides which steps' gradients weigh more (docs/architecture.md).
+    """
+    return momentum.mul_(beta).add_(coefficients, alpha=lr)
+
+
+def spend(momentum: Tensor, packed: Tensor, group_size: int) -> Tensor:
+    """Zero the voted coefficients of `momentum` [count, 64, 64] in place; `packed` is uint8, see `votes.pack`."""
+    where, _ = votes.indices(packed, group_size)
+    momentum.view(-1, CHUNK_ELEMENTS).scatter_(1, where, 0.0)
+    return momentum
+
+
+def apply_update(parameter: Tensor, direction: Tensor, lr: float, weight_decay: float) -> Tensor:
+    """`p = p * (1 - lr * wd) - lr * direction` in place, fp32 of any shape; `lr` must be exact in fp32.
+
+    Two roundings, the same on every device: one for the product with the factor, which is computed once in fp32, and
+    one for the difference. `lr * direction` is exact (the direction is -1, 0 or 1), so a fused multiply-add in the
+    second step changes nothing. A factor of one is skipped: multiplying by it changes no bit.
+    """
+    factor = np.float32(1) - np.float32(lr) * np.float32(weight_decay)
+    if factor != 1:
+        parameter.mul_(float(factor))
+    return parameter.add_(direction, alpha=-lr)
+
+
+def exact_float32(value: float) -> float:
+    """`value`, which must be finite and exact in fp32 (it travels as 32 bits). Raises `ValueError` otherwise."""
+    if not math.isfinite(value) or float(np.float32(value)) != value:
+        raise ValueError(f"learning rate {value!r} is not an fp32 value; round it first with float(numpy.float32(...))")
+    return float(value)
+
+
+class DeMo:
+    """The optimizer's state between steps: fp32 momentum `[chunks, 64, 64]`, and votes that the log has not judged.
+
+    A step is `propose` (own gradient to own votes), then, once the log has spoken, `settle` (were they accepted?) and
+    `apply` (everybody's). Parameters must be fp32, contiguous and on one device; tied weights count once.
+    """
+
+    def __init__(self, source: Source, config: DeMoConfig) -> None:
+        named = named_tensors(source)
+        if not named:
+            raise ValueError("no parameter to train")
+        for name, tensor in named:
+            if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device != named[0][1].device:
+                raise ValueError(f"parameter {name} is not contiguous fp32 on {named[0][1].device}")
+        self.config = config
+        self.layout = Layout.of(named)
+        self.parameters = [tensor for _, tensor in named]
+        self._device = self.parameters[0].device
+        self._momentum = self.layout.empty(self._device).zero_()
+        self._buffer = self.layout.empty(self._device)
+        self._pending: tuple[int, Tensor] | None = None
+
+    @property
+    def momentum(self) -> Tensor:
+        """fp32 [chunks, 64, 64], in the DCT domain. To be read only."""
+        return self._momentum
+
+    @property
+    def pending(self) -> bool:
+        """Whether votes are out that `settle` has not been told about."""
+        return self._pending is not None
+
+    @torch.no_grad()
+    def propose(self, lr: float) -> Votes:
+        """Take the gradients from `.grad` (None counts as zero) into the momentum and vote for its largest entries.
+
+        `lr` is exact in fp32. The votes stay in the momentum until `settle`, which must come before the next
+        `propose`. Raises `NonFiniteGradient` or `ValueError` before anything is changed; leaves `.grad` alone.
+        """
+        assert self._pending is None, "settle the last votes first"
+        lr = exact_float32(lr)
+        self.layout.gather([parameter.grad for parameter in self.parameters], self._buffer)
+        norm = float(torch.linalg.vector_norm(self._buffer))
+        if not math.isfinite(norm):
+            raise NonFiniteGradient(f"gradient norm {norm}")
+        step = lr * _clip_scale(norm, self.config.clip_norm)
+        group_size = self.config.group_size
+        packed = []
+        for tile in self._tiles():
+            momentum = accumulate(self._momentum[tile], dct.forward(self._buffer[tile]), self.config.beta, step)
+            packed.append(votes.pack(*votes.select(momentum, group_size), group_size))
+        self._pending = (group_size, torch.cat(packed))
+        return Votes(votes.to_bytes(self._pending[1]), group_size, norm)
+
+    @torch.no_grad()
+    def settle(self, accepted: bool) -> None:
+        """Close the last proposal: accepted votes leave the momentum, refused ones stay and weigh in again."""
+        assert self._pending is not None, "nothing was proposed"
+        if accepted:
+            spend(self._momentum, self._pending[1], self._pending[0])
+        self._pending = None
+
+    @torch.no_grad()
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
+        """Move the parameters by the votes of a log entry, `(group_size, payload)` each, at its learning rate.
+
+        Bit-identical on every device, for every order of the contributions and number of threads. An empty entry
+        still decays the weights. Raises `VotesError` or `ValueError` before anything is changed. Momentum is not
+        touched.
+        """
+        lr = exact_float32(lr)
+        total = aggregate.VoteSum(self.layout.chunks, self._device)
+        for group_size, payload in contributions:
+            total.add(group_size, payload)
+        for tile in self._tiles():
+            self._buffer[tile] = aggregate.direction(total.sums(tile.start, tile.stop))
+        for part, direction in self.layout.pairs([parameter.data for parameter in self.parameters], self._buffer):
+            assert part is not None
+            apply_update(part, direction, lr, self.config.weight_decay)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The private state: momentum, pending votes (or None) with their group size, and the layout's digest."""
+        size, packed = self._pending or (None, None)
+        return {
+            "layout": self.layout.digest().hex(),
+            "momentum": self._momentum,
+            "pending": packed,
+            "pending_group_size": size,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state, by copy. Raises `ValueError` if it belongs to another layout or does not fit."""
+        if state["layout"] != self.layout.digest().hex():
+            raise ValueError("the saved momentum belongs to another model: the layouts differ")
+        packed, size = state["pending"], state["pending_group_size"]
+        if packed is not None and packed.numel() != votes.vote_bytes(self.layout.chunks, size):
+            raise ValueError("the saved pending votes do not fit the layout")
+        if state["momentum"].shape != self._momentum.shape:
+            raise ValueError("the saved momentum does not fit the layout")
+        self._momentum.copy_(state["momentum"])
+        self._pending = None if packed is None else (size, packed.to(self._device, copy=True))
+
+    def _tiles(self) -> Iterator[slice]:
+        size = TILE_CHUNKS_CPU if self._device.type == "cpu" else TILE_CHUNKS_DEVICE
+        for first in range(0, self.layout.chunks, size):
+            yield slice(first, min(first + size, self.layout.chunks))
+
+
+def _clip_scale(norm: float, limit: float | None) -> float:
+    return 1.0 if limit is None else min(1.0, limit / (norm + CLIP_EPSILON))

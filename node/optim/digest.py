@@ -1,0 +1,50 @@
+"""The digest that proves replicas equal: SHA-256 over the bits of the parameters.
+
+It refuses to round: -0 and 0 differ, and so do two NaNs of different payload.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+DIGEST_BYTES_MAX = 64 * 2**20
+"""What is hashed a step at most: about 50 ms with SHA instructions, small beside a step of any model of this size."""
+
+_LABEL = b"swarmentum-state-1"
+_FP32_BYTES = 4
+
+
+def state_digest(tensors: Sequence[Tensor], step: int | None = None, bytes_max: int = DIGEST_BYTES_MAX) -> bytes:
+    """32 bytes over fp32 tensors in the order of the layout, as little-endian rows, back to back.
+
+    With `step` None everything is hashed, as at a snapshot. Otherwise the bytes are cut in parts of `bytes_max` (the
+    last may be shorter) and part `step mod parts` is hashed: a model of up to `bytes_max` is hashed whole each step,
+    a larger one is covered once in `parts` steps. The hash begins with a label, the size in bytes, the part and the
+    number of parts, each as a little-endian 64-bit integer, so that digests of different parts never compare equal.
+    """
+    assert bytes_max % _FP32_BYTES == 0, "a part is whole elements"
+    assert bytes_max > 0, "a part is whole elements"
+    size = _FP32_BYTES * sum(tensor.numel() for tensor in tensors)
+    parts = 1 if step is None else max(1, -(-size // bytes_max))
+    part = 0 if step is None else step % parts
+    whole = size if step is None else bytes_max
+    hasher = hashlib.sha256(_LABEL + struct.pack("<QQQ", size, part, parts))
+    for piece in _elements(tensors, part * whole // _FP32_BYTES, (part + 1) * whole // _FP32_BYTES):
+        hasher.update(piece.cpu().numpy().astype("<f4", copy=False).data)
+    return hasher.digest()
+
+
+def _elements(tensors: Sequence[Tensor], first: int, last: int) -> Iterator[Tensor]:
+    """The elements `first` to `last - 1` of all tensors put end to end, as flat views."""
+    offset = 0
+    for tensor in tensors:
+        assert tensor.dtype == torch.float32, "the replicated state is fp32"
+        low, high = max(first - offset, 0), min(last - offset, tensor.numel())
+        if low < high:
+            yield tensor.detach().reshape(-1)[low:high]
+        offset += tensor.numel()

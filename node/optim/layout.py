@@ -1,0 +1,187 @@
+"""Where every parameter lives among the 64x64 chunks that the DCT sees.
+
+The layout is part of the contract of a run: two peers exchange votes only if their layouts have the same digest.
+It is computed from names and shapes alone. It refuses to look at values, and holds no tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+CHUNK_SIDE = 64
+"""Side of a chunk; DeMo's default (arXiv 2411.19870, section 4). The wire format and the exactness proof assume it."""
+
+CHUNK_ELEMENTS = CHUNK_SIDE * CHUNK_SIDE
+LAYOUT_VERSION = 1
+"""Counts changes of the rule below; it is in the digest, so that peers of different versions refuse each other."""
+
+Source: TypeAlias = nn.Module | Iterable[tuple[str, Tensor]]
+"""What a layout is computed from: a module, or named tensors."""
+
+
+def named_tensors(source: Source) -> list[tuple[str, Tensor]]:
+    """The trained parameters of `source` in order of definition; tied weights once, under their first name."""
+    named = source.named_parameters() if isinstance(source, nn.Module) else source
+    seen: set[int] = set()
+    unique = []
+    for name, tensor in named:
+        if tensor.requires_grad and id(tensor) not in seen:
+            seen.add(id(tensor))
+            unique.append((name, tensor))
+    return unique
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one parameter lives: its core in whole chunks, what is left over in the pool.
+
+    Seen as a matrix [height, width] the core is its first `core_height` rows and `core_width` columns (multiples of
+    64), in chunks `first_chunk` and on. The right strip, then the bottom strip, start at `pool_offset` of the pool.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    height: int
+    width: int
+    core_height: int
+    core_width: int
+    first_chunk: int
+    pool_offset: int
+
+    @property
+    def core_chunks(self) -> int:
+        return self.core_height * self.core_width // CHUNK_ELEMENTS
+
+    @property
+    def elements(self) -> int:
+        return self.height * self.width
+
+    @property
+    def pool_elements(self) -> int:
+        return self.elements - self.core_height * self.core_width
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All parameters of a model as one `[chunks, 64, 64]` buffer.
+
+    The 64-aligned core of every parameter with two or more dimensions, seen as `[shape[0], product of the rest]`, is
+    cut in chunks. What is left over (right strip, then bottom strip), and every 1-D and 0-D parameter, is concatenated
+    in one pool behind the cores, padded once with zeros to whole chunks: less than 4096 elements of padding a model,
+    whatever its shapes, which keeps a payload within 2 % of 8 bits a vote.
+    """
+
+    places: tuple[Place, ...]
+    core_chunks: int
+    pool_elements: int
+
+    @classmethod
+    def of(cls, source: Source) -> Layout:
+        """The layout of a module, or of `(name, tensor)` pairs (only names and shapes are read; tied tensors once).
+
+        Raises `ValueError` when two tensors share a name: the digest would not tell them apart.
+        """
+        return cls.of_shapes((name, tuple(tensor.shape)) for name, tensor in named_tensors(source))
+
+    @classmethod
+    def of_shapes(cls, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Layout:
+        """The layout of named shapes, in the order given. Raises `ValueError` for a name that appears twice."""
+        places: list[Place] = []
+        chunk = pool = 0
+        for name, shape in shapes:
+            place = _place(name, shape, chunk, pool)
+            places.append(place)
+            chunk += place.core_chunks
+            pool += place.pool_elements
+        if len({place.name for place in places}) < len(places):
+            raise ValueError("two parameters share a name")
+        return cls(tuple(places), chunk, pool)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks in the buffer, pool included."""
+        return self.core_chunks + math.ceil(self.pool_elements / CHUNK_ELEMENTS)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters, padding excluded."""
+        return self.core_chunks * CHUNK_ELEMENTS + self.pool_elements
+
+    def digest(self) -> bytes:
+        """32 bytes: SHA-256 over the version, the chunk side, and every name and shape in order, as compact JSON."""
+        shapes = [[place.name, list(place.shape)] for place in self.places]
+        text = json.dumps(["swarmentum-layout", LAYOUT_VERSION, CHUNK_SIDE, shapes], separators=(",", ":"))
+        return hashlib.sha256(text.encode()).digest()
+
+    def empty(self, device: torch.device | str) -> Tensor:
+        """An uninitialised fp32 buffer `[chunks, 64, 64]`."""
+        return torch.empty(self.chunks, CHUNK_SIDE, CHUNK_SIDE, dtype=torch.float32, device=device)
+
+    def pairs(self, tensors: Sequence[Tensor | None], buffer: Tensor) -> Iterator[tuple[Tensor | None, Tensor]]:
+        """Views of the same shape, a parameter's part beside its place in `buffer` [chunks, 64, 64].
+
+        At most three pairs a tensor; a tensor that is None gives None beside each of its places. Tensors must be
+        viewable as a matrix (contiguous ones are); writing into a view writes into the tensor.
+        """
+        assert len(tensors) == len(self.places), f"{len(tensors)} tensors for {len(self.places)} places"
+        assert buffer.shape == (self.chunks, CHUNK_SIDE, CHUNK_SIDE), f"buffer {tuple(buffer.shape)}"
+        pool = buffer[self.core_chunks :].view(-1)
+        for tensor, place in zip(tensors, self.places, strict=True):
+            assert tensor is None or tuple(tensor.shape) == place.shape, f"{place.name} has another shape"
+            matrix = None if tensor is None else tensor.view(place.height, place.width)
+            yield from _pairs_of(place, matrix, buffer, pool)
+
+    def gather(self, tensors: Sequence[Tensor | None], out: Tensor) -> Tensor:
+        """Copy tensors (any float dtype; None counts as zeros) into `out` [chunks, 64, 64] and zero the padding."""
+        whole = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+        for part, chunk in self.pairs(whole, out):
+            if part is None:
+                chunk.zero_()
+            else:
+                chunk.copy_(part)
+        out[self.core_chunks :].view(-1)[self.pool_elements :].zero_()
+        return out
+
+    def scatter(self, buffer: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Copy `buffer` [chunks, 64, 64] into the tensors (contiguous); the padding is not read."""
+        for part, chunk in self.pairs(tensors, buffer):
+            assert part is not None
+            part.copy_(chunk)
+
+
+def _place(name: str, shape: tuple[int, ...], first_chunk: int, pool_offset: int) -> Place:
+    height = shape[0] if shape else 1
+    width = math.prod(shape[1:])
+    core_height, core_width = (height // CHUNK_SIDE * CHUNK_SIDE, width // CHUNK_SIDE * CHUNK_SIDE)
+    if core_height * core_width == 0:  # no whole chunk: everything goes to the pool, as one bottom strip
+        core_height = core_width = 0
+    return Place(name, shape, height, width, core_height, core_width, first_chunk, pool_offset)
+
+
+def _pairs_of(
+    place: Place, matrix: Tensor | None, buffer: Tensor, pool: Tensor
+) -> Iterator[tuple[Tensor | None, Tensor]]:
+    high, wide = place.core_height, place.core_width
+    if place.core_chunks:
+        down, across = high // CHUNK_SIDE, wide // CHUNK_SIDE
+        chunks = buffer[place.first_chunk : place.first_chunk + place.core_chunks]
+        core = None
+        if matrix is not None:
+            core = matrix[:high, :wide].view(down, CHUNK_SIDE, across, CHUNK_SIDE).transpose(1, 2)
+        yield core, chunks.view(down, across, CHUNK_SIDE, CHUNK_SIDE)
+    offset = place.pool_offset
+    strips = ((slice(0, high), slice(wide, None), place.width - wide), (slice(high, None), slice(None), place.width))
+    for rows, columns, width in strips:
+        height = len(range(*rows.indices(place.height)))
+        if height * width:
+            strip = pool[offset : offset + height * width].view(height, width)
+            yield None if matrix is None else matrix[rows, columns], strip
+            offset += height * width
