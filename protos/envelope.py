@@ -40,8 +40,12 @@ def signed_bytes(kind: int, run_id: bytes, public_key: bytes, body: bytes) -> by
 
 def seal(identity: Identity, kind: int, run_id: bytes, body: Message) -> envelope_pb2.SignedEnvelope:
     """Sign `body` as `kind` for the run (32 bytes; NO_RUN for none)."""
+    return seal_bytes(identity, kind, run_id, body.SerializeToString(deterministic=True))
+
+
+def seal_bytes(identity: Identity, kind: int, run_id: bytes, data: bytes) -> envelope_pb2.SignedEnvelope:
+    """`seal` for a body that is serialised already and must travel as these very bytes."""
     assert len(run_id) == HASH_BYTES, len(run_id)
-    data = body.SerializeToString(deterministic=True)
     return envelope_pb2.SignedEnvelope(
         kind=kind,  # type: ignore[arg-type]
         run_id=run_id,

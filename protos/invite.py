@@ -1,4 +1,4 @@
-"""Invite links: `swarmentum://` + base64url of an Invite protobuf + 4 bytes of checksum; no shell needs quotes for them."""
+"""Invite links: `swarmentum://` + base64url of an Invite protobuf + 4 bytes of checksum: no shell quotes needed."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from protos import limits
 from protos.assignment import Range, Share
-from protos.envelope import Kind, Opened, open_envelope, parse, seal
+from protos.envelope import Kind, Opened, open_envelope, parse, seal, seal_bytes
 from protos.errors import Reason, Refusal
 from protos.identity import Identity
 from protos.v1 import envelope_pb2, log_pb2
@@ -97,9 +97,9 @@ def _ranges(parts: Iterable[Range]) -> list[log_pb2.SampleRange]:
     return [log_pb2.SampleRange(start=part.start, stop=part.stop) for part in parts]
 
 
-def seal_entry(identity: Identity, run_id: bytes, entry: Entry) -> SignedEntry:
-    """Sign an entry as the run's coordinator."""
-    body = log_pb2.LogEntry(
+def entry_body(entry: Entry) -> bytes:
+    """The bytes that are hashed and signed."""
+    return log_pb2.LogEntry(
         step=entry.step,
         parent_hash=entry.parent_hash,
         contributions=[
@@ -117,9 +117,14 @@ def seal_entry(identity: Identity, run_id: bytes, entry: Entry) -> SignedEntry:
         parent_state_digest=entry.parent_state_digest,
         returned_samples=_ranges(entry.returned_samples),
         next_sample=entry.next_sample,
-    )
-    envelope = seal(identity, Kind.KIND_LOG_ENTRY, run_id, body)
-    return SignedEntry(entry, entry_hash(envelope.body), envelope.SerializeToString(deterministic=True))
+    ).SerializeToString(deterministic=True)
+
+
+def seal_entry(identity: Identity, run_id: bytes, entry: Entry) -> SignedEntry:
+    """Sign an entry as the run's coordinator."""
+    body = entry_body(entry)
+    envelope = seal_bytes(identity, Kind.KIND_LOG_ENTRY, run_id, body)
+    return SignedEntry(entry, entry_hash(body), envelope.SerializeToString(deterministic=True))
 
 
 def open_entry(data: bytes, *, run_id: bytes, coordinator: bytes) -> SignedEntry:

@@ -82,7 +82,7 @@ class OptimizerConfig(_Section):
     """Gradient norm a peer clips to before its momentum sees the gradient."""
 
     group_size: GroupSize = 128
-    """Coefficients a vote chooses from, unless a peer sets its own: 128 is one byte a vote, 16 is 10 times the bytes."""
+    """Coefficients a vote chooses from, unless a peer sets its own: 128 is one byte a vote, 16 costs 5 times that."""
 
 
 class ClockConfig(_Section):

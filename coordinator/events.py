@@ -1,0 +1,180 @@
+"""What can happen to a run (events), what the machine wants done (effects), and what must survive a crash (records).
+
+Values only: no clock, randomness, sockets, asyncio or logging here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from protos.log import Entry, Tick
+
+# ---- events: what happened -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A peer asks to take part; its signature is verified."""
+
+    public_key: bytes
+    device: str
+    parameters: int
+    layout_digest: bytes
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The peer's event stream is open and has the whole log."""
+
+    public_key: bytes
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The peer's event stream broke, or the peer left for good (`leaving`)."""
+
+    public_key: bytes
+    leaving: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A payload that its author announced for the open step."""
+
+    step: int
+    parent_hash: bytes
+    payload_sha256: bytes
+    payload_bytes: int
+    samples: int
+    tokens: int
+    loss: float
+    compute_ms: int
+
+
+@dataclass(frozen=True)
+class SnapshotFact:
+    """A snapshot: the state after `step`, named by the hash of its manifest."""
+
+    step: int
+    root: bytes
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What a peer announces, holds (author, payload hash), has applied (step, state digest) and has stored."""
+
+    public_key: bytes
+    claim: Claim | None = None
+    holdings: tuple[tuple[bytes, bytes], ...] = ()
+    applied: tuple[tuple[int, bytes], ...] = ()
+    snapshots: tuple[SnapshotFact, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TimerFired:
+    """The time that the last `Arm` asked for has come."""
+
+
+Event = Joined | Connected | Disconnected | Reported | TimerFired
+
+# ---- records: what must survive a crash ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayoutFixed:
+    """The first joiner's parameter layout: everyone else's must be the same."""
+
+    layout_digest: bytes
+    parameters: int
+
+
+@dataclass(frozen=True)
+class TickOpened:
+    """A step was opened; its samples are handed out."""
+
+    tick: Tick
+
+
+@dataclass(frozen=True)
+class EntryCommitted:
+    """A step is decided. `body` is what is signed, `hash` its hash."""
+
+    entry: Entry
+    body: bytes
+    hash: bytes
+
+
+@dataclass(frozen=True)
+class SnapshotAgreed:
+    """A majority stored the same snapshot."""
+
+    snapshot: SnapshotFact
+
+
+Record = LayoutFixed | TickOpened | EntryCommitted | SnapshotAgreed
+
+# ---- effects: what the runtime shall do, in this order ---------------------------------------------------------------
+
+
+class NoticeKind(Enum):
+    """What a notice is about."""
+
+    SNAPSHOT = "snapshot"
+    RESYNC = "resync"
+    FINISHED = "finished"
+    WAITING = "waiting"
+
+
+@dataclass(frozen=True)
+class Append:
+    """Journal this record, durably, before any effect that follows."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class SendTick:
+    """Tell `to` (None: everyone) that a step is open, and how long."""
+
+    tick: Tick
+    deadline_ms: int
+    to: bytes | None = None
+
+
+@dataclass(frozen=True)
+class SendEntry:
+    """Tell everyone the journalled entry of this step."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class SendNotice:
+    """Tell `to` (None: everyone) something."""
+
+    kind: NoticeKind
+    reason: str
+    snapshot: SnapshotFact | None = None
+    to: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Fire the timer at this time of the runtime's monotonic clock, in ms, instead of any earlier request."""
+
+    at_ms: int
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The event, or a part of it, was not taken; the reason goes back to the peer."""
+
+    public_key: bytes
+    reason: str
+
+
+Effect = Append | SendTick | SendEntry | SendNotice | Arm | Refuse

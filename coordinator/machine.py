@@ -1,0 +1,515 @@
+"""The clock as a pure function: `step(run, event, now_ms) -> (run, effects)`; and `restore`, its memory after a crash.
+
+Refuses to do anything itself: effects are values, to be carried out in order by the runtime. Whatever peers shall see
+is preceded by the `Append` that makes it survive a crash, so a crash between any two effects loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from coordinator import rules
+from coordinator.events import (
+    Append,
+    Arm,
+    Claim,
+    Connected,
+    Disconnected,
+    Effect,
+    EntryCommitted,
+    Event,
+    Joined,
+    LayoutFixed,
+    NoticeKind,
+    Record,
+    Refuse,
+    Reported,
+    SendEntry,
+    SendNotice,
+    SendTick,
+    SnapshotAgreed,
+    SnapshotFact,
+    TickOpened,
+    TimerFired,
+)
+from coordinator.state import (
+    DIGEST_STEPS_KEPT,
+    DURATIONS_KEPT,
+    MOVES,
+    PEER_MOVES,
+    OpenStep,
+    Peer,
+    PeerPhase,
+    Phase,
+    Run,
+)
+from protos.assignment import assign, merge
+from protos.identity import short
+from protos.log import Contribution, Entry, Tick, entry_body, entry_hash, lr_to_bits
+from protos.run_config import RunConfig
+
+Outcome = tuple[Run, list[Effect]]
+# Different payload hashes of one author that holders may name in a step: the real one, and one lie.
+HASHES_PER_AUTHOR_MAX = 2
+
+
+def new_run(run_id: bytes, config: RunConfig) -> Run:
+    """A run that nobody has joined. The hash that the first entry follows is the run id."""
+    return Run(run_id=run_id, config=config, head_hash=run_id)
+
+
+def restore(run: Run, records: Iterable[Record], now_ms: int) -> Run:
+    """Fold the journal over a new run. An open step stays open, with a whole deadline from now."""
+    for record in records:
+        run = _remember(run, record, now_ms)
+    return run
+
+
+def step(run: Run, event: Event, now_ms: int) -> Outcome:
+    """One event. Every event in every phase moves to a known state or refuses with a reason."""
+    match event:
+        case Joined():
+            run, effects = _joined(run, event)
+        case Connected():
+            run, effects = _connected(run, event.public_key, now_ms)
+        case Disconnected():
+            run, effects = _disconnected(run, event, now_ms)
+        case Reported():
+            run, effects = _reported(run, event, now_ms)
+        case TimerFired():
+            effects = []
+    run, more = _progress(run, now_ms)
+    return run, effects + more
+
+
+# ---- what peers tell -------------------------------------------------------------------------------------------------
+
+
+def _joined(run: Run, event: Joined) -> Outcome:
+    admitted, reason = rules.admit(run, event.public_key, event.layout_digest)
+    if not admitted:
+        return run, [Refuse(event.public_key, reason)]
+    effects: list[Effect] = []
+    if not run.layout_digest:
+        record = LayoutFixed(event.layout_digest, event.parameters)
+        run, effects = _remember(run, record, 0), [Append(record)]
+    before = run.peers.get(event.public_key, Peer(event.public_key))
+    peer = replace(before, device=event.device, addresses=event.addresses, applied_step=-1, state_digest=b"")
+    return _with_peer(run, _move_peer(peer, PeerPhase.ABSENT)), effects
+
+
+def _connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
+    peer = run.peers.get(public_key)
+    if peer is None:
+        return run, [Refuse(public_key, "join first")]
+    if peer.phase is PeerPhase.ABSENT:
+        run = _with_peer(run, _move_peer(peer, PeerPhase.SYNCING))
+    effects: list[Effect] = []
+    if run.step is not None:
+        left = max(run.step.deadline_at_ms - now_ms, 0)
+        effects.append(SendTick(run.step.tick, left, to=public_key))
+    if run.finished_told:
+        effects.append(SendNotice(NoticeKind.FINISHED, run.reason, to=public_key))
+    return run, effects
+
+
+def _disconnected(run: Run, event: Disconnected, now_ms: int) -> Outcome:
+    peer = run.peers.get(event.public_key)
+    if peer is None:
+        return run, []
+    run = _with_peer(run, _move_peer(peer, PeerPhase.ABSENT))
+    if event.leaving and run.step is not None and run.config.clock.strict:
+        # Strict steps wait for absent peers, never for one that said goodbye.
+        return _reopen(run, "a peer left", now_ms)
+    return run, []
+
+
+def _reported(run: Run, event: Reported, now_ms: int) -> Outcome:
+    peer = run.peers.get(event.public_key)
+    if peer is None or peer.phase is PeerPhase.ABSENT:
+        return run, [Refuse(event.public_key, "not connected: join and follow first")]
+    effects: list[Effect] = []
+    if event.addresses:
+        run = _with_peer(run, replace(peer, addresses=event.addresses))
+    for at_step, digest in event.applied:
+        run, more = _applied(run, event.public_key, at_step, digest)
+        effects += more
+    for fact in event.snapshots:
+        run, more = _stored(run, event.public_key, fact)
+        effects += more
+    if event.claim is not None:
+        run, more = _claimed(run, event.public_key, event.claim, now_ms)
+        effects += more
+    return _holds(run, event), effects
+
+
+def _applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcome:
+    peer = run.peers[public_key]
+    if at_step > run.head_step:
+        return run, [Refuse(public_key, f"step {at_step} is not committed yet; the head is {run.head_step}")]
+    peer = replace(peer, applied_step=at_step, state_digest=digest)
+    run = _with_peer(run, peer)
+    agreed = run.agreed_digests.get(at_step)
+    if agreed is not None and agreed != digest:
+        return _resync(run, [public_key], at_step, "the digest that the log holds")
+    if agreed is None and at_step >= run.head_step - 1:
+        reports = {**run.reported_digests.get(at_step, {}), public_key: digest}
+        run = replace(run, reported_digests={**run.reported_digests, at_step: reports})
+        electorate = _electorate(run)
+        value, reason = rules.agree(reports, len(electorate), final=electorate <= reports.keys())
+        if value is not None and at_step > 0:
+            run, effects = _agreed(run, at_step, value, reason)
+            if run.peers[public_key].phase is PeerPhase.SYNCING and digest == value:
+                run = _caught_up(run, public_key)
+            return run, effects
+    return _caught_up(run, public_key), []
+
+
+def _electorate(run: Run) -> set[bytes]:
+    """Whose word counts about the state: the connected roster of the open step, else every peer that is ready."""
+    if run.step is not None:
+        members = {share.public_key for share in run.step.tick.roster}
+        return {key for key in members if key in run.peers and run.peers[key].phase is not PeerPhase.ABSENT}
+    return {peer.public_key for peer in run.ready}
+
+
+def _agreed(run: Run, at_step: int, digest: bytes, reason: str) -> Outcome:
+    """Fix the digest of a step; whoever reported another is told to re-sync, never to exit."""
+    agreed = {s: d for s, d in run.agreed_digests.items() if s > at_step - DIGEST_STEPS_KEPT} | {at_step: digest}
+    reports = run.reported_digests.get(at_step, {})
+    kept = {s: r for s, r in run.reported_digests.items() if s > at_step}
+    run = replace(run, agreed_digests=agreed, reported_digests=kept)
+    minority = sorted(key for key, value in reports.items() if value != digest)
+    return _resync(run, minority, at_step, reason) if minority else (run, [])
+
+
+def _caught_up(run: Run, public_key: bytes) -> Run:
+    """A syncing peer within one step of the head is ready: it takes part from the next tick on."""
+    peer = run.peers[public_key]
+    if peer.phase is PeerPhase.SYNCING and peer.applied_step >= max(run.head_step - 1, 0):
+        return _with_peer(run, _move_peer(peer, PeerPhase.READY))
+    return run
+
+
+def _resync(run: Run, keys: list[bytes], at_step: int, reason: str) -> Outcome:
+    effects: list[Effect] = []
+    for key in keys:
+        peer = run.peers.get(key)
+        if peer is None or peer.phase is PeerPhase.ABSENT:
+            continue
+        run = _with_peer(run, replace(_move_peer(peer, PeerPhase.SYNCING), applied_step=-1, state_digest=b""))
+        text = (
+            f"your state after step {at_step} differs from what counts ({reason}): load the snapshot and replay the log"
+        )
+        effects.append(SendNotice(NoticeKind.RESYNC, text, run.snapshot, to=key))
+    return run, effects
+
+
+def _stored(run: Run, public_key: bytes, fact: SnapshotFact) -> Outcome:
+    if run.snapshot is not None and fact.step <= run.snapshot.step:
+        reports = {**run.reported_snapshots.get(fact.step, {}), public_key: fact}
+        if fact.step == run.snapshot.step:
+            run = replace(run, reported_snapshots={**run.reported_snapshots, fact.step: reports})
+            if fact.root != run.snapshot.root:
+                return _resync(run, [public_key], fact.step, "the snapshot that a majority stored")
+        return run, []
+    if fact.step > run.head_step:
+        return run, [Refuse(public_key, f"snapshot of step {fact.step}: the head is {run.head_step}")]
+    reports = {**run.reported_snapshots.get(fact.step, {}), public_key: fact}
+    run = replace(run, reported_snapshots={**run.reported_snapshots, fact.step: reports})
+    return _agree_snapshot(run, fact.step)
+
+
+def _agree_snapshot(run: Run, at_step: int) -> Outcome:
+    reports = run.reported_snapshots.get(at_step, {})
+    electorate = _electorate(run) | {key for key in reports if run.peers[key].phase is PeerPhase.READY}
+    counted = {key: fact for key, fact in reports.items() if key in electorate}
+    fact, _ = rules.agree_snapshot(counted, max(len(electorate), run.config.clock.min_peers))
+    if fact is None:
+        return run, []
+    record = SnapshotAgreed(fact)
+    run = _remember(run, record, 0)
+    effects: list[Effect] = [Append(record)]
+    effects.append(SendNotice(NoticeKind.SNAPSHOT, f"snapshot of step {at_step} is agreed", fact))
+    wrong = sorted(key for key, other in reports.items() if other.root != fact.root)
+    run, more = _resync(run, wrong, at_step, "the snapshot that a majority stored")
+    return run, effects + more
+
+
+def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
+    current = run.step
+    if current is None or claim.step != current.tick.step:
+        is_open = "none is open" if current is None else f"step {current.tick.step} is open"
+        return run, [Refuse(public_key, f"payload of step {claim.step}: {is_open}")]
+    if claim.parent_hash != current.tick.parent_hash:
+        return run, [Refuse(public_key, f"payload of step {claim.step} was computed on another log")]
+    if public_key not in {share.public_key for share in current.tick.roster}:
+        return run, [Refuse(public_key, f"not in the roster of step {claim.step}; the next tick takes you in")]
+    before = current.claims.get(public_key)
+    if before is not None and before.payload_sha256 != claim.payload_sha256:
+        return run, [Refuse(public_key, f"two payloads for step {claim.step}: the first one stands")]
+    run = replace(run, step=replace(current, claims={**current.claims, public_key: claim}))
+    peer = run.peers[public_key]
+    speed = peer.samples_per_second if before else rules.measured_speed(peer.samples_per_second, claim)
+    return _with_peer(run, replace(peer, samples_per_second=speed, loss=claim.loss)), []
+
+
+def _holds(run: Run, event: Reported) -> Run:
+    current = run.step
+    if current is None or not event.holdings:
+        return run
+    keys = [share.public_key for share in current.tick.roster]
+    if event.public_key not in keys:
+        return run
+    bit = 1 << keys.index(event.public_key)
+    members, holders = set(keys), dict(current.holders)
+    for author, payload in event.holdings:
+        known = (author, payload) in holders
+        named = 0 if known else sum(other == author for other, _ in holders)
+        if author in members and (known or named < HASHES_PER_AUTHOR_MAX):
+            holders[author, payload] = holders.get((author, payload), 0) | bit
+    return replace(run, step=replace(current, holders=holders))
+
+
+# ---- the clock -------------------------------------------------------------------------------------------------------
+
+
+def _progress(run: Run, now_ms: int) -> Outcome:
+    """Open, close, reopen or finish, as far as the rules allow right now."""
+    if run.phase is Phase.WAITING:
+        return _try_open(run, now_ms)
+    if run.phase is Phase.OPEN:
+        return _try_close(run, now_ms)
+    return _try_finish(run, now_ms)
+
+
+def _try_open(run: Run, now_ms: int) -> Outcome:
+    ready, wanted = len(run.ready), run.config.clock.min_peers
+    if run.snapshot is None and ready >= wanted:
+        run, effects = _agree_snapshot(run, 0)
+        if run.snapshot is None:
+            return replace(run, reason="waiting for the peers to store the initial state"), effects
+        run, more = _try_open(run, now_ms)
+        return run, effects + more
+    if ready < wanted:
+        return replace(run, reason=f"{ready} of {wanted} peers needed are ready"), []
+    return _open(run, now_ms)
+
+
+def _open(run: Run, now_ms: int) -> Outcome:
+    samples = max(run.config.clock.batch_samples, len(run.ready))
+    pool, _, _ = rules.draw(run.returned_samples, run.next_sample, samples)
+    tick = Tick(run.head_step + 1, run.head_hash, 1, rules.roster_of(run, samples), pool)
+    return _announce(run, tick, now_ms)
+
+
+def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
+    """The same step and samples again, for those who are ready now. Payloads that exist stay valid."""
+    current = run.step
+    assert current is not None
+    wanted, ready = run.config.clock.min_peers, run.ready
+    samples = sum(len(part) for part in current.tick.pool)
+    members = {peer.public_key: peer for peer in ready[:samples]}
+    if len(ready) < wanted or members.keys() == {share.public_key for share in current.tick.roster}:
+        text = f"{reason}: {len(ready)} of {wanted} peers needed are ready"
+        deadline = now_ms + run.config.clock.deadline_ms_max
+        run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
+        return run, [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
+    roster = rules.roster_of(replace(run, peers=members), samples)
+    return _announce(run, replace(current.tick, attempt=current.tick.attempt + 1, roster=roster), now_ms)
+
+
+def _announce(run: Run, tick: Tick, now_ms: int) -> Outcome:
+    record = TickOpened(tick)
+    run = _remember(run, record, now_ms)
+    assert run.step is not None
+    left = run.step.deadline_at_ms - now_ms
+    return run, [Append(record), SendTick(tick, left), Arm(run.step.deadline_at_ms)]
+
+
+def _try_close(run: Run, now_ms: int) -> Outcome:
+    assert run.step is not None
+    closes, reason = rules.should_close(run, run.step, now_ms)
+    run = replace(run, reason=reason)
+    if closes:
+        return _commit(run, now_ms)
+    if now_ms >= run.step.deadline_at_ms and not run.config.clock.strict:
+        return _reopen(run, f"no payload of step {run.step.tick.step} is held by a quorum", now_ms)
+    alive = {peer.public_key for peer in run.peers.values() if peer.phase is not PeerPhase.ABSENT}
+    deserted = not any(share.public_key in alive for share in run.step.tick.roster)
+    if deserted and len(run.ready) >= run.config.clock.min_peers and not run.config.clock.strict:
+        return _reopen(run, "the whole roster is gone", now_ms)
+    return run, []
+
+
+def _commit(run: Run, now_ms: int) -> Outcome:
+    current = run.step
+    assert current is not None
+    effects: list[Effect] = []
+    before = current.tick.step - 1
+    if before > 0 and before not in run.agreed_digests:
+        reports = run.reported_digests.get(before, {})
+        value, reason = rules.agree(reports, len(_electorate(run)), final=True)
+        if value is not None:
+            run, effects = _agreed(run, before, value, reason)
+    counted = rules.held(run, current)
+    entry = _entry(run, current, counted)
+    body = entry_body(entry)
+    record = EntryCommitted(entry, body, entry_hash(body))
+    run = _slower(run, current, counted.keys())
+    run = _remember(run, record, now_ms)
+    duration = now_ms - current.opened_ms
+    run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
+    effects += [Append(record), SendEntry(entry.step)]
+    run, more = _after_commit(run, now_ms)
+    return run, effects + more
+
+
+def _entry(run: Run, current: OpenStep, counted: dict[bytes, Claim]) -> Entry:
+    tick = current.tick
+    ranges = assign(tick.pool, tick.roster)
+    unused = [part for key, parts in ranges.items() if key not in counted for part in parts]
+    lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, tick.step)
+    return Entry(
+        step=tick.step,
+        parent_hash=tick.parent_hash,
+        contributions=tuple(
+            Contribution(key, c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss)
+            for key, c in sorted(counted.items())
+        ),
+        lr_bits=lr_to_bits(lr),
+        parent_state_digest=run.agreed_digests.get(tick.step - 1, b""),
+        returned_samples=merge([*run.returned_samples, *unused]),
+        next_sample=run.next_sample,
+    )
+
+
+def _slower(run: Run, current: OpenStep, counted: Iterable[bytes]) -> Run:
+    """Roster members that missed the step get a smaller share of the next."""
+    missed = {share.public_key for share in current.tick.roster} - set(counted)
+    for key in sorted(missed & run.peers.keys()):
+        peer = run.peers[key]
+        run = _with_peer(run, replace(peer, samples_per_second=peer.samples_per_second * rules.MISSED_STEP_SPEED))
+    return run
+
+
+def _after_commit(run: Run, now_ms: int) -> Outcome:
+    if run.phase is Phase.FINISHED:
+        return replace(run, reason="the last step is committed; peers are applying it"), [Arm(run.finish_by_ms)]
+    for peer in run.ready:
+        if peer.applied_step < run.head_step - 1:
+            run = _with_peer(run, _move_peer(peer, PeerPhase.SYNCING))
+    run, effects = _try_open(run, now_ms)
+    if run.phase is Phase.WAITING:
+        effects.append(SendNotice(NoticeKind.WAITING, run.reason))
+    return run, effects
+
+
+def _try_finish(run: Run, now_ms: int) -> Outcome:
+    """Tell everyone once all connected peers have applied the last step, or the last deadline has passed."""
+    if run.finished_told:
+        return run, []
+    here = [peer for peer in run.peers.values() if peer.phase is not PeerPhase.ABSENT]
+    behind = sum(peer.applied_step < run.head_step for peer in here)
+    if behind and now_ms < run.finish_by_ms:
+        return replace(run, reason=f"the last step is committed; {behind} peers are still applying it"), []
+    effects: list[Effect] = []
+    if run.head_step not in run.agreed_digests:
+        value, why = rules.agree(run.reported_digests.get(run.head_step, {}), len(here), final=True)
+        if value is not None:
+            run, effects = _agreed(run, run.head_step, value, why)
+    if effects and now_ms < run.finish_by_ms:
+        return run, effects
+    text = f"finished: {run.head_step} steps"
+    run = replace(run, finished_told=True, reason=text)
+    return run, [*effects, SendNotice(NoticeKind.FINISHED, text, run.snapshot)]
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def _remember(run: Run, record: Record, now_ms: int) -> Run:
+    """What a record does to the state: the same when it is written and when it is read back after a crash."""
+    match record:
+        case LayoutFixed():
+            return replace(run, layout_digest=record.layout_digest, parameters=record.parameters)
+        case TickOpened():
+            return _remember_tick(run, record.tick, now_ms)
+        case EntryCommitted():
+            return _remember_entry(run, record, now_ms)
+        case SnapshotAgreed():
+            kept = {s: r for s, r in run.reported_snapshots.items() if s >= record.snapshot.step}
+            return replace(run, snapshot=record.snapshot, reported_snapshots=kept)
+
+
+def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
+    before = run.step
+    if tick.attempt == 1:
+        samples = sum(len(part) for part in tick.pool)
+        pool, left, following = rules.draw(run.returned_samples, run.next_sample, samples)
+        assert pool == tick.pool, "the journal's tick does not follow from the entries before it"
+        run = replace(run, returned_samples=left, next_sample=following)
+    deadline = now_ms + rules.deadline_ms(run.config.clock, run.durations_ms)
+    opened = OpenStep(tick, now_ms, deadline)
+    if before is not None and before.tick.step == tick.step:
+        opened = _carry_over(before, opened)
+    run = _move(run, Phase.OPEN)
+    return replace(run, step=opened, reason=f"step {tick.step} is open")
+
+
+def _carry_over(before: OpenStep, opened: OpenStep) -> OpenStep:
+    """Claims of peers that are still in the roster stay; holders are told again, in the new roster's order."""
+    members = {share.public_key for share in opened.tick.roster}
+    old = [share.public_key for share in before.tick.roster]
+    new = {share.public_key: index for index, share in enumerate(opened.tick.roster)}
+    moves = [(1 << i, 1 << new[key]) for i, key in enumerate(old) if key in new]
+    holders = {
+        name: sum(to for bit, to in moves if mask & bit) for name, mask in before.holders.items() if name[0] in members
+    }
+    claims = {key: claim for key, claim in before.claims.items() if key in members}
+    return replace(opened, claims=claims, holders=holders)
+
+
+def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
+    entry = record.entry
+    assert entry.step == run.head_step + 1, f"entry {entry.step} after head {run.head_step}"
+    assert entry.parent_hash == run.head_hash, f"entry {entry.step} does not follow the head"
+    peers = dict(run.peers)
+    for c in entry.contributions:
+        peer = peers.get(c.public_key, Peer(c.public_key))
+        peers[c.public_key] = replace(peer, votes_accepted=peer.votes_accepted + 1, loss=c.loss)
+    tokens = sum(c.tokens for c in entry.contributions)
+    loss = sum(c.loss * c.tokens for c in entry.contributions) / tokens if tokens else run.loss
+    agreed = dict(run.agreed_digests)
+    if entry.parent_state_digest:
+        agreed[entry.step - 1] = entry.parent_state_digest
+    run = replace(
+        run,
+        head_step=entry.step,
+        head_hash=record.hash,
+        next_sample=entry.next_sample,
+        returned_samples=entry.returned_samples,
+        peers=peers,
+        step=None,
+        loss=loss,
+        payload_bytes_total=run.payload_bytes_total + sum(c.payload_bytes for c in entry.contributions),
+        agreed_digests=agreed,
+    )
+    if entry.step < run.config.clock.steps:
+        return _move(run, Phase.WAITING)
+    return replace(_move(run, Phase.FINISHED), finish_by_ms=now_ms + run.config.clock.deadline_ms_max)
+
+
+def _with_peer(run: Run, peer: Peer) -> Run:
+    return replace(run, peers={**run.peers, peer.public_key: peer})
+
+
+def _move(run: Run, phase: Phase) -> Run:
+    assert phase in MOVES[run.phase], f"{run.phase} cannot become {phase}"
+    return replace(run, phase=phase)
+
+
+def _move_peer(peer: Peer, phase: PeerPhase) -> Peer:
+    assert phase in PEER_MOVES[peer.phase], f"peer {short(peer.public_key)}: {peer.phase} cannot become {phase}"
+    return replace(peer, phase=phase)

@@ -1,0 +1,171 @@
+"""The decisions of the clock, each a function of values that returns the verdict with its reason."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from coordinator.events import Claim, SnapshotFact
+from coordinator.state import OpenStep, PeerPhase, Run
+from protos.assignment import Range, Share, assign, merge, shares
+from protos.identity import peer_id, short
+from protos.run_config import ClockConfig, OptimizerConfig
+
+# Half of an update a step: a peer's speed follows a real change within a few steps, and one outlier fades as fast.
+SPEED_EMA = 0.5
+# A roster member that missed a step is taken to be this much slower than we thought.
+MISSED_STEP_SPEED = 0.5
+
+
+def learning_rate(optimizer: OptimizerConfig, steps: int, step: int) -> float:
+    """Learning rate of step 1..steps: linear warm-up, then cosine to lr * lr_final_ratio, or constant."""
+    if step <= optimizer.warmup_steps:
+        return optimizer.lr * step / optimizer.warmup_steps
+    if optimizer.schedule == "constant":
+        return optimizer.lr
+    after = max(steps - optimizer.warmup_steps, 1)
+    progress = min((step - optimizer.warmup_steps) / after, 1.0)
+    final = optimizer.lr * optimizer.lr_final_ratio
+    return final + (optimizer.lr - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def deadline_ms(clock: ClockConfig, durations_ms: Sequence[int]) -> int:
+    """How long a step may take: median + k * MAD of past steps, within the configured bounds."""
+    if len(durations_ms) < 3:
+        return clock.deadline_ms_max
+    median = statistics.median(durations_ms)
+    spread = statistics.median(abs(value - median) for value in durations_ms)
+    return int(min(max(median + clock.deadline_mad_factor * spread, clock.deadline_ms_min), clock.deadline_ms_max))
+
+
+def admit(run: Run, public_key: bytes, layout_digest: bytes) -> tuple[bool, str]:
+    """Whether a peer may join."""
+    admission = run.config.admission
+    if admission.mode == "allow_list" and peer_id(public_key) not in admission.allowed:
+        return False, f"peer {peer_id(public_key)} is not on this run's allow-list; ask its operator to add you"
+    present = sum(peer.phase is not PeerPhase.ABSENT for key, peer in run.peers.items() if key != public_key)
+    if present >= run.config.clock.max_peers:
+        return False, f"the run is full: {present} of {run.config.clock.max_peers} peers are here; try again later"
+    if run.layout_digest and layout_digest != run.layout_digest:
+        return False, (
+            f"your model's parameter layout {layout_digest.hex()[:16]} is not {run.layout_digest.hex()[:16]}, the run's: "
+            "the model code or library versions differ; install the same versions as the other peers"
+        )
+    return True, "admitted"
+
+
+def quorum_of(quorum: float, members: int) -> int:
+    """How many of `members` are more than the part `quorum`, at least 1."""
+    return max(1, min(members, math.floor(quorum * members) + 1))
+
+
+def live_mask(run: Run, step: OpenStep) -> int:
+    """Bit mask of the roster members that are connected."""
+    mask = 0
+    for index, share in enumerate(step.tick.roster):
+        peer = run.peers.get(share.public_key)
+        if peer is not None and peer.phase is not PeerPhase.ABSENT:
+            mask |= 1 << index
+    return mask
+
+
+def held(run: Run, step: OpenStep) -> dict[bytes, Claim]:
+    """Claims whose payload enough live roster members hold (strict: all of the roster)."""
+    live = live_mask(run, step)
+    roster = len(step.tick.roster)
+    needed = roster if run.config.clock.strict else quorum_of(run.config.clock.quorum, live.bit_count())
+    within = (1 << roster) - 1 if run.config.clock.strict else live
+    return {
+        author: claim
+        for author, claim in step.claims.items()
+        if (step.holders.get((author, claim.payload_sha256), 0) & within).bit_count() >= needed
+    }
+
+
+def should_close(run: Run, step: OpenStep, now_ms: int) -> tuple[bool, str]:
+    """Whether the open step can be decided now."""
+    clock = run.config.clock
+    live = live_mask(run, step)
+    counted = held(run, step)
+    if live.bit_count() < min(clock.min_peers, len(step.tick.roster)) and not clock.strict:
+        return False, f"{live.bit_count()} of {clock.min_peers} peers needed are connected"
+    awaited = [
+        share.public_key
+        for index, share in enumerate(step.tick.roster)
+        if (clock.strict or live >> index & 1) and share.public_key not in counted
+    ]
+    if not awaited and counted:
+        return True, f"all {len(counted)} payloads are held"
+    names = ", ".join(short(key) for key in awaited[:4]) + (" ..." if len(awaited) > 4 else "")
+    if clock.strict:
+        return False, f"strict: waiting for {names}"
+    if now_ms >= step.deadline_at_ms and counted:
+        return True, f"deadline: {len(counted)} payloads are held, without {names}"
+    return False, f"{len(counted)} of {len(step.tick.roster)} payloads are held; waiting for {names or 'a payload'}"
+
+
+def agree(reports: Mapping[bytes, bytes], members: int, *, final: bool) -> tuple[bytes | None, str]:
+    """The value that counts: reported by more than half of `members`; with `final`, the most frequent one.
+
+    Ties of a final vote go to the smaller value: somebody must be re-synced rather than two truths go on.
+    """
+    if not reports:
+        return None, "nobody has reported"
+    counts = Counter(reports.values())
+    value, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
+    if count * 2 > members or final:
+        return value, f"{count} of {members} peers"
+    return None, f"{count} of {members} peers, more than half needed"
+
+
+def agree_snapshot(reports: Mapping[bytes, SnapshotFact], members: int) -> tuple[SnapshotFact | None, str]:
+    """The snapshot that more than half of `members` stored."""
+    root, reason = agree({key: fact.root for key, fact in reports.items()}, members, final=False)
+    return next((fact for fact in reports.values() if fact.root == root), None), reason
+
+
+def draw(
+    returned: tuple[Range, ...], next_sample: int, samples: int
+) -> tuple[tuple[Range, ...], tuple[Range, ...], int]:
+    """Samples for a step: (pool, returned samples that are left, next fresh sample). Returned ones go first."""
+    pool = assign(returned, [Share(b"", samples)])[b""]
+    left = subtract(returned, pool)
+    missing = samples - sum(len(part) for part in pool)
+    if missing:
+        pool = (*pool, Range(next_sample, next_sample + missing))
+    return pool, left, next_sample + missing
+
+
+def subtract(ranges: Sequence[Range], taken: Sequence[Range]) -> tuple[Range, ...]:
+    """`ranges` without `taken`, which must be parts of them."""
+    points: Counter[int] = Counter()
+    for part in ranges:
+        points[part.start] += 1
+        points[part.stop] -= 1
+    for part in taken:
+        points[part.start] -= 1
+        points[part.stop] += 1
+    left, depth, since = [], 0, 0
+    for point in sorted(points):
+        if depth == 1:
+            left.append(Range(since, point))
+        depth, since = depth + points[point], point
+        assert depth in (0, 1), "samples were taken that were not there"
+    return merge(left)
+
+
+def roster_of(run: Run, samples: int) -> tuple[Share, ...]:
+    """The next tick's roster: every ready peer, with shares by measured speed (strict: equal)."""
+    ready = run.ready
+    known = [peer.samples_per_second for peer in ready if peer.samples_per_second > 0]
+    usual = statistics.fmean(known) if known else 1.0
+    speeds = [(peer.public_key, 1.0 if run.config.clock.strict else peer.samples_per_second or usual) for peer in ready]
+    return shares(samples, speeds)
+
+
+def measured_speed(before: float, claim: Claim) -> float:
+    """Samples a second after one more step."""
+    now = claim.samples / max(claim.compute_ms / 1000.0, 1e-3)
+    return now if before <= 0 else before + SPEED_EMA * (now - before)

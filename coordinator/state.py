@@ -1,0 +1,107 @@
+"""The state of one run as the coordinator sees it, and which moves between phases are legal. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from coordinator.events import Claim, SnapshotFact
+from protos.assignment import Range
+from protos.log import Tick
+from protos.run_config import RunConfig
+
+DURATIONS_KEPT = 32
+DIGEST_STEPS_KEPT = 64
+
+
+class Phase(Enum):
+    """Of a run."""
+
+    WAITING = "waiting"
+    OPEN = "open"
+    FINISHED = "finished"
+
+
+class PeerPhase(Enum):
+    """Of a peer."""
+
+    ABSENT = "absent"
+    SYNCING = "syncing"
+    READY = "ready"
+
+
+MOVES: dict[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.WAITING, Phase.OPEN}),
+    Phase.OPEN: frozenset({Phase.OPEN, Phase.WAITING, Phase.FINISHED}),
+    Phase.FINISHED: frozenset({Phase.FINISHED}),
+}
+PEER_MOVES: dict[PeerPhase, frozenset[PeerPhase]] = {
+    PeerPhase.ABSENT: frozenset({PeerPhase.ABSENT, PeerPhase.SYNCING}),
+    PeerPhase.SYNCING: frozenset({PeerPhase.SYNCING, PeerPhase.READY, PeerPhase.ABSENT}),
+    PeerPhase.READY: frozenset({PeerPhase.READY, PeerPhase.SYNCING, PeerPhase.ABSENT}),
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One peer. `applied_step` is -1 until it has reported a state; `samples_per_second` 0 until measured."""
+
+    public_key: bytes
+    phase: PeerPhase = PeerPhase.ABSENT
+    device: str = ""
+    addresses: tuple[str, ...] = ()
+    applied_step: int = -1
+    state_digest: bytes = b""
+    samples_per_second: float = 0.0
+    votes_accepted: int = 0
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """The open step. `holders[(author, payload hash)]` is a bit mask over the roster's order."""
+
+    tick: Tick
+    opened_ms: int
+    deadline_at_ms: int
+    claims: Mapping[bytes, Claim] = field(default_factory=dict)
+    holders: Mapping[tuple[bytes, bytes], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that decides what happens next. What is not restored from the journal is told again by the peers."""
+
+    run_id: bytes
+    config: RunConfig
+    phase: Phase = Phase.WAITING
+    reason: str = "no peer has joined yet"
+    # from the journal
+    head_step: int = 0
+    head_hash: bytes = b""
+    layout_digest: bytes = b""
+    parameters: int = 0
+    next_sample: int = 0
+    returned_samples: tuple[Range, ...] = ()
+    snapshot: SnapshotFact | None = None
+    loss: float = 0.0
+    payload_bytes_total: int = 0
+    # from the peers
+    peers: Mapping[bytes, Peer] = field(default_factory=dict)
+    step: OpenStep | None = None
+    durations_ms: tuple[int, ...] = ()
+    reported_digests: Mapping[int, Mapping[bytes, bytes]] = field(default_factory=dict)
+    agreed_digests: Mapping[int, bytes] = field(default_factory=dict)
+    reported_snapshots: Mapping[int, Mapping[bytes, SnapshotFact]] = field(default_factory=dict)
+    finish_by_ms: int = 0
+    finished_told: bool = False
+
+    def with_phase(self, phase: PeerPhase) -> list[Peer]:
+        """Peers in a phase, sorted by public key."""
+        return sorted((p for p in self.peers.values() if p.phase is phase), key=lambda p: p.public_key)
+
+    @property
+    def ready(self) -> list[Peer]:
+        """Peers that take part in the next tick."""
+        return self.with_phase(PeerPhase.READY)
