@@ -1,0 +1,7 @@
+"""What is wrong with the operator's data, in one class: the message names the file, the value and what to do."""
+
+from protos.errors import OperatorError
+
+
+class DataError(OperatorError):
+    """The data that the operator named cannot be trained on."""

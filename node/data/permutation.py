@@ -1,0 +1,56 @@
+"""A pseudo-random order of n things in O(1) memory: a Feistel network with cycle walking.
+
+A Feistel network over 2*h bits is a bijection whatever its round function is. The numbers 0..n-1 sit in the smallest
+such domain; a result outside of 0..n-1 is encrypted again until it lands inside (cycle walking keeps it a bijection on
+0..n-1, and needs at most 4 passes on average, since the domain is at most 4 n). Six rounds with a strong mixer are for
+a fair shuffle, not for secrecy.
+
+Refuses: being a cipher.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+ROUNDS: Final = 6
+ITEMS_MAX: Final = 1 << 62  # so that the domain of at most 2^62 fits 64 bits
+
+Index = npt.NDArray[np.uint64]
+
+
+def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Where each position (0..n-1) goes in the order of this seed and epoch; int64, the shape of `positions`."""
+    assert 1 <= n <= ITEMS_MAX, n
+    values = np.array(positions, dtype=np.uint64, ndmin=1)
+    assert not values.size or int(values.max()) < n, "position outside of 0..n-1"
+    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
+    keys = _keys(seed, epoch)
+    values = _feistel(values, half, keys)
+    while (outside := values >= n).any():
+        values[outside] = _feistel(values[outside], half, keys)
+    return values.astype(np.int64).reshape(np.shape(positions))
+
+
+def _keys(seed: int, epoch: int) -> list[np.uint64]:
+    """One 64-bit key a round."""
+    stream = hashlib.shake_128(f"swarmentum sample order {seed} {epoch}".encode()).digest(8 * ROUNDS)
+    return [np.uint64(int.from_bytes(stream[8 * r : 8 * r + 8], "little")) for r in range(ROUNDS)]
+
+
+def _feistel(values: Index, half: np.uint64, keys: list[np.uint64]) -> Index:
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = values >> half, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << half) | right
+
+
+def _mix(x: Index) -> Index:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014); arithmetic is modulo 2^64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

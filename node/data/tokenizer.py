@@ -1,0 +1,110 @@
+"""Text to token ids and back: bytes (the default), or any Hugging Face tokenizer.
+
+Refuses: adding special tokens by itself; guessing a tokenizer from the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from node.data.errors import DataError
+
+BYTES_VOCABULARY = 256
+
+
+class Tokenizer(Protocol):
+    """What the rest of the program knows of a tokenizer."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids are below it."""
+
+    def encode(self, text: str) -> npt.NDArray[Any]: ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text; bytes that are not UTF-8 become U+FFFD."""
+
+    def fingerprint(self) -> bytes:
+        """Differs between tokenizers that encode differently."""
+
+    def huggingface(self) -> Any:
+        """The same tokenizer as a `PreTrainedTokenizerBase`, to be saved beside a model."""
+
+
+class ByteTokenizer:
+    """The UTF-8 bytes of the text: id = byte value."""
+
+    vocabulary = BYTES_VOCABULARY
+
+    def encode(self, text: str) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def fingerprint(self) -> bytes:
+        return b"bytes"
+
+    def huggingface(self) -> Any:
+        """A byte-level BPE without merges, whose ids are the byte values."""
+        from tokenizers import Tokenizer as Backend
+        from tokenizers import decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        alphabet = {sign: byte for byte, sign in enumerate(_byte_signs())}
+        backend = Backend(models.BPE(vocab=alphabet, merges=[]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+        return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=backend, clean_up_tokenization_spaces=False
+        )
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer of the `transformers` library, by name or folder."""
+
+    def __init__(self, name: str) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._inner = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(
+                f"data.tokenizer = {name!r}: transformers cannot load it: {str(error).splitlines()[0]} "
+                "Give 'bytes', a folder with a tokenizer, or a name that this machine can download"
+            ) from error
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self._inner)
+
+    def encode(self, text: str) -> npt.NDArray[np.uint32]:
+        return np.asarray(self._inner.encode(text, add_special_tokens=False, verbose=False), dtype=np.uint32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._inner.decode(list(ids), clean_up_tokenization_spaces=False))
+
+    def fingerprint(self) -> bytes:
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        described = backend.to_str() if backend is not None else repr(sorted(self._inner.get_vocab().items()))
+        return hashlib.sha256(described.encode()).digest()
+
+    def huggingface(self) -> Any:
+        return self._inner
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """`bytes`, or whatever `AutoTokenizer` knows by that name or finds in that folder."""
+    return ByteTokenizer() if name == "bytes" else HuggingFaceTokenizer(name)
+
+
+def _byte_signs() -> list[str]:
+    """What byte-level tokenizers write for each byte (GPT-2's table): itself if it prints, else a sign from U+0100 on."""
+    printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(BYTES_VOCABULARY) if byte not in printed]
+    return [chr(byte) if byte in printed else chr(0x100 + others.index(byte)) for byte in range(BYTES_VOCABULARY)]

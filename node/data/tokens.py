@@ -1,0 +1,148 @@
+"""Token sequences: arrays and memory maps of token ids.
+
+Reads `.npy` and raw `.bin` files without loading them, turns text into tokens, and keeps what a slow tokenizer made in
+a cache file. Refuses: ids outside of the model's vocabulary, files of another type, empty sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from node.data.errors import DataError
+from node.data.sources import Document, check_text
+from node.data.tokenizer import Tokenizer
+
+TOKEN_SUFFIXES: Final = (".npy", ".bin")
+TOKEN_TYPES: Final = ("uint8", "uint16", "uint32")
+SCAN_TOKENS: Final = 1 << 24  # tokens that a check looks at in one go
+PART_CHARS_MAX: Final = 1 << 20  # of text that a tokenizer gets at once
+TEXT_BYTES_MAX: Final = 1 << 31  # of text held in memory as byte tokens
+
+Tokens = npt.NDArray[Any]
+Progress = Callable[[int, str], None]
+"""Called with the bytes of text done so far and the name of the document."""
+
+
+def open_tokens(path: Path, dtype: str = "uint16") -> Tokens:
+    """A memory map of a token file, 1-D; `dtype` is the type in a raw `.bin`, little-endian (`.npy` knows its own)."""
+    if dtype not in TOKEN_TYPES:
+        raise DataError(f"data.dtype = {dtype!r}: expected one of {', '.join(TOKEN_TYPES)}")
+    try:
+        tokens = np.load(path, mmap_mode="r") if path.suffix == ".npy" else _open_raw(path, dtype)
+    except OSError as error:
+        raise DataError(f"data: cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise DataError(f"data: {path} is not a token file: {error}") from error
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.name not in TOKEN_TYPES:
+        found = f"{tokens.dtype} {tokens.shape}" if isinstance(tokens, np.ndarray) else type(tokens).__name__
+        raise DataError(f"data: {path} holds {found}: expected a 1-D array of {', '.join(TOKEN_TYPES)}")
+    return tokens
+
+
+def _open_raw(path: Path, dtype: str) -> Tokens:
+    size, width = path.stat().st_size, np.dtype(dtype).itemsize
+    if size == 0:
+        raise ValueError("it is empty")
+    if size % width:
+        raise ValueError(f"its {size} bytes are no multiple of {width}, the bytes of a {dtype}")
+    return np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+
+
+def map_text(path: Path) -> Tokens:
+    """A named text file as byte tokens, uint8, mapped and not loaded, so that its size does not matter."""
+    check_text(path)
+    return np.memmap(path, dtype=np.uint8, mode="r")
+
+
+def bytes_of(documents: Iterable[Document]) -> Tokens:
+    """The documents as byte tokens, uint8, a newline after each."""
+    joined = bytearray()
+    for document in documents:
+        joined += document.data + b"\n"
+        if len(joined) > TEXT_BYTES_MAX:
+            raise DataError(
+                f"data: the text is larger than {TEXT_BYTES_MAX >> 20} MiB at {document.path}; join it into one file, "
+                "which is mapped instead of loaded, or give a token file"
+            )
+    return np.frombuffer(joined, dtype=np.uint8)
+
+
+def tokenise(
+    documents: Iterable[Document], tokenizer: Tokenizer, cache_dir: Path, progress: Progress = lambda done, name: None
+) -> Tokens:
+    """The documents through a tokenizer, once: a memory map of a file in `cache_dir` named by what it was made from."""
+    documents = list(documents)
+    cached = cache_dir / f"{_fingerprint(documents, tokenizer)}.npy"
+    if not cached.exists():
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        _write_cache(cached, documents, tokenizer, progress)
+    return open_tokens(cached)
+
+
+def _write_cache(path: Path, documents: list[Document], tokenizer: Tokenizer, progress: Progress) -> None:
+    """Tokens go to a raw file as they come; it gets its header and its name when all are there."""
+    dtype = np.dtype("<u2" if tokenizer.vocabulary <= 1 << 16 else "<u4")
+    raw = path.with_suffix(f".{os.getpid()}.tmp")
+    done = 0
+    with raw.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, _header(dtype, 0))
+        start, count = file.tell(), 0
+        for document in documents:
+            for part in _parts(document.text() + "\n"):
+                ids = np.asarray(tokenizer.encode(part), dtype=dtype)
+                file.write(ids.tobytes())
+                count += len(ids)
+                done += len(part.encode())
+                progress(done, str(document.path))
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, _header(dtype, count))
+        assert file.tell() == start, "NumPy pads its header so that it can be written again with another length"
+        file.flush()
+        os.fsync(file.fileno())
+    raw.replace(path)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The text in parts that a tokenizer takes at once, cut after a line where there is one."""
+    start = 0
+    while start < len(text):
+        stop = start + PART_CHARS_MAX
+        if stop < len(text):
+            stop = text.rfind("\n", start, stop) + 1 or stop
+        yield text[start:stop]
+        start = stop
+
+
+def _header(dtype: np.dtype[Any], count: int) -> dict[str, Any]:
+    return {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
+
+
+def _fingerprint(documents: list[Document], tokenizer: Tokenizer) -> str:
+    digest = hashlib.sha256(tokenizer.fingerprint())
+    for document in documents:
+        digest.update(len(document.data).to_bytes(8, "little"))
+        digest.update(document.data)
+    return digest.hexdigest()[:32]
+
+
+def check_vocabulary(tokens: Tokens, vocabulary: int, name: str = "data") -> None:
+    """Every token is an id of the model, or a DataError that names the first that is not. Reads all tokens once."""
+    if len(tokens) == 0:
+        raise DataError(f"{name}: it has no tokens")
+    if np.iinfo(tokens.dtype).max < vocabulary:
+        return
+    for start in range(0, len(tokens), SCAN_TOKENS):
+        outside = np.flatnonzero(tokens[start : start + SCAN_TOKENS] >= vocabulary)
+        if outside.size:
+            place = start + int(outside[0])
+            raise DataError(
+                f"{name}: token {place} has id {int(tokens[place])}, and the vocabulary ends at {vocabulary - 1}; "
+                "use the tokenizer that the tokens were made with, and a model with its vocabulary"
+            )

@@ -1,0 +1,93 @@
+"""The gradient of a clock step, over as many micro-batches as the time allows.
+
+The result is the mean over all samples, however they were split; on an early stop it is the mean over what was done.
+Refuses: clipping, optimizers, judging the loss (a NaN is returned as it is).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from node.model.loss import loss
+
+Batch = Tensor | npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class GradResult:
+    """What the gradient was taken over."""
+
+    loss_mean: float
+    """Nats a token; NaN when no sample was done."""
+    tokens: int
+    """Predicted tokens."""
+    samples: int
+
+
+def accumulate_gradients(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    device: torch.device,
+    autocast: AbstractContextManager[Any] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> GradResult:
+    """Replace every parameter's `.grad` by the mean gradient over the samples of `batches`.
+
+    Each batch is int64 [n, context + 1]; `autocast` is entered for each forward pass. `should_stop` is asked before each
+    micro-batch. When no sample was done all gradients are None.
+    """
+    forward = nullcontext() if autocast is None else autocast
+    model.zero_grad(set_to_none=True)
+    total, tokens, samples = torch.zeros((), device=device), 0, 0
+    pace = _Pace(device)
+    for batch in batches:
+        if should_stop():
+            break
+        rows = _to_device(batch, device)
+        with forward:
+            summed = loss(model, rows) * len(rows)
+        summed.backward()  # type: ignore[no-untyped-call]
+        total += summed.detach()  # stays on the device: reading it here would stall the queue
+        samples += len(rows)
+        tokens += rows[:, 1:].numel()
+        pace.tick()
+    if samples:
+        _divide_gradients(model, samples)
+    return GradResult(loss_mean=total.item() / samples if samples else math.nan, tokens=tokens, samples=samples)
+
+
+class _Pace:
+    """Keeps the host at most one micro-batch ahead of a CUDA device, so that `should_stop` is asked in time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._previous: torch.cuda.Event | None = None
+
+    def tick(self) -> None:
+        if self._device.type != "cuda":
+            return
+        if self._previous is not None:
+            self._previous.synchronize()
+        self._previous = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._previous.record(torch.cuda.current_stream(self._device))
+
+
+def _to_device(batch: Batch, device: torch.device) -> Tensor:
+    rows = torch.as_tensor(batch)
+    if device.type == "cuda" and rows.device.type == "cpu":
+        rows = rows.pin_memory()  # a pinned source lets the copy overlap with the previous backward pass
+    return rows.to(device, non_blocking=device.type == "cuda")
+
+
+def _divide_gradients(model: nn.Module, samples: int) -> None:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    torch._foreach_div_(gradients, float(samples))

@@ -1,0 +1,103 @@
+"""Random draws for a model's initial weights that are the same bits on every machine.
+
+PyTorch's own `normal_` goes through logarithm and cosine, whose last bit depends on the processor's vector
+instructions: the same seed gave other weights under AVX2 than without it (measured, torch 2.13). A replicated state
+must begin equal, so while a model is built its draws are made from whole numbers: NumPy's Philox bits (stable by its
+documented policy), sums that are exact, and single correctly rounded operations.
+
+Refuses: nothing. What it does not cover keeps PyTorch's own bits: the inverse error function of truncated normals,
+the QR of orthogonal initialisers, permutations. Those runs agree on step 0 through its snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+BLOCK_DRAWS: Final = 1 << 20  # so that a large tensor needs little memory beside itself
+
+# A normal number is the sum of 12 uniform 16-bit numbers, the classical approximation (Irwin-Hall): its variance is
+# 12 * (2^32 - 1) / 12, so its deviation is 2^16 to ten digits; tails end at 6 deviations.
+WORDS_PER_NORMAL: Final = 3
+NORMAL_MEAN: Final = 12 * 65535 / 2
+NORMAL_DEVIATION: Final = 65536.0
+UNIFORM_BITS: Final = 24
+
+Floats = npt.NDArray[np.float64]
+aten = torch.ops.aten
+
+
+class Draws:
+    """A stream of normal and uniform numbers, a pure function of the seed and of what was drawn before."""
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.Philox(key=seed % (1 << 128))
+
+    def normal(self, count: int) -> Floats:
+        """[count], mean 0, deviation 1."""
+        words: npt.NDArray[np.uint64] = self._bits.random_raw(count * WORDS_PER_NORMAL)
+        parts = words.reshape(count, WORDS_PER_NORMAL).astype("<u8").view("<u2")
+        sums: Floats = parts.sum(axis=1, dtype=np.int64).astype(np.float64)
+        return (sums - NORMAL_MEAN) / NORMAL_DEVIATION
+
+    def uniform(self, count: int) -> Floats:
+        """[count], in [0, 1), multiples of 2^-24."""
+        words: npt.NDArray[np.uint64] = self._bits.random_raw(count)
+        return (words >> np.uint64(64 - UNIFORM_BITS)).astype(np.float64) * 2.0**-UNIFORM_BITS
+
+
+@contextmanager
+def portable_random(seed: int) -> Iterator[None]:
+    """Inside, normal and uniform draws into CPU floating point tensors come from `Draws(seed)`."""
+    with _Mode(Draws(seed)):
+        yield
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, draws: Draws) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._draws = draws
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        scale = _draw_of(func, args, kwargs or {})
+        if scale is not None and result.device.type == "cpu" and result.is_floating_point():
+            self._fill(result, *scale)
+        return result
+
+    def _fill(self, out: torch.Tensor, kind: str, offset: float, width: float) -> None:
+        """out = offset + width * draw, in float64 with one rounding an operation, then rounded to out's type."""
+        draw = self._draws.normal if kind == "normal" else self._draws.uniform
+        flat = torch.empty(out.numel(), dtype=out.dtype)
+        for start in range(0, out.numel(), BLOCK_DRAWS):
+            stop = min(start + BLOCK_DRAWS, out.numel())
+            scaled = draw(stop - start) * width
+            flat[start:stop] = torch.from_numpy(scaled + offset)
+        out.copy_(flat.view(out.shape))
+
+
+def _draw_of(func: Any, args: Any, kwargs: Any) -> tuple[str, float, float] | None:
+    """Which distribution an operator draws from, as (kind, offset, width); None where it draws none of ours."""
+    if func is aten.normal_.default:
+        mean, std = _two(args, kwargs, ("mean", "std"), (0.0, 1.0))
+        return "normal", mean, std
+    if func is aten.uniform_.default:
+        low, high = _two(args, kwargs, ("from", "to"), (0.0, 1.0))
+        return "uniform", low, high - low
+    name = func.overloadpacket
+    if name in (aten.randn, aten.randn_like):
+        return "normal", 0.0, 1.0
+    if name in (aten.rand, aten.rand_like):
+        return "uniform", 0.0, 1.0
+    return None
+
+
+def _two(args: Any, kwargs: Any, names: tuple[str, str], default: tuple[float, float]) -> tuple[float, float]:
+    given = [*args[1:3], *default[len(args[1:3]) :]]
+    return float(kwargs.get(names[0], given[0])), float(kwargs.get(names[1], given[1]))

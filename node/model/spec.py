@@ -1,0 +1,190 @@
+"""What the model is, and how to build it so that every machine gets the same bits from the same seed.
+
+Refuses: weights from the internet or from disk (a run starts from its seed or from a snapshot), code from the hub, and
+values that the model library would only trip over later. A `factory` runs local code that the spec names: whoever takes
+a spec from a stranger decides beforehand whether a factory may run (`ModelSpec.runs_code`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from node.model.loss import logits_of
+from node.model.portable import portable_random
+from protos.errors import OperatorError
+
+# A small Llama over bytes: 885,888 parameters. Widths are multiples of 64, so that no chunk of the layout is padded.
+SMALL_LLAMA: Final[Mapping[str, Any]] = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 384,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,  # every byte is a plain byte: none begins or ends a text
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+# The library fetches and runs a kernel from the hub when this names a repository.
+ATTENTION_CHOICES: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+ATTENTION_KEYS: Final = ("attn_implementation", "_attn_implementation")
+
+# What transformers raises for values that it cannot use: an unknown activation is a KeyError, no heads a division by 0.
+REFUSALS: Final = (TypeError, ValueError, KeyError, AttributeError, ImportError, RuntimeError, ArithmeticError)
+
+
+class ModelError(OperatorError):
+    """The model that the operator asked for cannot be built; the message names the value."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Either an `AutoConfig` dict or a factory; neither means the small Llama."""
+
+    config: Mapping[str, Any] | None = None
+    """Keys of a transformers config, with `model_type`. Values that are left out are that type's own defaults."""
+    factory: str | None = None
+    """`module:function`; the function returns an `nn.Module`."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the factory."""
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether building imports and calls a module that the spec names."""
+        return self.factory is not None
+
+
+def build(spec: ModelSpec, seed: int, *, vocabulary: int | None = None, context: int | None = None) -> nn.Module:
+    """The model on the CPU in fp32, the same bits for the same seed; the caller's random state stays as it is.
+
+    `vocabulary` (ids of the tokenizer) and `context` (tokens of a sample), where given, are checked against the model.
+    Bits are equal across machines for initialisers made of normal and uniform draws (see `portable`).
+    """
+    if spec.config is not None and spec.factory is not None:
+        raise ModelError("model: both `config` and `factory` are given; keep one of them")
+    if spec.kwargs and spec.factory is None:
+        raise ModelError(f"model.kwargs: {sorted(spec.kwargs)} belong to a `factory`, and none is given; use `config`")
+    make = _factory_maker(spec, vocabulary) if spec.factory else _config_maker(spec, vocabulary, context)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), portable_random(seed):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also touch the caller's CUDA generators
+        return make().to(device="cpu", dtype=torch.float32)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Trained numbers; tied weights count once."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _config_maker(spec: ModelSpec, vocabulary: int | None, context: int | None) -> Callable[[], nn.Module]:
+    config = _auto_config(SMALL_LLAMA if spec.config is None else spec.config)
+    text = config.get_text_config()
+    ids, positions = getattr(text, "vocab_size", None), getattr(text, "max_position_embeddings", None)
+    if vocabulary is not None and ids is not None and ids < vocabulary:
+        raise ModelError(_too_small("model.config.vocab_size", ids, vocabulary))
+    if context is not None and positions is not None and positions < context:
+        raise ModelError(
+            f"model.config.max_position_embeddings = {positions}: samples have {context} tokens; "
+            f"raise it to {context} or lower the context"
+        )
+    return lambda: _from_config(config)
+
+
+def _auto_config(config: Mapping[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    for key in ATTENTION_KEYS:
+        if config.get(key) is not None and config[key] not in ATTENTION_CHOICES:
+            raise ModelError(f"model.config.{key} = {config[key]!r}: expected one of {', '.join(ATTENTION_CHOICES)}")
+    kind = config.get("model_type")
+    if kind is None:
+        raise ModelError("model.config.model_type is missing: name a transformers model type, as 'llama' or 'gpt2'")
+    if kind not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(str(kind), list(CONFIG_MAPPING), n=3)
+        hint = f"; near it: {', '.join(near)}" if near else ""
+        raise ModelError(f"model.config.model_type = {kind!r}: transformers does not know it{hint}")
+    rest = {key: value for key, value in config.items() if key != "model_type"}
+    with _refusal_of_transformers(f"model.config: transformers refuses it for {kind!r}"):
+        return AutoConfig.for_model(kind, **rest)
+
+
+@contextmanager
+def _refusal_of_transformers(where: str) -> Iterator[None]:
+    """What the library raises for a value that it cannot use, in our words."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except (*REFUSALS, StrictDataclassError) as error:
+        reason = str(error).partition("Model type should be one of")[0].strip()  # it lists 200 names
+        raise ModelError(f"{where}: {type(error).__name__}: {reason}") from error
+
+
+def _from_config(config: Any) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    with _refusal_of_transformers(f"model.config: no causal language model comes from {config.model_type!r}"):
+        model: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32
+        )
+    return model
+
+
+def _factory_maker(spec: ModelSpec, vocabulary: int | None) -> Callable[[], nn.Module]:
+    where = f"model.factory = {spec.factory!r}"
+    function = _resolve(str(spec.factory), where)
+    try:
+        inspect.signature(function).bind(**spec.kwargs)
+    except TypeError as error:
+        raise ModelError(f"{where}: its arguments do not fit model.kwargs = {dict(spec.kwargs)!r}: {error}") from error
+    return lambda: _from_factory(function, spec.kwargs, where, vocabulary)
+
+
+def _from_factory(
+    function: Callable[..., Any], kwargs: Mapping[str, Any], where: str, vocabulary: int | None
+) -> nn.Module:
+    model = function(**kwargs)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{where}: it returned {type(model).__name__}, expected a torch.nn.Module")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ModelError(f"{where}: the module has no parameter that is trained")
+    if vocabulary is not None:  # a plain module tells its vocabulary only by its answer, here to two tokens
+        with torch.no_grad():
+            ids = logits_of(model, torch.zeros(1, 2, dtype=torch.int64)).shape[-1]
+        if ids < vocabulary:
+            raise ModelError(_too_small(f"{where}: logits", ids, vocabulary))
+    return model
+
+
+def _resolve(factory: str, where: str) -> Callable[..., Any]:
+    name, colon, attribute = factory.partition(":")
+    if not (name and colon and attribute):
+        raise ModelError(f"{where}: expected 'module:function'")
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise ModelError(f"{where}: no module {name!r} can be imported; put its folder on PYTHONPATH") from error
+        raise ModelError(f"{where}: importing {name!r} failed: it needs {error.name!r}") from error
+    function = getattr(module, attribute, None)
+    if function is None:
+        raise ModelError(f"{where}: module {name!r} has no {attribute!r}")
+    if not callable(function):
+        raise ModelError(f"{where}: it is a {type(function).__name__}, expected a function")
+    return function  # type: ignore[no-any-return]
+
+
+def _too_small(where: str, ids: int, vocabulary: int) -> str:
+    return f"{where} = {ids}: the tokenizer has {vocabulary} ids; raise it to at least {vocabulary}"
