@@ -104,7 +104,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def _byte_signs() -> list[str]:
-    """What byte-level tokenizers write for each byte (GPT-2's table): itself if it prints, else a sign from U+0100 on."""
+    """What byte-level tokenizers write for each byte (GPT-2's table): itself if it prints, else from U+0100 on."""
     printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(BYTES_VOCABULARY) if byte not in printed]
     return [chr(byte) if byte in printed else chr(0x100 + others.index(byte)) for byte in range(BYTES_VOCABULARY)]

@@ -42,8 +42,8 @@ def accumulate_gradients(
 ) -> GradResult:
     """Replace every parameter's `.grad` by the mean gradient over the samples of `batches`.
 
-    Each batch is int64 [n, context + 1]; `autocast` is entered for each forward pass. `should_stop` is asked before each
-    micro-batch. When no sample was done all gradients are None.
+    Each batch is int64 [n, context + 1]; `autocast` is entered for each forward pass. `should_stop` is asked before
+    each micro-batch. When no sample was done all gradients are None.
     """
     forward = nullcontext() if autocast is None else autocast
     model.zero_grad(set_to_none=True)

@@ -1,0 +1,1 @@
+"""The replicated state as pieces that are fetched by hash, and what a peer keeps on its own disk."""

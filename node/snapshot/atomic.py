@@ -1,0 +1,32 @@
+"""Files that are there whole or not at all, whenever the process or the machine dies. Knows no content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_atomic(path: Path, temporary: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write `temporary` (in the same folder), then give it the name `path`; both are on the disk when this returns."""
+    assert temporary.parent == path.parent, "a rename is atomic within a folder"
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the folder's own entries on the disk: a rename alone may be lost with the power."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
