@@ -200,7 +200,7 @@ def assemble(manifest: Manifest, pieces: Iterable[bytes]) -> bytes:
 
 @torch.no_grad()
 def load(data: bytes, model: nn.Module) -> None:
-    """Give the model the snapshot's parameters, bit for bit. Raises Refusal, the model as it was, if they do not fit."""
+    """Give the model the snapshot's parameters, bit for bit. Raises Refusal, the model untouched, if they do not."""
     from safetensors import SafetensorError
     from safetensors.torch import load as parse
 

@@ -43,7 +43,7 @@ def save_private(state: PrivateState, path: Path) -> None:
 
 
 def load_private(path: Path, run_id: bytes, layout_digest: bytes) -> PrivateState | None:
-    """The saved state with tensors on the CPU; None where there is no file. Raises PrivateStateError if it is not ours."""
+    """The saved state with tensors on the CPU; None without a file. Raises PrivateStateError if it is not ours."""
     hint = "move it away, or give this run another folder"
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

@@ -1,0 +1,147 @@
+"""A trained model as a folder that Hugging Face loads, and a sample of what it writes.
+
+Refuses: overwriting a folder that is not an export. Knows no wire; nothing is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from node.data.tokenizer import Tokenizer
+from node.model.loss import logits_of
+from protos.errors import OperatorError
+
+CARD: Final = "README.md"
+MARK: Final = "swarmentum.json"  # tells an export from a folder with somebody's work
+SAMPLE_CONTEXT_TOKENS: Final = 256  # for a module that does not tell how much it can look at
+SAMPLE_TEMPERATURE: Final = 0.8  # below 1, a small model's text has fewer slips and still varies
+
+
+class ExportError(OperatorError):
+    """The export cannot be written where the operator wants it."""
+
+
+def export(model: nn.Module, tokenizer: Tokenizer, path: Path, card: Mapping[str, object]) -> Path:
+    """Write model, tokenizer and a model card to the folder `path`; it is there whole or not at all.
+
+    `card`: facts by name (run id, steps, digest, ...), in the order in which they shall be read. An older export at
+    `path` is replaced.
+    """
+    path = path.absolute()
+    if path.exists() and not (path / MARK).is_file():
+        raise ExportError(f"export: {path} exists and is no export of this program; choose another folder")
+    fresh, old = (path.with_name(f".{path.name}.{word}-{os.getpid()}") for word in ("new", "old"))
+    try:
+        fresh.mkdir(parents=True)
+        _write(model, tokenizer, fresh, card)
+        if path.exists():
+            path.rename(old)
+        fresh.rename(path)
+    except OSError as error:
+        raise ExportError(f"export: cannot write {path}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
+def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[str, object]) -> None:
+    from safetensors.torch import save_model
+
+    if _is_huggingface(model):
+        model.save_pretrained(folder)  # type: ignore[operator]
+    else:
+        save_model(model, str(folder / "model.safetensors"))
+    tokenizer.huggingface().save_pretrained(folder)
+    (folder / CARD).write_text(card_text(card, huggingface=_is_huggingface(model)), encoding="utf-8")
+    (folder / MARK).write_text(json.dumps(dict(card), indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def _is_huggingface(model: nn.Module) -> bool:
+    from transformers import PreTrainedModel
+
+    return isinstance(model, PreTrainedModel)
+
+
+def card_text(card: Mapping[str, object], *, huggingface: bool = True) -> str:
+    """The model card: what this is, how to load it, the facts as a table."""
+    how = (
+        "model = AutoModelForCausalLM.from_pretrained(path)"
+        if huggingface
+        else 'safetensors.torch.load_model(model, f"{path}/model.safetensors")  # model: your own module'
+    )
+    needs = "AutoModelForCausalLM, AutoTokenizer" if huggingface else "AutoTokenizer"
+    facts = "\n".join(f"| {name} | {_cell(value)} |" for name, value in card.items())
+    return f"""---
+tags:
+- swarmentum
+{"library_name: transformers" if huggingface else "library_name: safetensors"}
+pipeline_tag: text-generation
+---
+
+# A model trained by a swarm
+
+Several peers trained this model together over ordinary internet with
+[Swarmentum](https://github.com/swarmentum/swarmentum): each step, every peer sent a few bits for each chunk of 4096
+parameters instead of its gradient ([DeMo](https://arxiv.org/abs/2411.19870) with group votes), and all of them applied
+the same update, bit for bit.
+
+```python
+from transformers import {needs}
+{"" if huggingface else "import safetensors.torch" + chr(10)}
+{how}
+tokenizer = AutoTokenizer.from_pretrained(path)
+```
+
+## How it was trained
+
+| fact | value |
+|---|---|
+{facts}
+"""
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+@torch.inference_mode()
+def sample_text(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompt: str,
+    tokens: int,
+    *,
+    seed: int,
+    device: torch.device,
+    temperature: float = SAMPLE_TEMPERATURE,
+) -> str:
+    """The prompt and `tokens` tokens after it, drawn with a generator of its own; the model's mode stays as it was."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.as_tensor(tokenizer.encode(prompt or "\n").astype("int64"))
+    window, training = _context_of(model), model.training
+    model.eval()
+    try:
+        for _ in range(tokens):
+            logits = logits_of(model, ids[None, -window:].to(device))[0, -1, : tokenizer.vocabulary]
+            ids = torch.cat([ids, _draw(logits.float().cpu() / temperature, generator)])
+    finally:
+        model.train(training)
+    return tokenizer.decode(ids.tolist())
+
+
+def _draw(logits: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.multinomial(torch.softmax(logits, dim=-1), 1, generator=generator)
+
+
+def _context_of(model: nn.Module) -> int:
+    config: Any = getattr(model, "config", None)
+    return int(getattr(config, "max_position_embeddings", None) or SAMPLE_CONTEXT_TOKENS)
