@@ -207,11 +207,12 @@ def _resync(run: Run, keys: list[bytes], at_step: int, reason: str) -> Outcome:
 
 
 def _stored(run: Run, public_key: bytes, fact: SnapshotFact) -> Outcome:
-    if run.snapshot is not None and fact.step <= run.snapshot.step:
-        reports = {**run.reported_snapshots.get(fact.step, {}), public_key: fact}
-        if fact.step == run.snapshot.step:
+    agreed = run.snapshot
+    if agreed is not None and fact.step <= agreed.step:
+        if fact.step == agreed.step:
+            reports = {**run.reported_snapshots.get(fact.step, {}), public_key: fact}
             run = replace(run, reported_snapshots={**run.reported_snapshots, fact.step: reports})
-            if fact.root != run.snapshot.root:
+            if fact.root != agreed.root:
                 return _resync(run, [public_key], fact.step, "the snapshot that a majority stored")
         return run, []
     if fact.step > run.head_step:
@@ -329,15 +330,16 @@ def _announce(run: Run, tick: Tick, now_ms: int) -> Outcome:
 
 
 def _try_close(run: Run, now_ms: int) -> Outcome:
-    assert run.step is not None
-    closes, reason = rules.should_close(run, run.step, now_ms)
+    current = run.step
+    assert current is not None
+    closes, reason = rules.should_close(run, current, now_ms)
     run = replace(run, reason=reason)
     if closes:
         return _commit(run, now_ms)
-    if now_ms >= run.step.deadline_at_ms and not run.config.clock.strict:
-        return _reopen(run, f"no payload of step {run.step.tick.step} is held by a quorum", now_ms)
+    if now_ms >= current.deadline_at_ms and not run.config.clock.strict:
+        return _reopen(run, f"no payload of step {current.tick.step} is held by a quorum", now_ms)
     alive = {peer.public_key for peer in run.peers.values() if peer.phase is not PeerPhase.ABSENT}
-    deserted = not any(share.public_key in alive for share in run.step.tick.roster)
+    deserted = not any(share.public_key in alive for share in current.tick.roster)
     if deserted and len(run.ready) >= run.config.clock.min_peers and not run.config.clock.strict:
         return _reopen(run, "the whole roster is gone", now_ms)
     return run, []

@@ -50,8 +50,9 @@ def admit(run: Run, public_key: bytes, layout_digest: bytes) -> tuple[bool, str]
         return False, f"the run is full: {present} of {run.config.clock.max_peers} peers are here; try again later"
     if run.layout_digest and layout_digest != run.layout_digest:
         return False, (
-            f"your model's parameter layout {layout_digest.hex()[:16]} is not {run.layout_digest.hex()[:16]}, the run's: "
-            "the model code or library versions differ; install the same versions as the other peers"
+            f"your model's parameter layout is {layout_digest.hex()[:16]}, "
+            f"the run's is {run.layout_digest.hex()[:16]}: model code or library versions differ; "
+            "install the same versions as the other peers"
         )
     return True, "admitted"
 

@@ -1,0 +1,156 @@
+"""The command `swarmentum-coordinator`. Exit codes: 0 done, 1 failed, 2 wrong use, 3 unreachable, 4 refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.config import CoordinatorSettings
+from protos import toml_file
+from protos.console import configure_logging, exit_with
+from protos.errors import OperatorError
+from protos.identity import short
+from protos.log import run_id_of
+from protos.run_config import RunConfig, config_from_json
+from protos.v1 import coordinator_pb2 as pb
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 unreachable, 4 refused by the coordinator, "
+    "130 interrupted."
+)
+app = typer.Typer(
+    help="Keep the clock and the log of swarmentum runs. Needs no GPU: a small machine that peers can reach is enough.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+)
+runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_is_help=True)
+app.add_typer(runs, name="run")
+
+Home = Annotated[
+    Path | None, typer.Option(help="Folder of the key, the certificate and the journal [~/.swarmentum/coordinator].")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
+
+
+def _settings(**flags: Any) -> CoordinatorSettings:
+    try:
+        return CoordinatorSettings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        raise OperatorError("wrong settings:\n" + toml_file.describe(error)) from error
+
+
+@app.command(epilog=EXIT_CODES)
+def serve(
+    home: Home = None,
+    listen: Annotated[
+        str | None, typer.Option(help="host:port to listen on [0.0.0.0:7700]; port 0: a free one.")
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="host:port that invites name [this machine's address and the port].")
+    ] = None,
+    database: Annotated[str | None, typer.Option(help="SQLAlchemy URL of the journal [SQLite in --home].")] = None,
+    metrics_listen: Annotated[str | None, typer.Option(help="host:port of Prometheus metrics [off].")] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve until Ctrl-C. Stopped or killed, it goes on at the same step when started again with the same --home."""
+    settings = _settings(
+        home=home, listen=listen, advertise=advertise, database=database, metrics_listen=metrics_listen
+    )
+    configure_logging(as_json=as_json)
+
+    def ready(serving: Any) -> None:
+        if as_json:
+            print(json.dumps({"event": "serving", **asdict(serving)}), flush=True)
+        else:
+            create = f"swarmentum-coordinator run create run.toml{f' --home {home}' if home else ''}"
+            where = f"Coordinator serves at [bold]{serving.advertise}[/]."
+            Console().print(f"{where} In another terminal: [bold]{create}[/]. Ctrl-C stops it.")
+
+    from coordinator.server import serve as serve_forever
+
+    asyncio.run(serve_forever(settings, ready))
+
+
+@runs.command("create", epilog=EXIT_CODES)
+def create(
+    file: Annotated[Path, typer.Argument(help="The run's configuration (run.toml); every key is optional.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Create a run on the coordinator that serves --home, and print its invite link."""
+    config = toml_file.load(file, RunConfig)
+    from coordinator.operator import Operator
+
+    invite = Operator(_settings(home=home).home).create_run(config)
+    if as_json:
+        print(json.dumps({"run": invite.run_id.hex(), "name": config.name, "invite": invite.link()}))
+    else:
+        console = Console(soft_wrap=True)
+        console.print(
+            f"Run [bold]{config.name}[/] ({invite.run_id.hex()[:16]}) is created. On each peer:", highlight=False
+        )
+        print(f"swarmentum join {invite.link()}")
+
+
+@runs.command("invite", epilog=EXIT_CODES)
+def invite(
+    run: Annotated[str, typer.Argument(help="The run's name, or the start of its id.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Print the invite link of a run again."""
+    from coordinator.operator import Operator
+
+    operator = Operator(_settings(home=home).home)
+    found = operator.invite(operator.find(run).genesis)
+    print(json.dumps({"run": found.run_id.hex(), "invite": found.link()}) if as_json else found.link())
+
+
+@runs.command("list", epilog=EXIT_CODES)
+def list_runs(home: Home = None, as_json: Json = False) -> None:
+    """List the runs with their step, loss and peers."""
+    from coordinator.operator import Operator
+
+    rows = [_row(run) for run in Operator(_settings(home=home).home).list_runs()]
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    table = Table("run", "name", "phase", "step", "loss", "peers", "why", title="Runs")
+    for row in rows:
+        loss = f"{row['loss']:.4f}" if row["step"] else "-"
+        step = f"{row['step']}/{row['steps']}"
+        table.add_row(row["run"][:16], row["name"], row["phase"], step, loss, ", ".join(row["peers"]), row["reason"])
+    Console().print(table)
+
+
+def _row(run: pb.GetRunResponse) -> dict[str, Any]:
+    here = [p for p in run.peers if p.phase != pb.PeerPhase.PEER_PHASE_ABSENT]
+    return {
+        "run": run_id_of(run.genesis).hex(),
+        "name": config_from_json(run.genesis.config_json).name,
+        "phase": pb.Phase.Name(run.phase).removeprefix("PHASE_").lower(),
+        "step": run.head_step,
+        "steps": run.total_steps,
+        "loss": run.loss,
+        "peers": [short(peer.public_key) for peer in here],
+        "reason": run.reason,
+    }
+
+
+def main() -> None:
+    """Entry point: errors become one clear message and a documented exit code."""
+    exit_with(app)
+
+
+if __name__ == "__main__":
+    main()

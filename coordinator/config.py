@@ -1,0 +1,58 @@
+"""Where a coordinator keeps its things and what it listens on: flags over environment over `coordinator.toml`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from protos.errors import OperatorError
+
+LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^\s:\[\]]+):\d{1,5}$"
+
+
+class CoordinatorSettings(BaseSettings):
+    """Settings of `swarmentum-coordinator serve`. Environment: SWARMENTUM_COORDINATOR_<NAME>."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SWARMENTUM_COORDINATOR_", extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".swarmentum" / "coordinator")
+    """Folder of the key, the certificate and the journal."""
+
+    listen: str = Field(default="0.0.0.0:7700", pattern=LISTEN_PATTERN)
+    """host:port of the gRPC service; port 0 takes a free one."""
+
+    advertise: str | None = Field(default=None, pattern=LISTEN_PATTERN)
+    """host:port that invites name; by default this machine's address and the port it listens on."""
+
+    database: str | None = None
+    """SQLAlchemy URL of the journal; by default SQLite in the home folder."""
+
+    metrics_listen: str | None = Field(default=None, pattern=LISTEN_PATTERN)
+    """host:port of the Prometheus metrics (http://host:port/metrics); off by default."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then the file named by SWARMENTUM_COORDINATOR_CONFIG (coordinator.toml here)."""
+        import os
+
+        path = Path(os.environ.get("SWARMENTUM_COORDINATOR_CONFIG", "coordinator.toml"))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port` as (host, port); OperatorError for a port beyond 65535."""
+    host, _, port = text.rpartition(":")
+    if int(port) > 65535:
+        raise OperatorError(f"{text}: port {port} is not a port; expected 0 to 65535")
+    return host.strip("[]"), int(port)

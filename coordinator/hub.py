@@ -1,0 +1,105 @@
+"""All runs of one coordinator: restored from the journal at start, created on the operator's word, described."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from coordinator import machine
+from coordinator.journal import Journal
+from coordinator.metrics import Metrics
+from coordinator.runtime import RunRuntime, monotonic_ms
+from coordinator.state import PeerPhase, Phase, Run
+from protos.identity import Identity
+from protos.log import run_id_of
+from protos.run_config import config_from_json
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import log_pb2
+
+BOOTSTRAP_MAX = 8
+STATUS_PEERS_MAX = 1024
+
+_PHASES = {
+    Phase.WAITING: pb.Phase.PHASE_WAITING,
+    Phase.OPEN: pb.Phase.PHASE_OPEN,
+    Phase.FINISHED: pb.Phase.PHASE_FINISHED,
+}
+_PEER_PHASES = {
+    PeerPhase.SYNCING: pb.PeerPhase.PEER_PHASE_SYNCING,
+    PeerPhase.READY: pb.PeerPhase.PEER_PHASE_READY,
+    PeerPhase.ABSENT: pb.PeerPhase.PEER_PHASE_ABSENT,
+}
+
+
+class Hub:
+    """Runs by run id. One writer thread: records of one run are never written out of order."""
+
+    def __init__(self, journal: Journal, identity: Identity, metrics: Metrics) -> None:
+        self.identity = identity
+        self.metrics = metrics
+        self.runs: dict[bytes, RunRuntime] = {}
+        self._genesis: dict[bytes, log_pb2.Genesis] = {}
+        self._journal = journal
+        self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
+
+    def restore(self) -> None:
+        """Read every run back from the journal. Called inside the event loop, before serving."""
+        for run_id, genesis in self._journal.runs():
+            fresh = machine.new_run(run_id, config_from_json(genesis.config_json))
+            self._add(machine.restore(fresh, self._journal.records(run_id), monotonic_ms()), genesis)
+
+    async def create_run(self, genesis: log_pb2.Genesis) -> bytes:
+        """Journal a new run and serve it; returns its id."""
+        run_id = run_id_of(genesis)
+        await asyncio.get_running_loop().run_in_executor(self._io, self._journal.create_run, run_id, genesis)
+        self._add(machine.new_run(run_id, config_from_json(genesis.config_json)), genesis)
+        return run_id
+
+    def _add(self, run: Run, genesis: log_pb2.Genesis) -> None:
+        self._genesis[run.run_id] = genesis
+        self.runs[run.run_id] = RunRuntime(run, self._journal, self.identity, self.metrics, self._io)
+        self.metrics.observe(run)
+
+    def close(self) -> None:
+        """End every stream, finish what is being written."""
+        for runtime in self.runs.values():
+            runtime.disconnect_all()
+        self._io.shutdown(wait=True)
+        self._journal.close()
+
+    def describe(self, runtime: RunRuntime) -> pb.GetRunResponse:
+        """What `status` prints."""
+        run = runtime.run
+        peers = sorted(run.peers.values(), key=lambda peer: (peer.phase is PeerPhase.ABSENT, peer.public_key))
+        return pb.GetRunResponse(
+            genesis=self._genesis[run.run_id],
+            phase=_PHASES[run.phase],
+            head_step=run.head_step,
+            head_hash=run.head_hash,
+            total_steps=run.config.clock.steps,
+            snapshot=runtime.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            peers=[
+                pb.PeerStatus(
+                    public_key=peer.public_key,
+                    phase=_PEER_PHASES[peer.phase],
+                    device=peer.device,
+                    applied_step=max(peer.applied_step, 0),
+                    state_digest=peer.state_digest,
+                    votes_accepted=peer.votes_accepted,
+                    samples_per_second=peer.samples_per_second,
+                    loss=peer.loss,
+                )
+                for peer in peers[:STATUS_PEERS_MAX]
+            ],
+            bootstrap=self.bootstrap(run, without=b""),
+            loss=run.loss,
+            reason=run.reason,
+            payload_bytes_total=run.payload_bytes_total,
+        )
+
+    @staticmethod
+    def bootstrap(run: Run, without: bytes) -> list[str]:
+        """Where to start from: the run's configured addresses, then those of connected peers."""
+        here = [p for p in run.peers.values() if p.phase is not PeerPhase.ABSENT and p.public_key != without]
+        theirs = [address for peer in here[:BOOTSTRAP_MAX] for address in peer.addresses]
+        return list(dict.fromkeys([*run.config.overlay.bootstrap, *theirs]))[: 4 * BOOTSTRAP_MAX]

@@ -1,0 +1,179 @@
+"""The journal: what must survive a crash, in order, in a database (SQLite by default, any SQLAlchemy URL).
+
+A record is durable when `append` returns. Nothing is ever changed or deleted. Entries are kept as the signed envelopes
+that travel, so what a peer gets after a restart is bit for bit what it would have got before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
+
+from coordinator.events import EntryCommitted, LayoutFixed, Record, SnapshotAgreed, SnapshotFact, TickOpened
+from protos.envelope import parse
+from protos.errors import OperatorError, SwarmentumError
+from protos.identity import Identity
+from protos.log import SignedEntry, open_entry, seal_entry, tick_body, tick_from_body
+from protos.v1 import envelope_pb2, log_pb2
+
+_METADATA = sa.MetaData()
+_RUNS = sa.Table(
+    "runs",
+    _METADATA,
+    sa.Column("run_id", sa.LargeBinary(32), primary_key=True),
+    sa.Column("genesis", sa.LargeBinary, nullable=False),
+)
+_RECORDS = sa.Table(
+    "records",
+    _METADATA,
+    sa.Column("run_id", sa.LargeBinary(32), sa.ForeignKey("runs.run_id"), primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("step", sa.BigInteger, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("records_by_step", "run_id", "kind", "step"),
+)
+
+
+class JournalError(SwarmentumError):
+    """The database refused: disk full, read-only, gone. Nothing was announced that is not in it."""
+
+
+class Journal:
+    """All runs of one coordinator. Calls block: the runtime makes them from a worker thread."""
+
+    def __init__(self, url: str, identity: Identity) -> None:
+        self._identity = identity
+        self._numbers: dict[bytes, int] = {}
+        try:
+            self._engine = sa.create_engine(url)
+            if self._engine.dialect.name == "sqlite":
+                event.listen(self._engine, "connect", _durable_sqlite)
+            _METADATA.create_all(self._engine)
+        except (SQLAlchemyError, ImportError) as error:
+            raise OperatorError(
+                f"the journal {url!r} cannot be opened: {error}; check `database` and the disk"
+            ) from error
+
+    @staticmethod
+    def sqlite_url(home: Path) -> str:
+        """URL of the default database in a home folder."""
+        return f"sqlite:///{home / 'journal.sqlite3'}"
+
+    def close(self) -> None:
+        """Release the database."""
+        self._engine.dispose()
+
+    def create_run(self, run_id: bytes, genesis: log_pb2.Genesis) -> None:
+        """Record a new run; JournalError if it is there already."""
+        with self._writing() as connection:
+            connection.execute(
+                _RUNS.insert().values(run_id=run_id, genesis=genesis.SerializeToString(deterministic=True))
+            )
+
+    def runs(self) -> list[tuple[bytes, log_pb2.Genesis]]:
+        """Every run with its genesis."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(sa.select(_RUNS.c.run_id, _RUNS.c.genesis).order_by(_RUNS.c.run_id)).all()
+        return [(row.run_id, parse(log_pb2.Genesis, row.genesis)) for row in rows]
+
+    def append(self, run_id: bytes, record: Record) -> None:
+        """Write one record; durable on return."""
+        kind, step, body = self._encode(run_id, record)
+        number = self._next_number(run_id)
+        with self._writing() as connection:
+            connection.execute(_RECORDS.insert().values(run_id=run_id, number=number, kind=kind, step=step, body=body))
+        self._numbers[run_id] = number + 1
+
+    def records(self, run_id: bytes) -> Iterator[Record]:
+        """Every record of a run, in order."""
+        query = sa.select(_RECORDS.c.kind, _RECORDS.c.body).where(_RECORDS.c.run_id == run_id)
+        with self._engine.connect() as connection:
+            for row in connection.execute(query.order_by(_RECORDS.c.number)):
+                yield self._decode(run_id, row.kind, row.body)
+
+    def entries(self, run_id: bytes, from_step: int, count: int) -> list[bytes]:
+        """Signed envelopes of at most `count` entries from `from_step` on."""
+        query = sa.select(_RECORDS.c.body).where(
+            _RECORDS.c.run_id == run_id, _RECORDS.c.kind == "entry", _RECORDS.c.step >= from_step
+        )
+        with self._engine.connect() as connection:
+            return [row.body for row in connection.execute(query.order_by(_RECORDS.c.step).limit(count))]
+
+    def _next_number(self, run_id: bytes) -> int:
+        if run_id not in self._numbers:
+            query = sa.select(sa.func.max(_RECORDS.c.number)).where(_RECORDS.c.run_id == run_id)
+            with self._engine.connect() as connection:
+                last = connection.execute(query).scalar()
+            self._numbers[run_id] = 0 if last is None else last + 1
+        return self._numbers[run_id]
+
+    def _writing(self) -> _Writing:
+        return _Writing(self._engine)
+
+    def _encode(self, run_id: bytes, record: Record) -> tuple[str, int, bytes]:
+        match record:
+            case LayoutFixed():
+                text = json.dumps({"layout_digest": record.layout_digest.hex(), "parameters": record.parameters})
+                return "layout", 0, text.encode()
+            case TickOpened():
+                return "tick", record.tick.step, tick_body(record.tick).SerializeToString(deterministic=True)
+            case EntryCommitted():
+                return "entry", record.entry.step, self.seal(run_id, record).envelope
+            case SnapshotAgreed():
+                fact = record.snapshot
+                text = json.dumps({"step": fact.step, "root": fact.root.hex(), "total_bytes": fact.total_bytes})
+                return "snapshot", fact.step, text.encode()
+
+    def seal(self, run_id: bytes, record: EntryCommitted) -> SignedEntry:
+        """The entry, signed by this coordinator; always the same bytes for the same record."""
+        signed = seal_entry(self._identity, run_id, record.entry)
+        assert signed.hash == record.hash, "the machine hashed other bytes than were signed"
+        return signed
+
+    def _decode(self, run_id: bytes, kind: str, body: bytes) -> Record:
+        if kind == "layout":
+            values = json.loads(body)
+            return LayoutFixed(bytes.fromhex(values["layout_digest"]), values["parameters"])
+        if kind == "tick":
+            return TickOpened(tick_from_body(parse(log_pb2.Tick, body)))
+        if kind == "snapshot":
+            values = json.loads(body)
+            return SnapshotAgreed(SnapshotFact(values["step"], bytes.fromhex(values["root"]), values["total_bytes"]))
+        assert kind == "entry", f"the journal holds a record of unknown kind {kind!r}"
+        signed = open_entry(body, run_id=run_id, coordinator=self._identity.public_key)
+        return EntryCommitted(signed.entry, parse(envelope_pb2.SignedEnvelope, body).body, signed.hash)
+
+
+class _Writing:
+    """A transaction whose failure is a JournalError."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._begin = engine.begin()
+
+    def __enter__(self) -> sa.Connection:
+        try:
+            return self._begin.__enter__()
+        except SQLAlchemyError as error:
+            raise JournalError(f"the journal cannot be written: {error}") from error
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self._begin.__exit__(*exc)  # type: ignore[arg-type]
+        except SQLAlchemyError as error:
+            raise JournalError(f"the journal cannot be written: {error}") from error
+        if isinstance(exc[1], SQLAlchemyError):
+            raise JournalError(f"the journal cannot be written: {exc[1]}") from exc[1]
+
+
+def _durable_sqlite(connection: object, _: object) -> None:
+    """WAL so that readers never wait; FULL so that a commit survives the machine, not only the process."""
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()

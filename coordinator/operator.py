@@ -1,0 +1,82 @@
+"""What the operator's commands ask of the coordinator that serves a home folder, signed with that folder's own key."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from coordinator.server import Serving
+from coordinator.tls import TLS_NAME, load_or_create
+from protos.envelope import NO_RUN, Kind, seal
+from protos.errors import NetworkError, OperatorError, RefusedError
+from protos.identity import Identity
+from protos.invite import Invite
+from protos.limits import NONCE_BYTES
+from protos.log import run_id_of
+from protos.run_config import RunConfig, config_from_json
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import coordinator_pb2_grpc as rpc
+from protos.v1 import log_pb2
+
+CALL_SECONDS_MAX = 10.0
+
+
+class Operator:
+    """One home folder's coordinator."""
+
+    def __init__(self, home: Path) -> None:
+        self.serving = Serving.read(home)
+        self._identity = Identity.load_or_create(home / "identity.key")
+        self._certificate = load_or_create(home)
+
+    def create_run(self, config: RunConfig) -> Invite:
+        """Create a run; returns its invite."""
+        body = pb.CreateRunBody(config_json=config.canonical_json(), nonce=secrets.token_bytes(NONCE_BYTES))
+        request = pb.CreateRunRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        genesis: log_pb2.Genesis = self._call("CreateRun", request).genesis
+        return self.invite(genesis)
+
+    def list_runs(self) -> list[pb.GetRunResponse]:
+        """Every run with its state."""
+        body = pb.ListRunsBody(nonce=secrets.token_bytes(NONCE_BYTES))
+        request = pb.ListRunsRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        return list(self._call("ListRuns", request).runs)
+
+    def invite(self, genesis: log_pb2.Genesis) -> Invite:
+        """The invite of a run."""
+        config = config_from_json(genesis.config_json)
+        return Invite(
+            run_id=run_id_of(genesis),
+            coordinators=(self.serving.advertise,),
+            coordinator_public_key=genesis.coordinator_public_key,
+            certificate_sha256=bytes.fromhex(self.serving.certificate_sha256),
+            bootstrap=tuple(config.overlay.bootstrap),
+            run_name=config.name,
+        )
+
+    def find(self, run: str) -> pb.GetRunResponse:
+        """The one run whose id starts with `run` or whose name it is; OperatorError otherwise."""
+        runs = self.list_runs()
+        found = [r for r in runs if run_id_of(r.genesis).hex().startswith(run)]
+        found = found or [r for r in runs if config_from_json(r.genesis.config_json).name == run]
+        if len(found) != 1:
+            known = ", ".join(run_id_of(r.genesis).hex()[:16] for r in runs) or "none"
+            raise OperatorError(f"{len(found)} runs are called {run!r}; this coordinator has: {known}")
+        return found[0]
+
+    def _call(self, name: str, request: Any) -> Any:
+        credentials = grpc.ssl_channel_credentials(self._certificate.certificate_pem)
+        options = [("grpc.ssl_target_name_override", TLS_NAME)]
+        with grpc.secure_channel(f"127.0.0.1:{self.serving.port}", credentials, options) as channel:
+            try:
+                return getattr(rpc.OperatorServiceStub(channel), name)(request, timeout=CALL_SECONDS_MAX)
+            except grpc.RpcError as error:
+                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise NetworkError(
+                        f"the coordinator on port {self.serving.port} (process {self.serving.pid}) does not answer: "
+                        f"{error.details()}; is it still running?"
+                    ) from error
+                raise RefusedError(f"the coordinator refused: {error.details()}") from error

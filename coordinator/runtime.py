@@ -1,0 +1,239 @@
+"""A run, alive: takes events one at a time, asks the machine, carries out the effects in order.
+
+The only owner of a run's state. Decides nothing; the journal is written before anyone is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from coordinator import machine
+from coordinator.events import (
+    Append,
+    Arm,
+    Connected,
+    Disconnected,
+    Effect,
+    EntryCommitted,
+    Event,
+    NoticeKind,
+    Refuse,
+    SendEntry,
+    SendNotice,
+    SendTick,
+    SnapshotFact,
+    TimerFired,
+)
+from coordinator.journal import Journal, JournalError
+from coordinator.metrics import Metrics
+from coordinator.state import PeerPhase, Run
+from protos.identity import Identity, short
+from protos.limits import ENTRIES_PAGE_MAX
+from protos.log import seal_tick
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import envelope_pb2
+
+# Events that a slow follower may lag behind before its stream is cut; it reconnects and reads the journal instead.
+FOLLOWER_EVENTS_MAX = 256
+SNAPSHOT_HOLDERS_MAX = 16
+JOURNAL_RETRY_MS = 1_000
+
+T = TypeVar("T")
+
+_NOTICE_KINDS = {
+    NoticeKind.SNAPSHOT: pb.NoticeKind.NOTICE_KIND_SNAPSHOT,
+    NoticeKind.RESYNC: pb.NoticeKind.NOTICE_KIND_RESYNC,
+    NoticeKind.FINISHED: pb.NoticeKind.NOTICE_KIND_FINISHED,
+    NoticeKind.WAITING: pb.NoticeKind.NOTICE_KIND_WAITING,
+}
+
+
+def monotonic_ms() -> int:
+    """The runtime's clock: never goes back, never crosses the wire."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class RunRuntime:
+    """One run. `handle` returns what the machine refused, for the peer that asked."""
+
+    def __init__(
+        self, run: Run, journal: Journal, identity: Identity, metrics: Metrics, io: ThreadPoolExecutor
+    ) -> None:
+        self.run = run
+        self._journal = journal
+        self._identity = identity
+        self._metrics = metrics
+        self._io = io
+        self._lock = asyncio.Lock()
+        self._followers: dict[bytes, asyncio.Queue[pb.FollowResponse | None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._stale = False
+        self._entry = b""
+        self._tasks: set[asyncio.Task[list[str]]] = set()
+        self._log = structlog.get_logger("coordinator").bind(run=run.run_id.hex()[:16])
+        if run.step is not None:
+            self._arm(run.step.deadline_at_ms)
+
+    async def handle(self, event: Event) -> list[str]:
+        """One event through the machine; its effects are done when this returns. JournalError: nothing happened."""
+        async with self._lock:
+            if self._stale:
+                await self._restore()
+            before = self.run
+            run, effects = machine.step(before, event, monotonic_ms())
+            refusals: list[str] = []
+            try:
+                for effect in effects:
+                    await self._perform(effect, run, refusals)
+            except JournalError:
+                self._stale = True
+                raise
+            self.run = run
+            self._observe(before, run)
+            return refusals
+
+    async def _restore(self) -> None:
+        """After a failed write: what is in the journal counts, as after a crash; peers connect and tell again."""
+        records = await self._in_thread(lambda: list(self._journal.records(self.run.run_id)))
+        self.run = machine.restore(machine.new_run(self.run.run_id, self.run.config), records, monotonic_ms())
+        self._stale = False
+        for key in list(self._followers):
+            self._cut(key)
+        if self.run.step is not None:
+            self._arm(self.run.step.deadline_at_ms)
+
+    async def _perform(self, effect: Effect, run: Run, refusals: list[str]) -> None:
+        match effect:
+            case Append():
+                record = effect.record
+                await self._in_thread(lambda: self._journal.append(run.run_id, record))
+                if isinstance(record, EntryCommitted):
+                    self._entry = self._journal.seal(run.run_id, record).envelope
+            case SendEntry():
+                entry = envelope_pb2.SignedEnvelope.FromString(self._entry)
+                self._send(None, pb.FollowResponse(entry=entry))
+            case SendTick():
+                envelope = seal_tick(self._identity, run.run_id, effect.tick)
+                tick = pb.TickEvent(envelope=envelope, deadline_ms=max(effect.deadline_ms, 0))
+                self._send(effect.to, pb.FollowResponse(tick=tick))
+            case SendNotice():
+                self._send(effect.to, self._notice(run, effect))
+                self._log.info(effect.reason, step=run.head_step, peer=short(effect.to) if effect.to else "all")
+            case Arm():
+                self._arm(effect.at_ms)
+            case Refuse():
+                refusals.append(effect.reason)
+                self._log.info("refused", step=run.head_step, peer=short(effect.public_key), reason=effect.reason)
+
+    def _notice(self, run: Run, effect: SendNotice) -> pb.FollowResponse:
+        if effect.kind is NoticeKind.RESYNC:
+            self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()
+        snapshot = self.snapshot_ref(run, effect.snapshot) if effect.snapshot else None
+        return pb.FollowResponse(
+            notice=pb.Notice(kind=_NOTICE_KINDS[effect.kind], reason=effect.reason, snapshot=snapshot)
+        )
+
+    @staticmethod
+    def snapshot_ref(run: Run, fact: SnapshotFact) -> pb.SnapshotRef:
+        """A snapshot with the connected peers that reported it first, then everyone connected."""
+        reports = run.reported_snapshots.get(fact.step, {})
+        here = [peer.public_key for peer in run.peers.values() if peer.phase is not PeerPhase.ABSENT]
+        stored = [key for key in here if key in reports and reports[key].root == fact.root]
+        others = [key for key in here if run.peers[key].phase is PeerPhase.READY and key not in stored]
+        holders = (stored + others)[:SNAPSHOT_HOLDERS_MAX]
+        return pb.SnapshotRef(step=fact.step, root=fact.root, total_bytes=fact.total_bytes, holders=holders)
+
+    def _observe(self, before: Run, run: Run) -> None:
+        self._metrics.observe(run)
+        if run.head_step == before.head_step:
+            return
+        name = run.run_id.hex()[:16]
+        self._metrics.entries.labels(name).inc()
+        seconds = run.durations_ms[-1] / 1000 if run.durations_ms else 0.0
+        self._metrics.step_seconds.labels(name).observe(seconds)
+        self._log.info("step", step=run.head_step, peer="-", loss=round(run.loss, 4), seconds=seconds)
+
+    # ---- followers ---------------------------------------------------------------------------------------------------
+
+    def _send(self, to: bytes | None, event: pb.FollowResponse) -> None:
+        for key in [to] if to is not None else list(self._followers):
+            queue = self._followers.get(key)
+            if queue is None:
+                continue
+            if queue.qsize() >= FOLLOWER_EVENTS_MAX - 1:
+                self._cut(key)
+            else:
+                queue.put_nowait(event)
+
+    def _cut(self, key: bytes) -> None:
+        queue = self._followers.pop(key, None)
+        if queue is not None:
+            queue.put_nowait(None)
+
+    async def follow(self, key: bytes, from_step: int) -> AsyncIterator[pb.FollowResponse]:
+        """The log after `from_step`, then events as they happen. A second stream of one peer ends the first."""
+        self._cut(key)
+        queue: asyncio.Queue[pb.FollowResponse | None] = asyncio.Queue(FOLLOWER_EVENTS_MAX)
+        sent = from_step
+        while not await self._registered(key, queue, sent):
+            page = await self.entries(sent + 1)
+            for envelope in page:
+                yield pb.FollowResponse(entry=envelope_pb2.SignedEnvelope.FromString(envelope))
+            sent += len(page)
+        try:
+            await self.handle(Connected(key))
+            while (event := await queue.get()) is not None:
+                yield event
+        finally:
+            if self._followers.get(key) is queue:
+                del self._followers[key]
+                self._spawn(Disconnected(key))
+
+    async def entries(self, from_step: int) -> list[bytes]:
+        """One page of signed entries."""
+        return await self._in_thread(partial(self._journal.entries, self.run.run_id, from_step, ENTRIES_PAGE_MAX))
+
+    async def _registered(self, key: bytes, queue: asyncio.Queue[pb.FollowResponse | None], sent: int) -> bool:
+        """Become a follower if nothing is left to read; under the lock, so that no entry is missed or doubled."""
+        async with self._lock:
+            if sent >= self.run.head_step:
+                self._followers[key] = queue
+        return sent >= self.run.head_step and self._followers.get(key) is queue
+
+    def disconnect_all(self) -> None:
+        """End every stream: the coordinator stops."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for key in list(self._followers):
+            self._cut(key)
+
+    # ---- time and threads --------------------------------------------------------------------------------------------
+
+    def _arm(self, at_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = max(at_ms - monotonic_ms(), 0) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay, self._spawn, TimerFired())
+
+    def _spawn(self, event: Event) -> None:
+        task = asyncio.get_running_loop().create_task(self._handle_logged(event))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _handle_logged(self, event: Event) -> list[str]:
+        try:
+            return await self.handle(event)
+        except JournalError as error:
+            self._log.error("the journal cannot be written; trying again", step=self.run.head_step, error=str(error))
+            self._arm(monotonic_ms() + JOURNAL_RETRY_MS)
+            return []
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._io, function)

@@ -1,0 +1,183 @@
+"""A coordinator, served: home folder, lock, journal, TLS, gRPC with health and reflection, metrics; a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from coordinator import tls
+from coordinator.config import CoordinatorSettings, split_address
+from coordinator.hub import Hub
+from coordinator.journal import Journal
+from coordinator.metrics import Metrics
+from coordinator.service import CoordinatorService, OperatorService
+from coordinator.sessions import Sessions
+from protos.errors import OperatorError
+from protos.identity import Identity
+from protos.limits import REQUEST_BYTES_MAX
+from protos.v1 import coordinator_pb2, coordinator_pb2_grpc
+
+STOP_SECONDS_MAX = 3.0
+SERVICE_NAMES = tuple(service.full_name for service in coordinator_pb2.DESCRIPTOR.services_by_name.values())
+_GRPC_OPTIONS = [
+    ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+]
+CONCURRENT_CALLS_MAX = 4096
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Where a coordinator listens and how to know it; `serve` writes it to `serving.json` in the home folder."""
+
+    port: int
+    advertise: str
+    public_key: str
+    certificate_sha256: str
+    pid: int
+    metrics: str | None
+
+    @staticmethod
+    def read(home: Path) -> Serving:
+        """The coordinator that serves this home folder; OperatorError if none does."""
+        try:
+            return Serving(**json.loads((home / "serving.json").read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise OperatorError(
+                f"no coordinator serves {home}: start one with `swarmentum-coordinator serve --home {home}`"
+            ) from error
+
+
+def lock_home(home: Path) -> IO[str]:
+    """Hold a home folder until the process ends, however it ends."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        file = (home / "lock").open("w")
+    except OSError as error:
+        raise OperatorError(f"--home {home}: cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise OperatorError(
+            f"--home {home}: another coordinator is using it; stop it or choose another home"
+        ) from error
+    return file
+
+
+def own_address() -> str:
+    """This machine's address towards the internet, without sending anything; 127.0.0.1 if there is no route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # TEST-NET-1: connecting a UDP socket only picks a route
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None]) -> None:
+    """Serve until SIGINT or SIGTERM. `ready` is told once where."""
+    home = settings.home
+    lock = lock_home(home)
+    identity = Identity.load_or_create(home / "identity.key")
+    certificate = tls.load_or_create(home)
+    metrics = Metrics()
+    journal = Journal(settings.database or Journal.sqlite_url(home), identity)
+    hub = Hub(journal, identity, metrics)
+    hub.restore()
+    server, port = await _listen(settings, hub, certificate)
+    metrics_server = _serve_metrics(settings, metrics)
+    serving = _serving(settings, identity, certificate, port, metrics_server)
+    (home / "serving.json").write_text(json.dumps(asdict(serving)))
+    log = structlog.get_logger("coordinator")
+    log.info("serving", address=serving.advertise, runs=len(hub.runs), home=str(home), step=0, peer="-")
+    ready(serving)
+    try:
+        await _signalled()
+    finally:
+        (home / "serving.json").unlink(missing_ok=True)
+        for runtime in hub.runs.values():
+            runtime.disconnect_all()
+        await server.stop(STOP_SECONDS_MAX)
+        hub.close()
+        if metrics_server is not None:
+            metrics_server.shutdown()
+            metrics_server.server_close()
+        lock.close()
+
+
+async def _listen(settings: CoordinatorSettings, hub: Hub, certificate: tls.Certificate) -> tuple[Any, int]:
+    server = grpc.aio.server(options=_GRPC_OPTIONS, maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX)
+    sessions = Sessions()
+    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(CoordinatorService(hub, sessions), server)
+    coordinator_pb2_grpc.add_OperatorServiceServicer_to_server(OperatorService(hub, sessions), server)
+    health_service = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    for name in ("", *SERVICE_NAMES):
+        await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])
+    split_address(settings.listen)
+    try:
+        port = server.add_secure_port(settings.listen, credentials)
+    except RuntimeError as error:
+        raise OperatorError(
+            f"--listen {settings.listen}: cannot listen there ({error}); is the port in use? port 0 takes a free one"
+        ) from error
+    await server.start()
+    return server, port
+
+
+def _serve_metrics(settings: CoordinatorSettings, metrics: Metrics) -> Any:
+    if settings.metrics_listen is None:
+        return None
+    host, port = split_address(settings.metrics_listen)
+    try:
+        server, _ = start_http_server(port, host, registry=metrics.registry)
+    except OSError as error:
+        raise OperatorError(f"--metrics-listen {settings.metrics_listen}: {error.strerror}") from error
+    return server
+
+
+def _serving(
+    settings: CoordinatorSettings, identity: Identity, certificate: tls.Certificate, port: int, metrics_server: Any
+) -> Serving:
+    host, _ = split_address(settings.listen)
+    reachable = own_address() if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
+    at = f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
+    metrics = None
+    if metrics_server is not None:
+        metrics_host, metrics_port = metrics_server.server_address[:2]
+        metrics = f"http://{metrics_host}:{metrics_port}/metrics"
+    return Serving(
+        port=port,
+        advertise=settings.advertise or at,
+        public_key=identity.public_key.hex(),
+        certificate_sha256=certificate.sha256.hex(),
+        pid=os.getpid(),
+        metrics=metrics,
+    )
+
+
+async def _signalled() -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()

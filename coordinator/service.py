@@ -1,0 +1,249 @@
+"""The gRPC services: the door for peers and for the operator. Checks, translates, hands over; decides nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import grpc
+
+from coordinator.events import Claim, Disconnected, Joined, Reported, SnapshotFact
+from coordinator.hub import Hub
+from coordinator.journal import JournalError
+from coordinator.runtime import RunRuntime, monotonic_ms
+from coordinator.sessions import Sessions
+from protos import limits
+from protos.envelope import NO_RUN, Kind, Opened, check, parse
+from protos.errors import Reason, Refusal
+from protos.log import FORMAT_VERSION
+from protos.run_config import config_from_json
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import coordinator_pb2_grpc as rpc
+from protos.v1 import envelope_pb2, log_pb2, update_pb2
+
+Context: TypeAlias = Any  # grpc.aio.ServicerContext; grpcio ships no types
+_B = TypeVar("_B", pb.CreateRunBody, pb.ListRunsBody)
+
+
+class _Door:
+    """What both services share: envelopes in, refusals out."""
+
+    def __init__(self, hub: Hub, sessions: Sessions) -> None:
+        self._hub = hub
+        self._sessions = sessions
+
+    async def _abort(self, context: Context, code: grpc.StatusCode, text: str) -> NoReturn:
+        await context.abort(code, text)
+        raise AssertionError("abort returned")
+
+    async def _refuse(self, context: Context, refusal: Refusal) -> NoReturn:
+        self._hub.metrics.refused.labels(refusal.reason.value).inc()
+        await self._abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
+
+    async def _runtime(self, context: Context, run_id: bytes) -> RunRuntime:
+        if run_id not in self._hub.runs:
+            text = f"no run {run_id.hex()[:16] or '(empty)'} here; ask its operator for a new invite"
+            await self._abort(context, grpc.StatusCode.NOT_FOUND, text)
+        return self._hub.runs[run_id]
+
+    def _open(self, envelope: envelope_pb2.SignedEnvelope, kind: int, signer: bytes | None = None) -> Opened:
+        run_id = NO_RUN if kind == Kind.KIND_ADMIN else envelope.run_id
+        return check(envelope, kind=kind, run_id=run_id, signer=signer)
+
+
+class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
+    """For peers; see protos/v1/coordinator.proto for each call."""
+
+    async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:  # noqa: N802
+        """Public facts of a run."""
+        return self._hub.describe(await self._runtime(context, request.run_id))
+
+    async def GetChallenge(  # noqa: N802
+        self, request: pb.GetChallengeRequest, context: Context
+    ) -> pb.GetChallengeResponse:
+        """A single-use challenge for Join."""
+        await self._runtime(context, request.run_id)
+        return pb.GetChallengeResponse(challenge=self._sessions.challenge(monotonic_ms()))
+
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:  # noqa: N802
+        """Admit a peer and open a session."""
+        runtime = await self._runtime(context, request.envelope.run_id)
+        try:
+            opened = self._open(request.envelope, Kind.KIND_JOIN)
+            body = parse(pb.JoinBody, opened.body)
+            self._sessions.answer(body.challenge, monotonic_ms())
+            event = _joined(opened.public_key, body)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        refusals = await self._handled(context, lambda: runtime.handle(event))
+        if refusals:
+            await self._abort(context, grpc.StatusCode.PERMISSION_DENIED, refusals[0])
+        run = runtime.run
+        return pb.JoinResponse(
+            session_id=self._sessions.open(run.run_id, opened.public_key),
+            head_step=run.head_step,
+            head_hash=run.head_hash,
+            snapshot=runtime.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            bootstrap=self._hub.bootstrap(run, without=opened.public_key),
+        )
+
+    async def Follow(  # noqa: N802
+        self, request: pb.FollowRequest, context: Context
+    ) -> AsyncIterator[pb.FollowResponse]:
+        """The log, then events as they happen."""
+        runtime = await self._runtime(context, request.envelope.run_id)
+        try:
+            opened = self._open(request.envelope, Kind.KIND_FOLLOW)
+            body = parse(pb.FollowBody, opened.body)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        await self._in_session(context, opened, body.session_id, body.sequence)
+        async for event in runtime.follow(opened.public_key, body.from_step):
+            yield event
+
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:  # noqa: N802
+        """Take what a peer announces, holds, has applied and has stored."""
+        runtime = await self._runtime(context, request.envelope.run_id)
+        try:
+            opened = self._open(request.envelope, Kind.KIND_REPORT)
+            body = parse(pb.ReportBody, opened.body)
+            event = _reported(opened, body)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        await self._in_session(context, opened, body.session_id, body.sequence)
+        refusals = await self._handled(context, lambda: runtime.handle(event))
+        if body.leaving:
+            await self._handled(context, lambda: runtime.handle(Disconnected(opened.public_key, leaving=True)))
+        return pb.ReportResponse(refusals=refusals)
+
+    async def ListEntries(  # noqa: N802
+        self, request: pb.ListEntriesRequest, context: Context
+    ) -> pb.ListEntriesResponse:
+        """One page of the log."""
+        runtime = await self._runtime(context, request.run_id)
+        page = await runtime.entries(max(request.from_step, 1))
+        entries = [envelope_pb2.SignedEnvelope.FromString(envelope) for envelope in page]
+        return pb.ListEntriesResponse(entries=entries, head_step=runtime.run.head_step)
+
+    async def _in_session(self, context: Context, opened: Opened, session_id: bytes, sequence: int) -> None:
+        try:
+            known = self._sessions.check(session_id, opened.run_id, opened.public_key, sequence)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        if not known:
+            await self._abort(context, grpc.StatusCode.UNAUTHENTICATED, "no such session: join again")
+
+    async def _handled(self, context: Context, call: Callable[[], Awaitable[list[str]]]) -> list[str]:
+        try:
+            return await call()
+        except JournalError as error:
+            await self._abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+
+
+class OperatorService(_Door, rpc.OperatorServiceServicer):
+    """For the operator: requests signed by the coordinator's own key."""
+
+    async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:  # noqa: N802
+        """A new run from a configuration."""
+        try:
+            body = self._operator(request.envelope, pb.CreateRunBody)
+            config = config_from_json(body.config_json)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        genesis = log_pb2.Genesis(
+            format_version=FORMAT_VERSION,
+            config_json=config.canonical_json(),
+            coordinator_public_key=self._hub.identity.public_key,
+            nonce=secrets.token_bytes(limits.NONCE_BYTES),
+        )
+        try:
+            await self._hub.create_run(genesis)
+        except JournalError as error:
+            await self._abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        return pb.CreateRunResponse(genesis=genesis)
+
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:  # noqa: N802
+        """Every run of this coordinator."""
+        try:
+            self._operator(request.envelope, pb.ListRunsBody)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        return pb.ListRunsResponse(runs=[self._hub.describe(runtime) for runtime in self._hub.runs.values()])
+
+    def _operator(self, envelope: envelope_pb2.SignedEnvelope, body_type: type[_B]) -> _B:
+        opened = self._open(envelope, Kind.KIND_ADMIN, signer=self._hub.identity.public_key)
+        body = parse(body_type, opened.body)
+        nonce: bytes = body.nonce
+        if len(nonce) != limits.NONCE_BYTES:
+            raise Refusal(Reason.MALFORMED, f"nonce of {len(nonce)} bytes, expected {limits.NONCE_BYTES}")
+        self._sessions.use_nonce(nonce)
+        return body
+
+
+def _bounded(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise Refusal(Reason.OUT_OF_RANGE, f"{count} {what}, at most {most}")
+
+
+def _sized(value: bytes, size: int, what: str) -> bytes:
+    if len(value) != size:
+        raise Refusal(Reason.MALFORMED, f"{what} of {len(value)} bytes, expected {size}")
+    return value
+
+
+def _addresses(addresses: list[str]) -> tuple[str, ...]:
+    _bounded(len(addresses), limits.ADDRESSES_MAX, "addresses")
+    for address in addresses:
+        _bounded(len(address), limits.ADDRESS_BYTES_MAX, "characters in an address")
+    return tuple(addresses)
+
+
+def _joined(public_key: bytes, body: pb.JoinBody) -> Joined:
+    _sized(body.layout_digest, limits.HASH_BYTES, "layout digest")
+    return Joined(public_key, body.device[:64], body.parameters, body.layout_digest, _addresses(list(body.addresses)))
+
+
+def _reported(opened: Opened, body: pb.ReportBody) -> Reported:
+    _bounded(len(body.holdings), limits.HOLDINGS_MAX, "holdings")
+    _bounded(len(body.applied), limits.APPLIED_MAX, "applied states")
+    _bounded(len(body.snapshots), limits.APPLIED_MAX, "snapshots")
+    claim = _claim(opened, body.announcement) if body.HasField("announcement") else None
+    return Reported(
+        opened.public_key,
+        claim=claim,
+        holdings=tuple(
+            (
+                _sized(h.public_key, limits.PUBLIC_KEY_BYTES, "author"),
+                _sized(h.payload_sha256, limits.HASH_BYTES, "payload hash"),
+            )
+            for h in body.holdings
+            if claim is None or h.step == claim.step
+        ),
+        applied=tuple((a.step, _sized(a.state_digest, limits.HASH_BYTES, "state digest")) for a in body.applied),
+        snapshots=tuple(
+            SnapshotFact(s.step, _sized(s.root, limits.HASH_BYTES, "snapshot root"), s.total_bytes)
+            for s in body.snapshots
+        ),
+        addresses=_addresses(list(body.addresses)),
+    )
+
+
+def _claim(opened: Opened, envelope: envelope_pb2.SignedEnvelope) -> Claim:
+    """The author's own announcement: signed by the same key as the report that carries it."""
+    inner = check(envelope, kind=Kind.KIND_ANNOUNCEMENT, run_id=opened.run_id, signer=opened.public_key)
+    body = parse(update_pb2.Announcement, inner.body)
+    _bounded(body.payload_bytes, limits.PAYLOAD_BYTES_MAX, "payload bytes")
+    _bounded(body.step, limits.STEP_MAX, "as a step")
+    if not abs(body.loss) < 1e30:
+        raise Refusal(Reason.OUT_OF_RANGE, f"loss {body.loss}")
+    return Claim(
+        step=body.step,
+        parent_hash=_sized(body.parent_hash, limits.HASH_BYTES, "parent hash"),
+        payload_sha256=_sized(body.payload_sha256, limits.HASH_BYTES, "payload hash"),
+        payload_bytes=body.payload_bytes,
+        samples=min(body.samples, limits.SAMPLE_INDEX_MAX),
+        tokens=min(body.tokens, limits.SAMPLE_INDEX_MAX),
+        loss=body.loss,
+        compute_ms=body.compute_ms,
+    )

@@ -1,0 +1,76 @@
+"""Who is talking: challenges, sessions and sequence numbers, so that no captured request can be played again.
+
+Everything is bounded and in memory: after a restart peers simply join again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from protos.errors import Reason, Refusal
+from protos.limits import CHALLENGE_BYTES, SESSION_ID_BYTES
+
+CHALLENGES_MAX = 4096
+CHALLENGE_MS_MAX = 60_000
+SESSIONS_MAX = 16_384
+ADMIN_NONCES_MAX = 4096
+
+
+@dataclass
+class _Session:
+    run_id: bytes
+    public_key: bytes
+    sequence: int = 0
+
+
+class Sessions:
+    """Single-use challenges, one session a peer and run, growing sequence numbers, single-use operator nonces."""
+
+    def __init__(self) -> None:
+        self._challenges: OrderedDict[bytes, int] = OrderedDict()
+        self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
+        self._nonces: OrderedDict[bytes, None] = OrderedDict()
+
+    def challenge(self, now_ms: int) -> bytes:
+        """A new challenge; the oldest unanswered one is forgotten when there are too many."""
+        value = secrets.token_bytes(CHALLENGE_BYTES)
+        self._challenges[value] = now_ms
+        while len(self._challenges) > CHALLENGES_MAX:
+            self._challenges.popitem(last=False)
+        return value
+
+    def answer(self, challenge: bytes, now_ms: int) -> None:
+        """Use a challenge up; Refusal REPLAYED if it was never given, is used or is too old."""
+        given = self._challenges.pop(challenge, None)
+        if given is None or now_ms - given > CHALLENGE_MS_MAX:
+            raise Refusal(Reason.REPLAYED, "the challenge is unknown, used or too old; ask for a new one")
+
+    def open(self, run_id: bytes, public_key: bytes) -> bytes:
+        """A new session; the peer's earlier session of the run ends."""
+        for key in [k for k, s in self._sessions.items() if (s.run_id, s.public_key) == (run_id, public_key)]:
+            del self._sessions[key]
+        session_id = secrets.token_bytes(SESSION_ID_BYTES)
+        self._sessions[session_id] = _Session(run_id, public_key)
+        while len(self._sessions) > SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        return session_id
+
+    def check(self, session_id: bytes, run_id: bytes, public_key: bytes, sequence: int) -> bool:
+        """False: no such session (join again). Refusal REPLAYED: the sequence number does not grow."""
+        session = self._sessions.get(session_id)
+        if session is None or (session.run_id, session.public_key) != (run_id, public_key):
+            return False
+        if sequence <= session.sequence:
+            raise Refusal(Reason.REPLAYED, f"sequence {sequence} after {session.sequence}")
+        session.sequence = sequence
+        return True
+
+    def use_nonce(self, nonce: bytes) -> None:
+        """Refusal REPLAYED if an operator request with this nonce was seen."""
+        if nonce in self._nonces:
+            raise Refusal(Reason.REPLAYED, "this operator request was made before")
+        self._nonces[nonce] = None
+        while len(self._nonces) > ADMIN_NONCES_MAX:
+            self._nonces.popitem(last=False)

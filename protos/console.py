@@ -1,0 +1,42 @@
+"""What the two command-line programs share: logging set up once, errors turned into messages and exit codes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+
+import structlog
+
+from protos.errors import SwarmentumError
+
+EXIT_INTERRUPTED = 130
+
+
+def configure_logging(*, as_json: bool, verbose: bool = False) -> None:
+    """Structured logs on stderr (JSON lines, or aligned text); stdout stays for results. Called by commands only."""
+    renderer = (
+        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def exit_with(command: Callable[[], None]) -> None:
+    """Run a typer app; a SwarmentumError becomes one message on stderr and its exit code, Ctrl-C becomes 130."""
+    try:
+        command()
+    except SwarmentumError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
