@@ -28,19 +28,26 @@ class VoteSum:
         packed = votes.from_bytes(payload, group_size, self.chunks, self._device)
         self._ballots.append((group_size, packed.view(self.chunks, -1)))
 
-    def sums(self, first: int, last: int) -> Tensor:
-        """The sums for chunks `first` to `last - 1`, capped to +-2: int32 [last - first, 64, 64]."""
-        total = torch.zeros(last - first, CHUNK_ELEMENTS, dtype=torch.int32, device=self._device)
+    def sums(self, first: int, last: int, out: Tensor | None = None) -> Tensor:
+        """The sums for chunks `first` to `last - 1`, capped to +-2: int32 [last - first, 64, 64] (`out` if given)."""
+        if out is None:
+            out = torch.empty(last - first, CHUNK_SIDE, CHUNK_SIDE, dtype=torch.int32, device=self._device)
+        total = out.zero_().view(-1, CHUNK_ELEMENTS)
         for group_size, packed in self._ballots:
             where, values = votes.indices(packed[first:last].reshape(-1), group_size)
             # One peer never votes twice for a coefficient: read, add and write back needs no atomic addition.
-            total.scatter_(1, where, total.gather(1, where) + values)
-        return total.clamp_(-VOTE_SUM_MAX, VOTE_SUM_MAX).view(-1, CHUNK_SIDE, CHUNK_SIDE)
+            total.scatter_(1, where, total.gather(1, where).add_(values))
+        return out.clamp_(-VOTE_SUM_MAX, VOTE_SUM_MAX)
 
 
-def direction(sums: Tensor) -> Tensor:
+def direction(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
     """The sign of the exact inverse DCT of capped sums (integers [count, 64, 64]): fp32 of -1, 0 and 1.
 
-    Adding zero turns -0 into 0: Metal's sign keeps the sign of a zero, which would reach a parameter that is -0.
+    `out` (fp32, the shape of `sums`) and `scratch` (fp32, two planes [2, count, 64, 64]) are made if not given; `sums`
+    may be the memory of `out`. Adding zero turns -0 into 0: Metal's sign keeps the sign of a zero, which would reach a
+    parameter that is -0.
     """
-    return dct.inverse_exact(sums.to(torch.float32)).sign_().add_(0.0)
+    if scratch is None:
+        scratch = torch.empty(2, *sums.shape, dtype=torch.float32, device=sums.device)
+    whole = scratch[0].copy_(sums)
+    return dct.inverse_exact(whole, out, scratch[1]).sign_().add_(0.0)

@@ -77,19 +77,24 @@ def full_precision(device: torch.device) -> Iterator[None]:
 _IEEE = ("ieee", "none")
 
 
-def forward(chunks: Tensor) -> Tensor:
-    """Coefficients `D X D^T` of fp32 chunks [count, 64, 64]; row and column of the result are frequencies."""
+def forward(chunks: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+    """Coefficients `D X D^T` of fp32 chunks [count, 64, 64]; row and column of the result are frequencies.
+
+    `out` (may be `chunks`) and `scratch` have the shape of `chunks`; they are made if not given.
+    """
     matrix = basis(chunks.device)
+    out, scratch = _or_new(out, chunks), _or_new(scratch, chunks)
     with full_precision(chunks.device):
-        across = torch.mm(chunks.reshape(-1, CHUNK_SIDE), matrix.T).view(chunks.shape)
-        return torch.bmm(matrix.expand(chunks.shape), across)
+        torch.mm(chunks.view(-1, CHUNK_SIDE), matrix.T, out=scratch.view(-1, CHUNK_SIDE))
+        return torch.bmm(matrix.expand(chunks.shape), scratch, out=out)
 
 
-def inverse_exact(sums: Tensor) -> Tensor:
+def inverse_exact(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
     """The inverse DCT of capped vote sums in integers: fp32 [count, 64, 64] -> fp32 [count, 64, 64] of integers.
 
     `sums` holds integers within +-2. With E the integer basis: `Y = E^T V`, `Y' = round(Y / 2)` (half to even),
-    `Z = Y' E`. Z is the inverse times about `2^17`; only its sign is used.
+    `Z = Y' E`. Z is the inverse times about `2^17`; only its sign is used. `out` (may be `sums`) and `scratch` have the
+    shape of `sums`; they are made if not given.
 
     Why every step is exact. Products and sums of integers are exact in fp32, in any order and with or without fused
     multiply-add, while no partial sum reaches 2^24. Any partial sum is at most the sum of all absolute values:
@@ -106,7 +111,13 @@ def inverse_exact(sums: Tensor) -> Tensor:
     way the direction of the opposite votes is the opposite direction.
     """
     matrix = integer_basis(sums.device)
+    out, scratch = _or_new(out, sums), _or_new(scratch, sums)
     with full_precision(sums.device):
-        down = torch.bmm(matrix.T.expand(sums.shape), sums)
-        down.mul_(2.0**-MIDDLE_SHIFT).round_()
-        return torch.mm(down.view(-1, CHUNK_SIDE), matrix).view(sums.shape)
+        torch.bmm(matrix.T.expand(sums.shape), sums, out=scratch)
+        scratch.mul_(2.0**-MIDDLE_SHIFT).round_()
+        torch.mm(scratch.view(-1, CHUNK_SIDE), matrix, out=out.view(-1, CHUNK_SIDE))
+    return out
+
+
+def _or_new(tensor: Tensor | None, like: Tensor) -> Tensor:
+    return torch.empty_like(like) if tensor is None else tensor

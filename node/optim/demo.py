@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from node.optim import aggregate, dct, votes
-from node.optim.layout import CHUNK_ELEMENTS, Layout, Source, named_tensors
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Source, named_tensors
 
 TILE_CHUNKS_CPU = 128
 """Chunks handled at a time on a CPU: 2 MiB of fp32, so that a tile and its scratch stay in the second and third cache
@@ -26,6 +26,10 @@ level (128 and 256 were fastest of 32 to 512, measured on an EPYC with 1 MiB a c
 
 TILE_CHUNKS_DEVICE = 8192
 """Chunks handled at a time elsewhere: 128 MiB of fp32, enough work for a launch, little memory beside the model."""
+
+_SCRATCH_PLANES = 3
+"""Tiles of scratch that `votes.select` needs. Reused: fresh memory costs a page fault for every 4 KiB, which took
+longer than the arithmetic."""
 
 CLIP_EPSILON = 1e-6
 """As in torch's `clip_grad_norm_`."""
@@ -120,8 +124,11 @@ class DeMo:
         self.layout = Layout.of(named)
         self.parameters = [tensor for _, tensor in named]
         self._device = self.parameters[0].device
+        self._tile_chunks = TILE_CHUNKS_CPU if self._device.type == "cpu" else TILE_CHUNKS_DEVICE
         self._momentum = self.layout.empty(self._device).zero_()
-        self._buffer = self.layout.empty(self._device)
+        self._buffer = self.layout.empty(self._device)  # gradients on the way in, directions on the way out
+        largest = min(self._tile_chunks, self.layout.chunks) * CHUNK_ELEMENTS
+        self._scratch = torch.empty(_SCRATCH_PLANES * largest, dtype=torch.float32, device=self._device)
         self._pending: tuple[int, Tensor] | None = None
 
     @property
@@ -150,9 +157,11 @@ class DeMo:
         step = lr * _clip_scale(norm, self.config.clip_norm)
         group_size = self.config.group_size
         packed = []
-        for tile in self._tiles():
-            momentum = accumulate(self._momentum[tile], dct.forward(self._buffer[tile]), self.config.beta, step)
-            packed.append(votes.pack(*votes.select(momentum, group_size), group_size))
+        for tile, scratch in self._tiles():
+            gradient = self._buffer[tile]
+            coefficients = dct.forward(gradient, out=gradient, scratch=scratch[0])
+            momentum = accumulate(self._momentum[tile], coefficients, self.config.beta, step)
+            packed.append(votes.pack(*votes.select(momentum, group_size, scratch), group_size))
         self._pending = (group_size, torch.cat(packed))
         return Votes(votes.to_bytes(self._pending[1]), group_size, norm)
 
@@ -176,8 +185,10 @@ class DeMo:
         total = aggregate.VoteSum(self.layout.chunks, self._device)
         for group_size, payload in contributions:
             total.add(group_size, payload)
-        for tile in self._tiles():
-            self._buffer[tile] = aggregate.direction(total.sums(tile.start, tile.stop))
+        for tile, scratch in self._tiles():
+            out = self._buffer[tile]
+            sums = total.sums(tile.start, tile.stop, out=out.view(torch.int32))
+            aggregate.direction(sums, out=out, scratch=scratch[:2])
         for part, direction in self.layout.pairs([parameter.data for parameter in self.parameters], self._buffer):
             assert part is not None
             apply_update(part, direction, lr, self.config.weight_decay)
@@ -205,10 +216,12 @@ class DeMo:
         self._momentum.copy_(state["momentum"])
         self._pending = None if packed is None else (size, packed.to(self._device, copy=True))
 
-    def _tiles(self) -> Iterator[slice]:
-        size = TILE_CHUNKS_CPU if self._device.type == "cpu" else TILE_CHUNKS_DEVICE
-        for first in range(0, self.layout.chunks, size):
-            yield slice(first, min(first + size, self.layout.chunks))
+    def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
+        """Ranges of chunks, each with scratch of its size: fp32 [3, count, 64, 64]."""
+        for first in range(0, self.layout.chunks, self._tile_chunks):
+            last = min(first + self._tile_chunks, self.layout.chunks)
+            room = self._scratch[: _SCRATCH_PLANES * (last - first) * CHUNK_ELEMENTS]
+            yield slice(first, last), room.view(_SCRATCH_PLANES, last - first, CHUNK_SIDE, CHUNK_SIDE)
 
 
 def _clip_scale(norm: float, limit: float | None) -> float:

@@ -70,15 +70,17 @@ def coefficients(group_size: int, device: torch.device) -> Tensor:
     return (row * CHUNK_SIDE + column // wide * wide + (column - row) % wide).to(device)
 
 
-def select(momentum: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+def select(momentum: Tensor, group_size: int, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The largest magnitude of each group of fp32 `momentum` [chunks, 64, 64].
 
     Returns `(positions, signs)`, both uint8 [chunks, groups]: the position inside the group, and 1 for a negative
     coefficient (zero counts as positive). Of equal magnitudes the lowest position wins, on every device. Raises
-    `NotANumber` if a coefficient is NaN.
+    `NotANumber` if a coefficient is NaN. `scratch` (fp32 [3, chunks, 64, 64]) is made if not given.
     """
     count = groups(group_size)
-    magnitudes = _grouped_magnitudes(momentum, group_size)
+    if scratch is None:
+        scratch = momentum.new_empty(3, *momentum.shape)
+    magnitudes = _grouped_magnitudes(momentum, group_size, scratch)
     positions = _first_largest(magnitudes)
     slots = positions * count + torch.arange(count, device=momentum.device)
     voted = coefficients(group_size, momentum.device)[slots]
@@ -86,23 +88,23 @@ def select(momentum: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     return positions.to(torch.uint8), signs.to(torch.uint8)
 
 
-def _grouped_magnitudes(momentum: Tensor, group_size: int) -> Tensor:
-    """|momentum| as fp32 [chunks, positions, groups].
+def _grouped_magnitudes(momentum: Tensor, group_size: int, scratch: Tensor) -> Tensor:
+    """|momentum| as fp32 [chunks, positions, groups], in `scratch`.
 
     Row i is to be rotated by i inside blocks of w columns. Each block is written twice, side by side; a view whose
     rows start one element earlier each time then reads the rotated rows without an index.
     """
     chunks, count = momentum.shape[0], groups(group_size)
     wide = min(CHUNK_SIDE, count)
-    across, turns = CHUNK_SIDE // wide, CHUNK_SIDE // wide
-    twice = momentum.new_empty(chunks, CHUNK_SIDE, across, 2, wide)
+    across = CHUNK_SIDE // wide
+    twice = scratch[:2].view(chunks, CHUNK_SIDE, across, 2, wide)
     torch.abs(momentum.view(chunks, CHUNK_SIDE, across, wide), out=twice[:, :, :, 0])
     twice[:, :, :, 1].copy_(twice[:, :, :, 0])
     row = 2 * CHUNK_SIDE
-    rotated = twice.as_strided(
-        (chunks, turns, wide, across, wide), (CHUNK_SIDE * row, wide * row, row - 1, 2 * wide, 1), wide
-    )
-    return rotated.reshape(chunks, group_size, count)
+    shape = (chunks, CHUNK_SIDE // wide, wide, across, wide)
+    strides = (CHUNK_SIDE * row, wide * row, row - 1, 2 * wide, 1)
+    rotated = twice.as_strided(shape, strides, twice.storage_offset() + wide)
+    return scratch[2].view(shape).copy_(rotated).view(chunks, group_size, count)
 
 
 def _first_largest(values: Tensor) -> Tensor:

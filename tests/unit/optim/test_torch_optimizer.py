@@ -1,0 +1,134 @@
+"""DeMo in an ordinary training script: alone, and in two gloo processes that stay bit-identical."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+
+from node.optim import votes
+from node.optim.demo import DeMo, DeMoConfig
+from node.optim.digest import state_digest
+from node.optim.torch_optimizer import DeMoOptimizer, ReplicasDiffer
+
+STEPS = 6
+
+
+def model_and_data(seed):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(65, 70), nn.Tanh(), nn.Linear(70, 3))
+    generator = torch.Generator().manual_seed(seed)
+    return model, torch.randn(32, 65, generator=generator), torch.randn(32, 3, generator=generator)
+
+
+def groups_of(model):
+    return [{"params": model[0].parameters(), "weight_decay": 0.1}, {"params": model[2].parameters(), "group_size": 16}]
+
+
+def train(model, optimizer, data, steps, scheduler=None):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(data[0]), data[1]).backward()
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+
+
+def test_alone_it_is_demo():
+    model, inputs, target = model_and_data(1)
+    other, _, _ = model_and_data(1)
+    train(model, DeMoOptimizer(model.parameters(), lr=1e-2, weight_decay=0.1), (inputs, target), STEPS)
+    demo, lr = DeMo(other, DeMoConfig(weight_decay=0.1)), float(np.float32(1e-2))
+    for _ in range(STEPS):
+        other.zero_grad()
+        nn.functional.mse_loss(other(inputs), target).backward()
+        proposal = demo.propose(lr)
+        demo.settle(accepted=True)
+        demo.apply([(proposal.group_size, proposal.payload)], lr)
+    assert state_digest(list(model.parameters())) == state_digest(list(other.parameters()))
+
+
+def test_schedulers_closures_and_named_parameters_work():
+    model, inputs, target = model_and_data(1)
+    optimizer = DeMoOptimizer(model.named_parameters(), lr=1e-2)
+    train(model, optimizer, (inputs, target), 5, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0)
+    frozen = state_digest(list(model.parameters()))
+    optimizer.param_groups[0]["lr"] = 0.0
+    train(model, optimizer, (inputs, target), 1)
+    assert state_digest(list(model.parameters())) == frozen
+
+    def closure():
+        loss = nn.functional.mse_loss(model(inputs), target)
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) > 0
+
+
+def test_state_dict_round_trip_continues_bit_for_bit(tmp_path):
+    model, inputs, target = model_and_data(1)
+    optimizer = DeMoOptimizer(groups_of(model), lr=1e-2)
+    train(model, optimizer, (inputs, target), 3)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "saved.pt")
+    train(model, optimizer, (inputs, target), 3)
+
+    other, _, _ = model_and_data(1)
+    saved = torch.load(tmp_path / "saved.pt", weights_only=True)
+    other.load_state_dict(saved["model"])
+    resumed = DeMoOptimizer(groups_of(other), lr=5.0)
+    resumed.load_state_dict(saved["optimizer"])
+    train(other, resumed, (inputs, target), 3)
+    assert state_digest(list(model.parameters())) == state_digest(list(other.parameters()))
+    with pytest.raises(ValueError, match="parameter groups"):
+        DeMoOptimizer(other.parameters(), lr=1.0).load_state_dict(saved["optimizer"])
+
+
+def test_a_gradient_that_is_not_finite_abstains():
+    model, inputs, target = model_and_data(1)
+    optimizer = DeMoOptimizer(model.parameters(), lr=1e-2)
+    digest = state_digest(list(model.parameters()))
+    train(model, optimizer, (inputs * torch.nan, target), 1)
+    assert optimizer.abstentions == 1
+    assert state_digest(list(model.parameters())) == digest
+    train(model, optimizer, (inputs, target), 1)
+    assert state_digest(list(model.parameters())) != digest
+
+
+def test_options_out_of_range_are_refused():
+    model, _, _ = model_and_data(1)
+    with pytest.raises(ValueError, match="negative"):
+        DeMoOptimizer(model.parameters(), lr=-1.0)
+    with pytest.raises(votes.VotesError):
+        DeMoOptimizer(model.parameters(), lr=1.0, group_size=100)
+
+
+def _rank(rank, folder):
+    """One process: trains on its own data with a bad gradient now and then, and writes its digest after every step."""
+    torch.set_num_threads(1 + rank)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    model, inputs, target = model_and_data(10 + rank)
+    optimizer = DeMoOptimizer(groups_of(model), lr=1e-2, process_group=dist.group.WORLD)
+    digests = []
+    for step in range(STEPS):
+        bad = torch.nan if rank == 1 and step == 2 else 1.0
+        train(model, optimizer, (inputs * bad, target), 1)
+        digests.append(state_digest(list(model.parameters())).hex())
+    differs = False
+    with torch.no_grad():
+        model[0].weight += rank
+    try:
+        train(model, DeMoOptimizer(model.parameters(), lr=1e-2, process_group=dist.group.WORLD), (inputs, target), 1)
+    except ReplicasDiffer:
+        differs = True
+    torch.save((digests, optimizer.abstentions, differs), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_stay_bit_identical(tmp_path):
+    multiprocessing.spawn(_rank, args=(str(tmp_path),), nprocs=2)
+    (first, none, differs), (second, bad, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert first == second
+    assert len(set(first)) == STEPS
+    assert (none, bad) == (0, 2)
+    assert differs
