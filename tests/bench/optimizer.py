@@ -1,0 +1,104 @@
+"""One DeMo step (own gradient to votes, everybody's votes applied) against AdamW and the reference, in one run."""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+
+from node.optim import votes
+from node.optim.demo import DeMo, DeMoConfig
+from node.optim.reference import Reference
+from tests.bench.timing import medians_ms
+
+REFERENCE_PARAMETERS_MAX = 200_000
+"""The reference is timed on a model of at most this size and scaled: its time grows in proportion to chunks."""
+
+LR = float(np.float32(1e-3))
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--params", type=int, default=50_000_000, help="parameters, about (default 50 million)")
+    parser.add_argument("--peers", type=int, default=4, help="peers whose votes are applied (default 4)")
+    parser.add_argument("--group-size", type=int, default=128, choices=votes.GROUP_SIZES)
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds; medians are reported (default 7)")
+    parser.add_argument("--device", default="cpu")
+
+
+def measure(options: argparse.Namespace) -> dict[str, object]:
+    named = parameters(options.params, options.device)
+    demo = DeMo(named, DeMoConfig(group_size=options.group_size))
+    step = demo_step(demo, contributions(demo.layout.chunks, options.peers, options.group_size))
+    weights = [tensor for _, tensor in named]
+    adamw = {f"adamw_{kind}": torch.optim.AdamW(weights, lr=LR, **{kind: True}).step for kind in ("fused", "foreach")}
+    actions = {name: synchronised(action, options.device) for name, action in {**step, **adamw}.items()}
+    times = medians_ms(actions, options.rounds)
+    step_ms = times["propose"] + times["settle"] + times["apply"]
+    reference_ms = reference_step_ms(options.peers, options.group_size, demo.layout.parameters)
+    return {
+        "params": demo.layout.parameters,
+        "step_ms": round(step_ms, 1),
+        **{f"{name}_ms": round(value, 1) for name, value in times.items()},
+        "ratio_to_adamw_fused": round(step_ms / times["adamw_fused"], 2),
+        "ratio_to_adamw_foreach": round(step_ms / times["adamw_foreach"], 2),
+        "reference_ms": round(reference_ms, 1),
+        "reference_scaled_from_params": min(REFERENCE_PARAMETERS_MAX, demo.layout.parameters),
+        "ratio_to_reference": round(step_ms / reference_ms, 5),
+        "backend": f"torch {torch.__version__} {torch.device(options.device).type}",
+        "threads": torch.get_num_threads(),
+        "peers_decoded": options.peers,
+        "group_size": options.group_size,
+        "payload_bytes": votes.vote_bytes(demo.layout.chunks, options.group_size),
+    }
+
+
+def parameters(count: int, device: str) -> list[tuple[str, nn.Parameter]]:
+    """The shapes of a small Llama of about `count` parameters: embedding, square and 8/3-wide matrices, norms."""
+    width = max(64, int((count / (8 + 8 * 12)) ** 0.5) // 64 * 64)
+    inner = width * 8 // 3
+    shapes = [(8 * width, width)]
+    while sum(height * wide for height, wide in shapes) < count:
+        shapes += [(width, width)] * 4 + [(inner, width)] * 2 + [(width, inner)] + [(width, 1)] * 2
+    shapes = shapes or [(width, width)]
+    named = []
+    for index, (height, wide) in enumerate(shapes):
+        shape = (height, wide) if wide > 1 else (height,)
+        parameter = nn.Parameter(torch.randn(shape, device=device) * 0.02)
+        parameter.grad = torch.randn(shape, device=device)
+        named.append((f"p{index}", parameter))
+    return named
+
+
+def contributions(chunks: int, peers: int, group_size: int) -> list[tuple[int, bytes]]:
+    random = np.random.default_rng(0)
+    return [(group_size, random.bytes(votes.vote_bytes(chunks, group_size))) for _ in range(peers)]
+
+
+def demo_step(demo: DeMo, entry: list[tuple[int, bytes]]) -> dict[str, Callable[[], object]]:
+    return {
+        "propose": lambda: demo.propose(LR),
+        "settle": lambda: demo.settle(accepted=True),
+        "apply": lambda: demo.apply(entry, LR),
+    }
+
+
+def synchronised(action: Callable[[], object], device: str) -> Callable[[], object]:
+    if torch.device(device).type != "cuda":
+        return action
+    return lambda: (action(), torch.cuda.synchronize())
+
+
+def reference_step_ms(peers: int, group_size: int, count: int) -> float:
+    """One step of the reference, scaled to `count` parameters."""
+    side = int(min(count, REFERENCE_PARAMETERS_MAX) ** 0.5) // 64 * 64
+    random = np.random.default_rng(0)
+    start = [random.standard_normal((side, side)).astype(np.float32)]
+    reference = Reference(start, beta=0.999, weight_decay=0.0, clip_norm=1.0)
+    entry = contributions(len(reference.momentum), peers, group_size)
+    began = time.perf_counter()
+    reference.propose(start, LR, group_size)
+    reference.settle(accepted=True)
+    reference.apply(entry, LR)
+    return (time.perf_counter() - began) * 1e3 * count / side**2
