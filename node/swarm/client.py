@@ -1,0 +1,187 @@
+"""The coordinator, as a peer sees it: gRPC over TLS with the invite's pinned certificate; requests signed by the peer's key.
+
+One session at a time; calls have deadlines. Refuses a server whose certificate is not the pinned one, and a genesis that is
+not the invite's run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import grpc
+
+from node.swarm import settings as limits
+from protos import limits as contract
+from protos.envelope import Kind, seal
+from protos.errors import NetworkError, RefusedError
+from protos.identity import Identity
+from protos.invite import Invite
+from protos.log import run_id_of
+from protos.run_config import RunConfig, config_from_json
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import coordinator_pb2_grpc as rpc
+from protos.v1 import log_pb2
+
+TLS_NAME = "swarmentum-coordinator"
+_OPTIONS = [
+    ("grpc.ssl_target_name_override", TLS_NAME),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", contract.REQUEST_BYTES_MAX * 16),
+    # a coordinator that was killed is back in seconds: look often
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+class SessionLostError(NetworkError):
+    """The coordinator does not know this session (it was started again): join again."""
+
+
+def software_version() -> str:
+    """This package's version."""
+    try:
+        return version("swarmentum")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def fetch_certificate(address: str, sha256: bytes) -> bytes:
+    """PEM of the server's certificate if its sha256 is the pinned one. Blocks at most CALL_SECONDS_MAX.
+
+    Raises NetworkError if nothing answers, RefusedError if another certificate does.
+    """
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the pin is checked below, on the certificate itself
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), timeout=limits.CALL_SECONDS_MAX) as plain,
+            context.wrap_socket(plain, server_hostname=TLS_NAME) as secure,
+        ):
+            certificate = secure.getpeercert(binary_form=True) or b""
+    except (OSError, ValueError) as error:
+        raise NetworkError(f"no coordinator answers at {address}: {error}") from error
+    if hashlib.sha256(certificate).digest() != sha256:
+        raise RefusedError(
+            f"the server at {address} is not the invite's coordinator: its TLS certificate is another one; "
+            "ask the run's operator for a new invite"
+        )
+    return ssl.DER_cert_to_PEM_cert(certificate).encode()
+
+
+class CoordinatorClient:
+    """Calls to one of the invite's coordinators; the next one is tried when one does not answer."""
+
+    def __init__(self, invite: Invite, identity: Identity | None) -> None:
+        self._invite = invite
+        self._identity = identity
+        self._addresses = itertools.cycle(invite.coordinators)
+        self._channel: Any = None
+        self._session = b""
+        self._sequence = 0
+
+    async def connect(self) -> None:
+        """Open a channel to the first coordinator that answers with the pinned certificate."""
+        await self.close()
+        error: NetworkError | RefusedError = NetworkError("the invite names no coordinator")
+        for _ in self._invite.coordinators:
+            address = next(self._addresses)
+            try:
+                pem = await asyncio.to_thread(fetch_certificate, address, self._invite.certificate_sha256)
+            except (NetworkError, RefusedError) as failure:
+                error = failure
+                continue
+            self._channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(pem), options=_OPTIONS)
+            return
+        raise error
+
+    async def close(self) -> None:
+        """Drop the channel."""
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    async def get_run(self) -> tuple[pb.GetRunResponse, RunConfig]:
+        """Public facts of the run; RefusedError if they are not the invite's run."""
+        response: pb.GetRunResponse = await self._call("GetRun", pb.GetRunRequest(run_id=self._invite.run_id))
+        return response, check_genesis(response.genesis, self._invite)
+
+    async def join(self, body: pb.JoinBody) -> pb.JoinResponse:
+        """Open a session. RefusedError if the coordinator does not admit this peer."""
+        request = pb.GetChallengeRequest(run_id=self._invite.run_id)
+        body.challenge = (await self._call("GetChallenge", request)).challenge
+        response: pb.JoinResponse = await self._call("Join", pb.JoinRequest(envelope=self._seal(Kind.KIND_JOIN, body)))
+        self._session, self._sequence = response.session_id, 0
+        return response
+
+    async def follow(self, from_step: int) -> AsyncIterator[pb.FollowResponse]:
+        """The log after `from_step`, then events. Ends or raises NetworkError when the stream breaks."""
+        body = pb.FollowBody(session_id=self._session, from_step=from_step, sequence=self._next())
+        stub = rpc.CoordinatorServiceStub(self._channel)
+        call = stub.Follow(pb.FollowRequest(envelope=self._seal(Kind.KIND_FOLLOW, body)))
+        try:
+            async for event in call:
+                yield event
+        except grpc.RpcError as error:
+            raise _translated(error) from error
+        finally:
+            call.cancel()
+
+    async def report(self, body: pb.ReportBody) -> list[str]:
+        """Send a report; returns what was refused, and why."""
+        body.session_id, body.sequence = self._session, self._next()
+        response = await self._call("Report", pb.ReportRequest(envelope=self._seal(Kind.KIND_REPORT, body)))
+        return list(response.refusals)
+
+    async def entries(self, from_step: int) -> tuple[list[bytes], int]:
+        """A page of the log as serialised envelopes, and the head's step."""
+        request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=from_step)
+        response = await self._call("ListEntries", request)
+        return [entry.SerializeToString(deterministic=True) for entry in response.entries], response.head_step
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _seal(self, kind: int, body: Any) -> Any:
+        assert self._identity is not None, "this client only reads"
+        return seal(self._identity, kind, self._invite.run_id, body)
+
+    async def _call(self, name: str, request: Any) -> Any:
+        if self._channel is None:
+            raise NetworkError("not connected to a coordinator")
+        try:
+            return await getattr(rpc.CoordinatorServiceStub(self._channel), name)(
+                request, timeout=limits.CALL_SECONDS_MAX
+            )
+        except grpc.RpcError as error:
+            raise _translated(error) from error
+
+
+def check_genesis(genesis: log_pb2.Genesis, invite: Invite) -> RunConfig:
+    """The run's configuration if the genesis is the invite's; RefusedError otherwise."""
+    if run_id_of(genesis) != invite.run_id or genesis.coordinator_public_key != invite.coordinator_public_key:
+        raise RefusedError("the coordinator's run is not the one that the invite names; ask for a new invite")
+    return config_from_json(genesis.config_json)
+
+
+def _translated(error: Any) -> NetworkError | RefusedError:
+    code, details = error.code(), error.details()
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return SessionLostError(f"the coordinator does not know this session: {details}")
+    if code in _AWAY:
+        return NetworkError(f"the coordinator does not answer: {details}")
+    return RefusedError(f"the coordinator refused: {details}")

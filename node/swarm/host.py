@@ -1,0 +1,258 @@
+"""This peer on the overlay: go-libp2p through hivemind's P2P daemon (p2pd), with our Ed25519 identity and GossipSub.
+
+Offers addresses, connections, streams and gossip, all as bytes. Starts the daemon again with the same identity if it dies,
+and registers everything again: hivemind itself does not notice (OVERLAY.md). Refuses messages beyond the gossip limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, read_pbmsg_safe, write_pbmsg
+from hivemind.proto import p2pd_pb2
+from hivemind.utils.multiaddr import Multiaddr
+
+from node.swarm import settings as limits
+from node.swarm.settings import OverlaySettings
+from protos.errors import NetworkError, OperatorError
+from protos.identity import Identity, peer_id
+from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
+
+StreamHandler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+MessageHandler = Callable[[bytes], None]
+DAEMON_RESTARTS_MAX = 100
+_FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, TimeoutError)
+
+
+class _Daemon(P2P):  # type: ignore[misc]
+    """p2pd with GossipSub, and without looking for relays in strangers' tables."""
+
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        made: list[str] = P2P._make_process_args(*args, pubsub=1, relayDiscovery=0, **kwargs)
+        return made
+
+
+def check_port_free(host: str, port: int) -> None:
+    """p2pd takes a busy TCP port silently (SO_REUSEPORT): look before it leaps. OperatorError if it is in use."""
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise OperatorError(
+                f"cannot listen on {host} port {port}: {error.strerror}; choose another port"
+            ) from error
+
+
+class Host:
+    """One p2pd. `peer_ids` and addresses are text; everything raises NetworkError in bounded time."""
+
+    def __init__(self, identity: Identity, identity_path: Path, settings: OverlaySettings) -> None:
+        self.identity = identity
+        self._path = identity_path
+        self._settings = settings
+        self._p2p: P2P | None = None
+        self._handlers: dict[str, StreamHandler] = {}
+        self._topics: dict[str, MessageHandler] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.restarts = 0
+        self.on_restart: Callable[[], Awaitable[None]] | None = None
+        self._log = structlog.get_logger("overlay").bind(step="-", peer=identity.peer_id[-8:])
+
+    @property
+    def peer_id(self) -> str:
+        """This peer's libp2p id."""
+        return self.identity.peer_id
+
+    @property
+    def p2p(self) -> P2P:
+        """The live daemon's handle, for hivemind's DHT."""
+        assert self._p2p is not None, "the host is not started"
+        return self._p2p
+
+    async def start(self, bootstrap: tuple[str, ...] = ()) -> None:
+        """Start p2pd and connect to the bootstrap peers that answer. Raises NetworkError or OperatorError."""
+        check_port_free(self._settings.listen_host, self._settings.listen_port)
+        self._bootstrap = tuple(dict.fromkeys([*self._settings.bootstrap, *bootstrap]))
+        await self._launch()
+
+    async def _launch(self) -> None:
+        initial = [address for address in self._bootstrap if not address.endswith(self.peer_id)]
+        private = self._settings.reachability == "private"
+        options: dict[str, Any] = {
+            "host_maddrs": self._settings.listen(),
+            "announce_maddrs": list(self._settings.announce) or None,
+            "identity_path": str(self._path),
+            "check_if_identity_free": False,  # hivemind's check reads RSA keys only
+            "nat_port_map": not self._settings.loopback,
+            "use_auto_relay": bool(self._settings.relays),
+            "trusted_relays": list(self._settings.relays) or None,
+            "force_reachability": None if self._settings.reachability == "auto" else self._settings.reachability,
+        }
+        try:
+            self._p2p = await _Daemon.create(initial_peers=initial or None, **options)
+        except P2PDaemonError as error:
+            if not initial or private:
+                raise NetworkError(f"the libp2p daemon did not start: {error}") from error
+            # Every bootstrap peer is dead: start alone; those who come later find us through the coordinator.
+            self._log.warning("no bootstrap peer answers; starting alone", bootstrap=initial)
+            self._p2p = await _Daemon.create(initial_peers=None, **options)
+        for protocol in self._handlers:
+            await self._register(protocol)
+        for topic in self._topics:
+            self._spawn(self._listen(topic))
+        self._spawn(self._watch(self._p2p))
+
+    async def _watch(self, p2p: Any) -> None:
+        """p2pd's death is an event here; hivemind's own handle stays "alive"."""
+        await p2p._child.wait()
+        if self._closing or p2p is not self._p2p:
+            return
+        self._log.warning("the libp2p daemon died; starting it again", restarts=self.restarts)
+        with suppress(*_FAILURES):
+            await p2p.shutdown()
+        delay = limits.RETRY_SECONDS_MIN
+        while not self._closing and self.restarts < DAEMON_RESTARTS_MAX:
+            self.restarts += 1
+            try:
+                await self._launch()
+            except (NetworkError, *_FAILURES) as error:
+                self._log.warning("the libp2p daemon does not start", error=str(error))
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
+                continue
+            if self.on_restart is not None:
+                await self.on_restart()
+            return
+
+    async def stop(self) -> None:
+        """Stop p2pd and every task; nothing is left running."""
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._p2p is not None:
+            await self._p2p.shutdown()
+
+    # ---- addresses and connections -----------------------------------------------------------------------------------
+
+    async def addresses(self) -> list[str]:
+        """Where others can reach this peer, relayed addresses included; loopback only if there is nothing else."""
+        try:
+            found = [str(address) for address in await asyncio.wait_for(self.p2p.get_visible_maddrs(latest=True), 5)]
+        except (ValueError, *_FAILURES):
+            return []
+        outside = [address for address in found if "/127.0.0.1/" not in address and "/::1/" not in address]
+        return outside or found
+
+    async def connected(self) -> set[str]:
+        """Peer ids that this peer has a connection to."""
+        try:
+            peers = await asyncio.wait_for(self.p2p.list_peers(), limits.CONNECT_SECONDS_MAX)
+        except _FAILURES:
+            return set()
+        return {peer.peer_id.to_base58() for peer in peers}
+
+    async def connect(self, addresses: list[str]) -> bool:
+        """Dial one peer at its addresses (all ending in the same /p2p/<id>). False if none answers."""
+        target = addresses[0].rpartition("/p2p/")[2]
+        try:
+            maddrs = [Multiaddr(address.rpartition("/p2p/")[0]) for address in addresses if address.endswith(target)]
+            call = self.p2p._client.connect(PeerID.from_base58(target), maddrs)
+            await asyncio.wait_for(call, limits.CONNECT_SECONDS_MAX)
+        except (ValueError, *_FAILURES):
+            return False
+        return True
+
+    # ---- streams -----------------------------------------------------------------------------------------------------
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer streams of a protocol; the handler gets the remote's peer id."""
+        self._handlers[protocol] = handler
+        await self._register(protocol)
+
+    async def _register(self, protocol: str) -> None:
+        handler = self._handlers[protocol]
+
+        async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await handler(info.peer_id.to_base58(), reader, writer)
+            except _FAILURES as error:
+                self._log.debug("stream ended", protocol=protocol, error=str(error))
+            finally:
+                writer.close()
+
+        await self.p2p.add_binary_stream_handler(protocol, handle)
+
+    async def open(self, remote: bytes, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A stream to the peer with this public key; NetworkError if it cannot be reached."""
+        target = PeerID.from_base58(peer_id(remote))
+        try:
+            call = self.p2p.call_binary_stream_handler(target, protocol)
+            _, reader, writer = await asyncio.wait_for(call, limits.STREAM_OPEN_SECONDS_MAX)
+        except _FAILURES as error:
+            raise NetworkError(f"peer {peer_id(remote)} cannot be reached: {error or type(error).__name__}") from error
+        return reader, writer
+
+    # ---- gossip ------------------------------------------------------------------------------------------------------
+
+    async def subscribe(self, topic: str, handler: MessageHandler) -> None:
+        """Hand every message of a topic to `handler`, also after a restart of the daemon."""
+        self._topics[topic] = handler
+        self._spawn(self._listen(topic))
+
+    async def _listen(self, topic: str) -> None:
+        handler = self._topics[topic]
+        reader, writer = await DaemonConnector(self.p2p.daemon_listen_maddr).open_connection()
+        try:
+            subscribe = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.SUBSCRIBE, topic=topic)
+            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=subscribe))
+            response = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, response)
+            while True:
+                message = p2pd_pb2.PSMessage()
+                await read_pbmsg_safe(reader, message)
+                if len(message.data) <= GOSSIP_MESSAGE_BYTES_MAX:
+                    handler(message.data)
+        except _FAILURES:
+            return  # the daemon is gone; _watch starts it and listens again
+        finally:
+            writer.close()
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Gossip a small message. NetworkError if the daemon does not take it."""
+        assert len(data) <= GOSSIP_MESSAGE_BYTES_MAX, f"{len(data)} bytes are not for gossip"
+        try:
+            await asyncio.wait_for(self._publish(topic, data), limits.GOSSIP_SECONDS_MAX)
+        except _FAILURES as error:
+            raise NetworkError(f"gossip failed: {error or type(error).__name__}") from error
+
+    async def _publish(self, topic: str, data: bytes) -> None:
+        reader, writer = await DaemonConnector(self.p2p.daemon_listen_maddr).open_connection()
+        try:
+            publish = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.PUBLISH, topic=topic, data=data)
+            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=publish))
+            response = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, response)
+            if response.type == p2pd_pb2.Response.ERROR:
+                raise NetworkError(f"gossip failed: {response.error.msg}")
+        finally:
+            writer.close()
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,72 @@
+"""The door for gossiped announcements, pure: bytes in; a verified announcement or a refusal with its reason out.
+
+Follows the log's head: takes announcements for the next step (and, for a peer that is a step ahead of our stream, the one
+after), once per author and step. Everything it remembers is bounded by the roster limit and forgotten with the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protos import limits
+from protos.envelope import Kind, open_envelope, parse
+from protos.errors import Reason, Refusal
+from protos.v1 import update_pb2
+
+STEPS_AHEAD_MAX = 2
+
+
+@dataclass(frozen=True)
+class Announced:
+    """Somebody says: this payload is mine and I hold it."""
+
+    author: bytes
+    step: int
+    payload_sha256: bytes
+    payload_bytes: int
+    envelope: bytes
+
+
+class Inbox:
+    """Announcements of the steps after the head. `payload_bytes_max` is the longest payload that can be valid."""
+
+    def __init__(self, run_id: bytes, payload_bytes_max: int) -> None:
+        self._run_id = run_id
+        self._payload_bytes_max = payload_bytes_max
+        self._head = (0, run_id)
+        self._seen: dict[tuple[int, bytes], Announced] = {}
+
+    def move_head(self, step: int, entry_hash: bytes) -> None:
+        """The log has grown (or was started again from a snapshot)."""
+        self._head = (step, entry_hash)
+        self._seen = {key: value for key, value in self._seen.items() if step < key[0] <= step + STEPS_AHEAD_MAX}
+
+    def of_step(self, step: int) -> list[Announced]:
+        """What is announced for a step."""
+        return [announced for (at, _), announced in sorted(self._seen.items()) if at == step]
+
+    def offer(self, data: bytes) -> Announced:
+        """Take a gossiped announcement, or raise `Refusal`: size, parse, kind, run, signature, range, step, replay."""
+        bound = limits.ANNOUNCEMENT_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
+        opened = open_envelope(data, kind=Kind.KIND_ANNOUNCEMENT, run_id=self._run_id, bytes_max=bound)
+        body = parse(update_pb2.Announcement, opened.body)
+        if len(body.payload_sha256) != limits.HASH_BYTES or len(body.parent_hash) != limits.HASH_BYTES:
+            raise Refusal(Reason.MALFORMED, "a hash has the wrong length")
+        if not 0 < body.payload_bytes <= self._payload_bytes_max:
+            raise Refusal(
+                Reason.OUT_OF_RANGE, f"payload of {body.payload_bytes} bytes, at most {self._payload_bytes_max}"
+            )
+        head_step, head_hash = self._head
+        if not head_step < body.step <= head_step + STEPS_AHEAD_MAX:
+            raise Refusal(Reason.WRONG_STEP, f"announcement of step {body.step}, the head is {head_step}")
+        if body.step == head_step + 1 and body.parent_hash != head_hash:
+            raise Refusal(Reason.WRONG_PARENT, f"announcement of step {body.step} on another log")
+        announced = Announced(opened.public_key, body.step, body.payload_sha256, body.payload_bytes, data)
+        before = self._seen.get((body.step, opened.public_key))
+        if before is not None:
+            what = "again" if before.payload_sha256 == body.payload_sha256 else "with two payloads"
+            raise Refusal(Reason.REPLAYED, f"step {body.step} announced {what}")
+        if len(self._seen) >= limits.ROSTER_PEERS_MAX * STEPS_AHEAD_MAX:
+            raise Refusal(Reason.OUT_OF_RANGE, "more announcements than a roster can have")
+        self._seen[body.step, opened.public_key] = announced
+        return announced

@@ -1,0 +1,55 @@
+"""What the network side of a peer is told: addresses, limits, patience."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Literal
+
+Reachability = Literal["auto", "public", "private"]
+
+CONNECT_SECONDS_MAX = 10.0
+STREAM_OPEN_SECONDS_MAX = 10.0
+STREAM_IDLE_SECONDS_MAX = 20.0
+GOSSIP_SECONDS_MAX = 5.0
+CALL_SECONDS_MAX = 15.0
+DHT_SECONDS_MAX = 10.0
+# A record outlives three missed refreshes.
+DHT_RECORD_SECONDS = 240.0
+DHT_REFRESH_SECONDS = 60.0
+DISCOVER_SECONDS = 10.0
+ADDRESS_REFRESH_SECONDS = 15.0
+RETRY_SECONDS_MIN = 0.2
+RETRY_SECONDS_MAX = 5.0
+OVERLAY_PEERS_MAX = 64
+PULLS_MAX = 8
+SERVES_MAX = 64
+FETCH_ROUNDS_MAX = 6
+
+
+@dataclass(frozen=True)
+class OverlaySettings:
+    """How this peer is on the overlay.
+
+    `listen_host` is an IP address, `listen_port` 0 takes free ports. `announce` are multiaddresses that others see instead
+    of the found ones. `bootstrap` and `relays` are multiaddresses that end in /p2p/<peer id>.
+    """
+
+    listen_host: str = "0.0.0.0"  # noqa: S104 - encrypted, authenticated transport
+    listen_port: int = 0
+    announce: tuple[str, ...] = ()
+    bootstrap: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+    reachability: Reachability = "auto"
+    patience_seconds: float = 600.0
+
+    @property
+    def loopback(self) -> bool:
+        """Whether this peer only talks to this machine: then no router is asked for a port mapping."""
+        return ipaddress.ip_address(self.listen_host).is_loopback
+
+    def listen(self) -> list[str]:
+        """TCP and QUIC on the same port number."""
+        family = "ip6" if ipaddress.ip_address(self.listen_host).version == 6 else "ip4"
+        at = f"/{family}/{self.listen_host}"
+        return [f"{at}/tcp/{self.listen_port}", f"{at}/udp/{self.listen_port}/quic-v1"]

@@ -1,0 +1,1 @@
+"""The only place where votes meet protobuf: `codec` writes update payloads, `validate` is the door for strangers' ones."""

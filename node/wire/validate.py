@@ -1,0 +1,52 @@
+"""The door for strangers' update payloads. In this order: size, parse, run, step, layout, range; nothing else gets in.
+
+The signature is the announcement's: it names the payload by its sha256, which the fetcher has checked. Whether a payload
+passes is a function of its bytes, the run, the layout and the step alone, so every replica comes to the same verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.optim.votes import vote_bytes
+from node.wire.codec import Update
+from protos.envelope import parse
+from protos.errors import Reason, Refusal
+from protos.limits import PAYLOAD_BYTES_MAX, UPDATE_HEADER_BYTES_MAX
+from protos.run_config import GROUP_SIZES
+from protos.v1 import update_pb2
+
+
+@dataclass(frozen=True)
+class UpdateDoor:
+    """Knows the run and the shape that votes must have. `chunks` is the layout's."""
+
+    run_id: bytes
+    layout_digest: bytes
+    chunks: int
+
+    @property
+    def bytes_max(self) -> int:
+        """The longest payload that can be valid: the smallest group size has the most votes."""
+        return min(vote_bytes(self.chunks, min(GROUP_SIZES)) + UPDATE_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX)
+
+    def open(self, data: bytes, step: int) -> Update:
+        """The votes of step `step`, or `Refusal` with the reason."""
+        if len(data) > self.bytes_max:
+            raise Refusal(Reason.TOO_LARGE, f"payload of {len(data)} bytes, at most {self.bytes_max}")
+        body = parse(update_pb2.UpdatePayload, data)
+        if body.run_id != self.run_id:
+            raise Refusal(Reason.WRONG_RUN, f"payload of run {body.run_id.hex()[:16] or 'none'}")
+        if body.step != step:
+            raise Refusal(Reason.WRONG_STEP, f"payload of step {body.step}, expected {step}")
+        if body.layout_digest != self.layout_digest:
+            raise Refusal(Reason.WRONG_LAYOUT, f"payload of layout {body.layout_digest.hex()[:16] or 'none'}")
+        if body.group_size not in GROUP_SIZES:
+            raise Refusal(Reason.OUT_OF_RANGE, f"group size {body.group_size}, expected one of {GROUP_SIZES}")
+        expected = vote_bytes(self.chunks, body.group_size)
+        if len(body.votes) != expected:
+            raise Refusal(Reason.OUT_OF_RANGE, f"{len(body.votes)} bytes of votes, expected {expected}")
+        canonical = len(data) - len(body.votes) <= UPDATE_HEADER_BYTES_MAX
+        if not canonical:
+            raise Refusal(Reason.MALFORMED, "bytes beyond the votes and their header")
+        return Update(body.step, body.group_size, body.votes)
