@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from node.model.loss import logits_of
 from protos.errors import OperatorError
 
 CARD: Final = "README.md"
+FILE_MODE: Final = 0o644
 MARK: Final = "swarmentum.json"  # tells an export from a folder with somebody's work
 SAMPLE_CONTEXT_TOKENS: Final = 256  # for a module that does not tell how much it can look at
 SAMPLE_TEMPERATURE: Final = 0.8  # below 1, a small model's text has fewer slips and still varies
@@ -42,6 +44,8 @@ def export(model: nn.Module, tokenizer: Tokenizer, path: Path, card: Mapping[str
     try:
         fresh.mkdir(parents=True)
         _write(model, tokenizer, fresh, card)
+        for file in fresh.iterdir():
+            file.chmod(FILE_MODE)  # safetensors makes its files for the owner only
         if path.exists():
             path.rename(old)
         fresh.rename(path)
@@ -57,12 +61,27 @@ def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[s
     from safetensors.torch import save_model
 
     if _is_huggingface(model):
-        model.save_pretrained(folder)  # type: ignore[operator]
+        with _no_progress_bar():
+            model.save_pretrained(folder)  # type: ignore[operator]
     else:
         save_model(model, str(folder / "model.safetensors"))
     tokenizer.huggingface().save_pretrained(folder)
     (folder / CARD).write_text(card_text(card, huggingface=_is_huggingface(model)), encoding="utf-8")
     (folder / MARK).write_text(json.dumps(dict(card), indent=2, default=str) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """The library draws one while it writes, which would run through the live view."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _is_huggingface(model: nn.Module) -> bool:
@@ -89,10 +108,9 @@ pipeline_tag: text-generation
 
 # A model trained by a swarm
 
-Several peers trained this model together over ordinary internet with
-[Swarmentum](https://github.com/swarmentum/swarmentum): each step, every peer sent a few bits for each chunk of 4096
-parameters instead of its gradient ([DeMo](https://arxiv.org/abs/2411.19870) with group votes), and all of them applied
-the same update, bit for bit.
+Several peers trained this model together over ordinary internet with Swarmentum: each step, every peer sent a few small
+votes for each chunk of 4096 parameters instead of its gradient ([DeMo](https://arxiv.org/abs/2411.19870) with group
+votes), and all of them applied the same update, bit for bit.
 
 ```python
 from transformers import {needs}

@@ -142,8 +142,8 @@ def peers_table(rows: Sequence[PeerRow], parameters: int) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
-        caption=f"digests: {'all equal' if equal else 'NOT EQUAL'}; an fp32 ring all-reduce sends {moved} from each peer "
-        f"in {steps:,} steps",
+        caption=f"digests: {'all equal' if equal else 'NOT EQUAL'}; "
+        f"fp32 all-reduce: {moved} from each peer in {steps:,} steps",
         caption_justify="left",
     )
     table.add_column("peer", no_wrap=True)

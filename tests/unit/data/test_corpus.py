@@ -1,0 +1,218 @@
+"""From a path to checked tokens: text, token files, tokenizers, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.data import sources
+from node.data.corpus import open_corpus
+from node.data.errors import DataError
+from node.data.sources import check_text, standard_library
+from node.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from node.data.tokens import bytes_of, check_vocabulary
+
+
+def corpus_text(path: Path, tmp_path: Path) -> bytes:
+    return open_corpus(path, tmp_path / "cache").tokens.tobytes()
+
+
+def test_default_is_the_standard_library(tmp_path: Path) -> None:
+    corpus = open_corpus(None, tmp_path, vocabulary=256)
+    assert len(corpus.tokens) > 4 << 20
+    assert b"def dataclass(" in corpus.tokens.tobytes()
+    assert not list(tmp_path.iterdir()), "bytes need no cache"
+
+
+def test_standard_library_is_sorted_and_bounded() -> None:
+    some = list(standard_library(bytes_max=1 << 19))
+    assert sum(len(document.data) for document in some) <= 1 << 19
+    names = [document.path.as_posix() for document in some]
+    assert names == sorted(names)
+    assert not [name for name in names if "/test/" in name or "site-packages" in name]
+
+
+def test_folder_is_read_in_order_without_what_is_no_text(tmp_path: Path) -> None:
+    root = tmp_path / "texts"
+    (root / "b").mkdir(parents=True)
+    (root / ".git").mkdir()
+    for name, data in {
+        "b/one.md": b"second",
+        "a.txt": "first ä".encode(),
+        "b.py": b"third",
+        "picture.png": b"\x89PNG\0\0",
+        "latin.txt": b"caf\xe9",
+        ".hidden": b"no",
+        ".git/config": b"no",
+        "empty.txt": b"",
+    }.items():
+        (root / name).write_bytes(data)
+    (root / "link.txt").symlink_to("/etc/passwd")
+    assert corpus_text(root, tmp_path).decode() == "first ä\nthird\nsecond\n"
+
+
+def test_named_file_is_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("no suffix needed ü")
+    corpus = open_corpus(path, tmp_path / "cache")
+    assert isinstance(corpus.tokens, np.memmap)
+    assert corpus.tokenizer.decode(corpus.tokens.tolist()) == "no suffix needed ü"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is empty"),
+        (b"a\0b", "is binary"),
+        (b"ab\xff", "byte 0xff at offset 2"),
+        (b"abc\xc3", "byte 0xc3 at offset 3"),
+    ],
+)
+def test_named_files_that_are_no_text(data: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=f"x.txt .*{words}"):
+        open_corpus(path, tmp_path)
+
+
+def test_offset_of_a_bad_byte_counts_characters_cut_by_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 4)
+    path = tmp_path / "x.txt"
+    path.write_bytes("aüüüüü€".encode())
+    check_text(path)
+    path.write_bytes("aüüüüü".encode() + b"\xe2\x82X")
+    with pytest.raises(DataError, match="0xe2 at offset 11"):
+        check_text(path)
+
+
+def test_missing_and_empty_places(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        open_corpus(tmp_path / "nowhere", tmp_path)
+    with pytest.raises(DataError, match="no UTF-8 text file below"):
+        open_corpus(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_token_files(dtype: str, tmp_path: Path) -> None:
+    tokens = np.array([1, 2, 999, 4], dtype=dtype)
+    np.save(tmp_path / "t.npy", tokens)
+    tokens.tofile(tmp_path / "t.bin")
+    for name in ("t.npy", "t.bin"):
+        corpus = open_corpus(tmp_path / name, tmp_path, dtype=dtype, vocabulary=1000)
+        assert isinstance(corpus.tokens, np.memmap)
+        assert corpus.tokens.tolist() == [1, 2, 999, 4]
+        with pytest.raises(DataError, match=rf"{name}: token 2 has id 999, and the vocabulary ends at 998"):
+            open_corpus(tmp_path / name, tmp_path, dtype=dtype, vocabulary=999)
+
+
+def test_digest_is_of_the_ids_and_not_of_their_type(tmp_path: Path) -> None:
+    for dtype in ("uint16", "uint32"):
+        np.save(tmp_path / f"{dtype}.npy", np.array([1, 2], dtype=dtype))
+    one, two = (open_corpus(tmp_path / f"{dtype}.npy", tmp_path).digest() for dtype in ("uint16", "uint32"))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("t.bin", b"abc", "3 bytes are no multiple of 2"),
+        ("t.bin", b"", "it is empty"),
+        ("t.npy", b"no numpy", "not a token file"),
+        ("t.npy", np.zeros((2, 2), np.uint16), r"holds uint16 \(2, 2\)"),
+        ("t.npy", np.zeros(2, np.float32), "holds float32"),
+        ("t.npy", np.zeros(0, np.uint16), "no tokens"),
+    ],
+)
+def test_broken_token_files(name: str, content: object, words: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)
+    with pytest.raises(DataError, match=words):
+        open_corpus(path, tmp_path, vocabulary=256)
+
+
+def test_unknown_token_type(tmp_path: Path) -> None:
+    (tmp_path / "t.bin").write_bytes(b"ab")
+    with pytest.raises(DataError, match="'int8': expected one of uint8, uint16, uint32"):
+        open_corpus(tmp_path / "t.bin", tmp_path, dtype="int8")
+
+
+def test_vocabulary_larger_than_the_type_needs_no_scan() -> None:
+    check_vocabulary(np.array([255], np.uint8), 256)
+    with pytest.raises(DataError, match="token 0 has id 255"):
+        check_vocabulary(np.array([255], np.uint8), 255)
+
+
+def test_text_in_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.data.tokens.TEXT_BYTES_MAX", 10)
+    with pytest.raises(DataError, match="join it into one file"):
+        bytes_of([sources.Document(Path("a"), b"12345"), sources.Document(Path("b"), b"12345")])
+
+
+HF_BYTES = ByteTokenizer().huggingface()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text())
+def test_byte_tokenizers_agree_and_round_trip(text: str) -> None:
+    ours = ByteTokenizer()
+    ids = HF_BYTES.encode(text, add_special_tokens=True)
+    assert ids == list(text.encode()) == ours.encode(text).tolist()
+    assert HF_BYTES.decode(ids) == ours.decode(ids) == text
+
+
+@pytest.fixture
+def saved_tokenizer(tmp_path: Path) -> str:
+    """A Hugging Face tokenizer on disk with merges, learnt from a line."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(["the cat and the dog and the cat"] * 4, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "tokenizer")
+    return str(tmp_path / "tokenizer")
+
+
+def test_hugging_face_tokenizer_runs_once(
+    saved_tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.data.tokens.PART_CHARS_MAX", 16)  # the cuts between parts must not lose a character
+    text = "the cat and the dog\n" * 5 + "x" * 40
+    (tmp_path / "text.txt").write_text(text)
+    seen: list[tuple[int, str]] = []
+
+    def opened() -> object:
+        return open_corpus(
+            tmp_path / "text.txt",
+            tmp_path / "cache",
+            tokenizer=saved_tokenizer,
+            progress=lambda done, name: seen.append((done, name)),
+        )
+
+    corpus = opened()
+    assert corpus.tokens.dtype == np.uint16
+    assert len(corpus.tokens) < len(text)
+    assert corpus.tokenizer.decode(corpus.tokens.tolist()) == text + "\n"
+    assert seen[-1][0] == len(text) + 1
+    calls = len(seen)
+    again = opened()
+    assert len(seen) == calls, "the second time comes from the cache"
+    assert np.array_equal(again.tokens, corpus.tokens)
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".npy"]
+
+
+def test_unknown_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DataError, match=r"'\./no/such/folder'.*Give 'bytes'"):
+        HuggingFaceTokenizer("./no/such/folder")

@@ -1,0 +1,76 @@
+"""An exported folder loads with Hugging Face, and replaces nothing that is not ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.data.tokenizer import ByteTokenizer
+from node.export import ExportError, card_text, export, sample_text
+from node.model.spec import ModelSpec, build
+from tests.unit.model.test_spec import TINY
+
+TEXT = "def café():\n    return '日本 🐍'\t\0"
+CARD = {"run id": "abc", "steps": 100, "odd": "a|b"}
+
+
+def test_hugging_face_loads_the_same_model(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    model, path = build(ModelSpec(TINY), 3), tmp_path / "out" / "model"
+    assert logging.is_progress_bar_enabled()
+    export(model, ByteTokenizer(), path, CARD)
+    assert logging.is_progress_bar_enabled()
+    loaded, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    assert ids[0].tolist() == list(TEXT.encode())
+    assert tokenizer.decode(ids[0]) == TEXT
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert "| odd | a\\|b |" in (path / "README.md").read_text()
+    assert json.loads((path / "swarmentum.json").read_text())["steps"] == 100
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o644}
+
+
+def test_plain_module_is_saved_with_a_note(tmp_path: Path) -> None:
+    from safetensors.torch import load_model
+
+    spec = ModelSpec(factory="tests.unit.model.test_spec:Plain")
+    model, other = build(spec, 1), build(spec, 2)
+    path = export(model, ByteTokenizer(), tmp_path / "m", {})
+    load_model(other, str(path / "model.safetensors"))
+    ids = torch.arange(9)[None]
+    assert torch.equal(model(ids), other(ids))
+    assert "your own module" in (path / "README.md").read_text()
+
+
+def test_only_an_export_is_replaced(tmp_path: Path) -> None:
+    spec, path = ModelSpec(factory="tests.unit.model.test_spec:Plain"), tmp_path / "m"
+    for steps in (1, 2):
+        export(build(spec, 1), ByteTokenizer(), path, {"steps": steps})
+    assert json.loads((path / "swarmentum.json").read_text()) == {"steps": 2}
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.txt").write_text("mine")
+    with pytest.raises(ExportError, match="is no export of this program"):
+        export(build(spec, 1), ByteTokenizer(), tmp_path / "work", {})
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["m", "work"]
+
+
+def test_card_says_how_to_load() -> None:
+    assert "AutoModelForCausalLM.from_pretrained(path)" in card_text(CARD)
+
+
+def test_sample_is_decided_by_its_seed_and_may_be_longer_than_the_context() -> None:
+    model = build(ModelSpec({**TINY, "max_position_embeddings": 16}), 1).train()
+    before = torch.random.get_rng_state()
+    one, again, other = (
+        sample_text(model, ByteTokenizer(), "def ", 30, seed=seed, device=torch.device("cpu")) for seed in (1, 1, 2)
+    )
+    assert one == again != other
+    assert one.startswith("def ")
+    assert model.training
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert sample_text(model, ByteTokenizer(), "", 1, seed=1, device=torch.device("cpu")).startswith("\n")

@@ -1,0 +1,95 @@
+"""Building a model: the same bits from the same seed, and a clear word for each wrong value."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from torch import nn
+
+from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, parameter_count
+
+TINY = {**SMALL_LLAMA, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+# Of the default model and seed 1. It must not depend on the machine: other instruction sets, other thread counts.
+DEFAULT_DIGEST = "63a6e750ba379d32"
+
+
+class Plain(nn.Module):
+    def __init__(self, ids: int = 256, width: int = 8) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ids, width)
+        self.head = nn.Linear(width, ids)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(inputs))
+
+
+def not_a_module() -> int:
+    return 3
+
+
+def needs_what_is_not_there() -> nn.Module:
+    return nn.ReLU()
+
+
+NUMBER = 3
+
+
+def digest(model: nn.Module) -> str:
+    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()[:16]
+
+
+def test_default_is_the_documented_llama_with_the_same_bits_on_every_machine() -> None:
+    model = build(ModelSpec(), 1, vocabulary=256, context=256)
+    assert parameter_count(model) == 885_888
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert digest(model) == DEFAULT_DIGEST
+
+
+def test_seed_decides_and_the_callers_random_state_stays() -> None:
+    before = torch.random.get_rng_state()
+    one, again, other = (digest(build(ModelSpec(TINY), seed)) for seed in (1, 1, 2))
+    assert one == again != other
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_random_state_of_the_caller_does_not_matter() -> None:
+    first = digest(build(ModelSpec(factory=f"{__name__}:Plain"), 1))
+    torch.rand(7)
+    assert digest(build(ModelSpec(factory=f"{__name__}:Plain"), 1)) == first
+
+
+def test_factory_gets_its_arguments() -> None:
+    model = build(ModelSpec(factory=f"{__name__}:Plain", kwargs={"width": 5}), 1, vocabulary=256)
+    assert isinstance(model, Plain)
+    assert model.table.weight.shape == (256, 5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (ModelSpec({"hidden_size": 64}), "model_type is missing"),
+        (ModelSpec({"model_type": "lama"}), "'lama'.*near it: llama"),
+        (ModelSpec({**TINY, "hidden_size": "wide"}), "hidden_size.*expected int"),
+        (ModelSpec({**TINY, "hidden_act": "nope"}), "'llama': KeyError: 'nope'"),
+        (ModelSpec({**TINY, "num_attention_heads": 0}), "refuses it for 'llama'"),
+        (ModelSpec({**TINY, "attn_implementation": "stranger/kernel"}), "stranger/kernel.*expected one of eager"),
+        (ModelSpec({"model_type": "t5"}), "no causal language model comes from 't5'"),
+        (ModelSpec({**TINY, "vocab_size": 128}), "vocab_size = 128.*256 ids"),
+        (ModelSpec({**TINY, "max_position_embeddings": 16}), "max_position_embeddings = 16.*32 tokens"),
+        (ModelSpec(TINY, f"{__name__}:Plain"), "both `config` and `factory`"),
+        (ModelSpec(TINY, kwargs={"a": 1}), "belong to a `factory`"),
+        (ModelSpec(factory="Plain"), "expected 'module:function'"),
+        (ModelSpec(factory="no_such_module:f"), "no module 'no_such_module'.*PYTHONPATH"),
+        (ModelSpec(factory=f"{__name__}:nothing"), "has no 'nothing'"),
+        (ModelSpec(factory=f"{__name__}:NUMBER"), "it is a int, expected a function"),
+        (ModelSpec(factory=f"{__name__}:Plain", kwargs={"depth": 1}), "do not fit model.kwargs.*depth"),
+        (ModelSpec(factory=f"{__name__}:not_a_module"), "it returned int, expected a torch.nn.Module"),
+        (ModelSpec(factory=f"{__name__}:needs_what_is_not_there"), "no parameter that is trained"),
+        (ModelSpec(factory=f"{__name__}:Plain", kwargs={"ids": 100}), "logits = 100.*256 ids"),
+    ],
+)
+def test_wrong_values_are_named(spec: ModelSpec, words: str) -> None:
+    with pytest.raises(ModelError, match=f"(?s){words}"):
+        build(spec, 1, vocabulary=256, context=32)
