@@ -27,6 +27,9 @@ BASIS_SHIFT = 9
 MIDDLE_SHIFT = 1
 """r: between the passes, values are divided by `2^r` and rounded half to even. See `inverse_exact` for the proof."""
 
+_IEEE = ("ieee", "none")
+"""Settings under which a product is IEEE fp32; `none` is torch's default."""
+
 EXACT_INTEGER_MAX = 2**24
 """fp32 holds every integer up to here; a sum whose partial sums stay below it is exact in any order, fused or not."""
 
@@ -57,9 +60,9 @@ def integer_basis(device: torch.device) -> Tensor:
 def full_precision(device: torch.device) -> Iterator[None]:
     """fp32 matrix products are IEEE fp32 inside, whatever the process chose; its choice is put back after.
 
-    Only the per-operation settings are touched: torch raises once the older global ones disagree with them, and
-    those are never read by a matrix product. `none` is torch's default and means IEEE. Also ends autocast, which
-    would turn the operands to bf16.
+    Only the settings of the matrix product itself are touched (torch 2.9 and later): they decide what it does, and
+    torch's older getter raises where a process has used the newer settings. They belong to the process, so only one
+    thread may be in here at a time. Also ends autocast, which would turn the operands to bf16.
     """
     settings = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [setting.fp32_precision for setting in settings]
@@ -71,10 +74,9 @@ def full_precision(device: torch.device) -> Iterator[None]:
             yield
     finally:
         for setting, value in changed:
-            setting.fp32_precision = value
-
-
-_IEEE = ("ieee", "none")
+            setting.fp32_precision = "none"  # as inherited, if the value came from a wider setting
+            if setting.fp32_precision != value:
+                setting.fp32_precision = value
 
 
 def forward(chunks: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:

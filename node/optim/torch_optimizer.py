@@ -7,6 +7,7 @@ the model in `DistributedDataParallel`, and start all ranks from the same weight
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -54,7 +55,8 @@ class DeMoOptimizer(torch.optim.Optimizer):
             raise ValueError(f"learning rate {lr} is negative")
         self.abstentions = 0
         self._demos: list[DeMo] = []
-        self._process_group = process_group
+        # Weak: a group that outlives `destroy_process_group` aborts the process at exit (gloo, torch 2.13).
+        self._process_group = None if process_group is None else weakref.ref(process_group)
         self._compared = process_group is None
         options = {"beta": beta, "weight_decay": weight_decay, "group_size": group_size, "clip_norm": clip_norm}
         super().__init__(params, {"lr": lr, **options})
@@ -110,10 +112,12 @@ class DeMoOptimizer(torch.optim.Optimizer):
         """Every rank's ballot, in the order of ranks; all are of one length."""
         if self._process_group is None:
             return [ballot]
+        group = self._process_group()
+        assert group is not None, "the process group was destroyed before the last step"
         device = self.param_groups[0]["params"][0].device
         mine = torch.frombuffer(bytearray(ballot), dtype=torch.uint8).to(device)
-        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._process_group))]
-        dist.all_gather(everyone, mine, group=self._process_group)
+        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(everyone, mine, group=group)
         return [votes.to_bytes(ballot) for ballot in everyone]
 
     def _compare(self) -> None:

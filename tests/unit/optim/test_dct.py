@@ -106,6 +106,25 @@ def test_exact_under_the_newer_precision_settings():
             setting.fp32_precision = value
 
 
+def test_an_inherited_setting_is_still_inherited_afterwards():
+    settings = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [setting.fp32_precision for setting in settings]
+    wide = torch.backends.fp32_precision
+    try:
+        for setting in settings:
+            setting.fp32_precision = "none"
+        torch.backends.fp32_precision = "tf32"
+        with dct.full_precision(CPU):
+            assert [setting.fp32_precision for setting in settings] == ["ieee", "ieee"]
+        assert [setting.fp32_precision for setting in settings] == ["tf32", "tf32"]
+        torch.backends.fp32_precision = "ieee"
+        assert [setting.fp32_precision for setting in settings] == ["ieee", "ieee"]
+    finally:
+        torch.backends.fp32_precision = wide
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
+
+
 def test_exact_under_autocast_and_a_double_default():
     sums = worst_votes()[None]
     torch.set_default_dtype(torch.float64)

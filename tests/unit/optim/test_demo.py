@@ -134,7 +134,7 @@ def test_votes_that_do_not_fit_change_nothing():
     for entry in ([(128, b"short")], [(12, b"")], [*random_entry(demo, [8]), (8, bytes(3))]):
         with pytest.raises(votes.VotesError):
             demo.apply(entry, LR)
-    for lr in (2e-3, float("nan"), float("inf")):
+    for lr in (2e-3, 1e300, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="fp32"):
             demo.apply([], lr)
     assert state_digest(demo.parameters) == digest
@@ -199,7 +199,7 @@ def test_parameters_that_cannot_be_replicated_are_refused():
         with pytest.raises(ValueError, match="fp32"):
             DeMo([("p", nn.Parameter(tensor))], DeMoConfig())
     with pytest.raises(ValueError, match="no parameter"):
-        DeMo([], DeMoConfig())
+        DeMo([("p", nn.Parameter(torch.zeros(0, 5)))], DeMoConfig())
 
 
 def test_it_learns():
