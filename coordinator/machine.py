@@ -109,8 +109,10 @@ def _connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
     if run.step is not None:
         left = max(run.step.deadline_at_ms - now_ms, 0)
         effects.append(SendTick(run.step.tick, left, to=public_key))
-    if run.finished_told:
-        effects.append(SendNotice(NoticeKind.FINISHED, run.reason, to=public_key))
+    elif run.finished_told:
+        effects.append(SendNotice(NoticeKind.FINISHED, run.reason, run.snapshot, to=public_key))
+    else:
+        effects.append(SendNotice(NoticeKind.WAITING, run.reason, to=public_key))
     return run, effects
 
 

@@ -63,7 +63,7 @@ class Host:
         self.identity = identity
         self._path = identity_path
         self._settings = settings
-        self._p2p: P2P | None = None
+        self._p2p: Any = None
         self._handlers: dict[str, StreamHandler] = {}
         self._topics: dict[str, MessageHandler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,7 +123,7 @@ class Host:
             return
         self._log.warning("the libp2p daemon died; starting it again", restarts=self.restarts)
         with suppress(*_FAILURES):
-            await p2p.shutdown()
+            await p2p.shutdown()  # closes what the dead daemon left
         delay = limits.RETRY_SECONDS_MIN
         while not self._closing and self.restarts < DAEMON_RESTARTS_MAX:
             self.restarts += 1

@@ -1,0 +1,133 @@
+"""What the training thread sees of the swarm: blocking calls and a queue of events. Only bytes and numbers cross.
+
+Runs the network side on one asyncio thread of its own. Every call has a deadline; `close` leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+from node.swarm.events import Event, Welcome
+from node.swarm.session import About, Counters, Session
+from protos.errors import NetworkError
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import update_pb2
+
+EVENTS_MAX = 256
+START_SECONDS_MAX = 90.0
+FETCH_SECONDS_MAX = 600.0
+STOP_SECONDS_MAX = 10.0
+T = TypeVar("T")
+
+
+class Swarm:
+    """A thread with an event loop and a `Session` on it, made by `make(emit)` on that loop."""
+
+    def __init__(self, make: Any) -> None:
+        self._events: queue.Queue[Event] = queue.Queue(EVENTS_MAX)
+        self._loop = asyncio.new_event_loop()
+        self._room = ThreadPoolExecutor(1, thread_name_prefix="events")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
+        self._thread.start()
+        self._closed = False
+        self._session: Session = self._call(self._make(make), START_SECONDS_MAX)
+
+    async def _make(self, make: Any) -> Session:
+        return make(self._emit)  # type: ignore[no-any-return]
+
+    async def _emit(self, event: Event) -> None:
+        """Wait for room rather than grow: a training thread that is busy holds the network side back, not memory."""
+        try:
+            self._events.put_nowait(event)
+        except queue.Full:
+            await self._loop.run_in_executor(self._room, self._events.put, event, True, FETCH_SECONDS_MAX)
+
+    def _call(self, work: Coroutine[Any, Any, T], seconds_max: float) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(seconds_max)
+        except FutureTimeoutError as error:
+            if future.done():
+                raise
+            future.cancel()
+            raise NetworkError(f"the network side did not answer within {seconds_max:.0f} s") from error
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> Counters:
+        """Live figures."""
+        return self._session.counters
+
+    @property
+    def committed_step(self) -> int:
+        """The newest entry that has arrived, applied or not: a step up to it is decided."""
+        return self._session.committed_step
+
+    def connect(self) -> pb.GetRunResponse:
+        """Reach the coordinator and read the run's facts."""
+        return self._call(self._session.connect(), START_SECONDS_MAX)
+
+    def join(self, about: About, bootstrap: Sequence[str]) -> Welcome:
+        """Get on the overlay and join the run."""
+        return self._call(self._session.start(about, bootstrap), START_SECONDS_MAX)
+
+    def follow_from(self, step: int, head: bytes) -> None:
+        """Follow the log after `step`. Events of an earlier following are dropped."""
+        self._call(self._session.follow_from(step, head), START_SECONDS_MAX)
+
+    def drop_events(self) -> None:
+        """Forget what is queued: the state starts again."""
+        while True:
+            try:
+                self._events.get_nowait()
+            except queue.Empty:
+                return
+
+    def next_event(self, seconds_max: float) -> Event | None:
+        """The next event, or None after `seconds_max`."""
+        try:
+            return self._events.get(timeout=seconds_max)
+        except queue.Empty:
+            return None
+
+    def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
+        """Offer this peer's payload of a step."""
+        self._call(self._session.publish(data, announcement), START_SECONDS_MAX)
+
+    def applied(self, step: int, digest: bytes) -> None:
+        """Tell the coordinator the state after a step."""
+        self._call(self._session.applied(step, digest), START_SECONDS_MAX)
+
+    def restarted(self) -> None:
+        """The state starts again from a snapshot."""
+        self._call(self._session.restarted(), START_SECONDS_MAX)
+
+    def stored(self, step: int, root: bytes, size: int) -> None:
+        """Tell the coordinator that a snapshot is in the piece store."""
+        self._call(self._session.stored(step, root, size), START_SECONDS_MAX)
+
+    def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
+        """A blob by hash; NetworkError if no holder gives it."""
+        return self._call(self._session.fetch(sha256, size, holders), FETCH_SECONDS_MAX)
+
+    def close(self, *, leaving: bool) -> None:
+        """Stop the network side; `leaving` says goodbye first. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if hasattr(self, "_session"):
+                self._call(self._session.stop(leaving=leaving), STOP_SECONDS_MAX)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(STOP_SECONDS_MAX)
+            self._room.shutdown(wait=False, cancel_futures=True)
+            if not self._thread.is_alive():
+                self._loop.close()

@@ -1,0 +1,86 @@
+"""What the network thread tells the training thread: values with bytes and numbers in them, no tensors, no protobuf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.wire.codec import Update
+from protos.assignment import Range
+from protos.errors import SwarmentumError
+from protos.log import SignedEntry, Tick
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An agreed snapshot and who holds it. `root` is the sha256 of its manifest, `total_bytes` the file's size."""
+
+    step: int
+    root: bytes
+    total_bytes: int
+    holders: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A step is open. `ranges` are this peer's samples; None if it is not in the roster."""
+
+    tick: Tick
+    ranges: tuple[Range, ...] | None
+    deadline_ms: int
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The next entry of the log, with its votes: only the valid ones, which is the same set on every replica."""
+
+    signed: SignedEntry
+    updates: tuple[Update, ...]
+    accepted: bool
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A snapshot is agreed: what is older than the one before it may go."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True)
+class Resync:
+    """This peer's state is not what counts, or too much of the log is missing: start again from a snapshot."""
+
+    snapshot: Snapshot | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """No step is open; the reason is for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last step is committed and everyone who is here has applied it."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The network side cannot go on."""
+
+    error: SwarmentumError
+
+
+Event = Opened | Committed | Agreed | Resync | Waiting | Finished | Failed
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The coordinator's answer to a join."""
+
+    head_step: int
+    head_hash: bytes
+    snapshot: Snapshot | None

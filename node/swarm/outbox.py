@@ -1,0 +1,82 @@
+"""What is still to be told to the coordinator; survives a lost session, because it is told again. Bounded, not thread-safe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protos import limits
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import envelope_pb2
+
+
+@dataclass
+class Outbox:
+    """Facts by kind; `take` makes a report of what is new, `sent` forgets exactly that."""
+
+    announcement: tuple[int, bytes] | None = None
+    holdings: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
+    applied: dict[int, bytes] = field(default_factory=dict)
+    snapshots: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
+    _told: set[object] = field(default_factory=set)
+
+    def move_head(self, step: int) -> None:
+        """Forget what belongs to steps that are decided."""
+        if self.announcement is not None and self.announcement[0] <= step:
+            self.announcement = None
+        self.holdings = {key: at for key, at in self.holdings.items() if at > step}
+
+    def add_applied(self, step: int, digest: bytes) -> None:
+        """A state was reached; only the newest APPLIED_MAX are kept."""
+        self.applied[step] = digest
+        for old in sorted(self.applied)[: -limits.APPLIED_MAX]:
+            del self.applied[old]
+
+    def everything_again(self) -> None:
+        """A new session: what still matters is told again (of the applied states, the last)."""
+        self._told.clear()
+        self.applied = {step: self.applied[step] for step in sorted(self.applied)[-2:]}
+
+    def announce_again(self) -> None:
+        """The open step has another roster: say again what we have for it."""
+        self._told = {fact for fact in self._told if not (isinstance(fact, tuple) and fact[0] in ("payload", "held"))}
+
+    def restart(self) -> None:
+        """The state starts again from a snapshot: what was applied before does not count."""
+        self.applied.clear()
+        self.snapshots.clear()
+
+    def take(self) -> tuple[pb.ReportBody, list[object]] | None:
+        """A report of everything that was not told yet, and its facts; None if there is nothing."""
+        body, facts = pb.ReportBody(), list[object]()
+        if self.announcement is not None and self._new(("payload", self.announcement), facts):
+            body.announcement.CopyFrom(envelope_pb2.SignedEnvelope.FromString(self.announcement[1]))
+        for (author, payload), step in list(self.holdings.items())[: limits.HOLDINGS_MAX]:
+            if self._new(("held", author, payload), facts):
+                body.holdings.add(step=step, public_key=author, payload_sha256=payload)
+        for step in sorted(self.applied)[-limits.APPLIED_MAX :]:
+            if self._new(("applied", step, self.applied[step]), facts):
+                body.applied.add(step=step, state_digest=self.applied[step])
+        for step, (root, size) in sorted(self.snapshots.items()):
+            if self._new(("snapshot", step, root), facts):
+                body.snapshots.add(step=step, root=root, total_bytes=size)
+        if self.addresses and self._new(("addresses", self.addresses), facts):
+            body.addresses.extend(self.addresses)
+        return (body, facts) if facts else None
+
+    def _new(self, fact: object, facts: list[object]) -> bool:
+        if fact in self._told:
+            return False
+        facts.append(fact)
+        return True
+
+    def sent(self, facts: list[object]) -> None:
+        """The coordinator has these facts. Applied states but the last two, and old snapshots, need no keeping."""
+        self._told.update(facts)
+        for step in sorted(self.applied)[:-2]:
+            self._told.discard(("applied", step, self.applied.pop(step)))
+        for step in sorted(self.snapshots)[:-2]:
+            self._told.discard(("snapshot", step, self.snapshots.pop(step)[0]))
+        if len(self._told) > 4 * limits.HOLDINGS_MAX:
+            held = {("held", *key) for key in self.holdings}
+            self._told = {f for f in self._told if not (isinstance(f, tuple) and f[0] == "held") or f in held}

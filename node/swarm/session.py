@@ -1,0 +1,525 @@
+"""One peer in one run, on the network thread: follows the log, exchanges payloads, tells the coordinator.
+
+Emits events in order; an entry is emitted only with all its payloads at hand. Holds bytes, never tensors. Nothing from a
+stranger gets further than `inbox`, `door` and `chain`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from node.swarm import settings as limits
+from node.swarm.blobs import PROTOCOL, BlobFetcher, BlobServer, WireBytes
+from node.swarm.client import CoordinatorClient, SessionLostError, software_version
+from node.swarm.dht import Discovery
+from node.swarm.events import (
+    Agreed,
+    Committed,
+    Event,
+    Failed,
+    Finished,
+    Opened,
+    Resync,
+    Snapshot,
+    Waiting,
+    Welcome,
+)
+from node.swarm.host import Host
+from node.swarm.inbox import Announced, Inbox
+from node.swarm.outbox import Outbox
+from node.swarm.payloads import Payloads
+from node.swarm.settings import OverlaySettings
+from node.wire.codec import Update, payload_hash
+from protos.assignment import assign
+from protos.envelope import Kind, parse, seal
+from protos.errors import DivergedError, NetworkError, Reason, Refusal, RefusedError, SwarmentumError
+from protos.identity import Identity, short
+from protos.invite import Invite
+from protos.log import Chain, Contribution, SignedEntry, Tick, open_tick
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import envelope_pb2, update_pb2
+
+ENTRIES_AHEAD_MAX = 64
+ENTRY_PUBLISHERS = 2
+
+
+class Door(Protocol):
+    """What decides whether payload bytes are valid votes of a step."""
+
+    @property
+    def bytes_max(self) -> int: ...
+
+    def open(self, data: bytes, step: int) -> Update: ...
+
+
+@dataclass(frozen=True)
+class About:
+    """What a peer tells when it joins."""
+
+    layout_digest: bytes
+    parameters: int
+    device: str
+
+
+@dataclass
+class Counters:
+    """Figures of the network side, read by other threads."""
+
+    refused: dict[str, int] = field(default_factory=dict)
+    payload_bytes_sent: int = 0
+    payload_bytes_received: int = 0
+    announcements: int = 0
+    wire: WireBytes = field(default_factory=WireBytes)
+
+
+def topic_of(run_id: bytes) -> str:
+    """GossipSub topic of a run: signed envelopes of announcements and log entries."""
+    return f"swarmentum/v1/{run_id.hex()}"
+
+
+def snapshot_of(ref: pb.SnapshotRef) -> Snapshot:
+    """From the wire."""
+    return Snapshot(ref.step, ref.root, ref.total_bytes, tuple(ref.holders))
+
+
+class Session:
+    """See the module. All methods run on the network thread's loop."""
+
+    def __init__(
+        self,
+        invite: Invite,
+        identity: Identity,
+        identity_path: Path,
+        overlay: OverlaySettings,
+        door: Door,
+        pieces: Callable[[bytes], bytes | None],
+        emit: Callable[[Event], Awaitable[None]],
+    ) -> None:
+        self.counters = Counters()
+        self.host = Host(identity, identity_path, overlay)
+        self.client = CoordinatorClient(invite, identity)
+        self.fetcher = BlobFetcher(self.host, self.counters.wire)
+        self.committed_step = 0
+        self._invite, self._identity, self._overlay = invite, identity, overlay
+        self._door, self._emit = door, emit
+        self._payloads = Payloads()
+        self._server = BlobServer(
+            lambda sha256: self._payloads.get(sha256) or pieces(sha256), self.counters.wire, self._count
+        )
+        self._discovery = Discovery(self.host, invite.run_id)
+        self._inbox = Inbox(invite.run_id, door.bytes_max)
+        self._chain = Chain(invite.run_id, invite.coordinator_public_key)
+        self._outbox, self._dirty = Outbox(), asyncio.Event()
+        self._tick: Tick | None = None
+        self._snapshots: list[Snapshot] = []
+        self._about: About | None = None
+        self._entries: asyncio.Queue[asyncio.Task[Committed | None]] = asyncio.Queue(ENTRIES_AHEAD_MAX)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._following: asyncio.Task[Any] | None = None
+        self._telling = False
+        self._log = structlog.get_logger("swarm").bind(peer=short(identity.public_key))
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+
+    async def connect(self) -> pb.GetRunResponse:
+        """Reach the coordinator and read the run's facts."""
+        await self.client.connect()
+        response, _ = await self.client.get_run()
+        return response
+
+    async def start(self, about: About, bootstrap: Sequence[str]) -> Welcome:
+        """Get on the overlay and join the run. Raises NetworkError, RefusedError or OperatorError."""
+        self._about = about
+        known = tuple(dict.fromkeys([*self._invite.bootstrap, *bootstrap]))
+        await self.host.start(known)
+        self.host.on_restart = self._overlay_again
+        await self.host.serve(PROTOCOL, self._server.handle)
+        await self.host.subscribe(topic_of(self._invite.run_id), self._on_gossip)
+        await self._discovery.start(list(known))
+        self._outbox.addresses = tuple(await self.host.addresses())
+        return await self._join()
+
+    async def _join(self) -> Welcome:
+        about = self._about
+        assert about is not None
+        body = pb.JoinBody(
+            layout_digest=about.layout_digest,
+            parameters=about.parameters,
+            device=about.device,
+            addresses=self._outbox.addresses,
+            software_version=software_version(),
+        )
+        response = await self.client.join(body)
+        snapshot = snapshot_of(response.snapshot) if response.HasField("snapshot") else None
+        if snapshot is not None:
+            self._remember(snapshot)
+        self._spawn(self._connect_to(list(response.bootstrap)))
+        return Welcome(response.head_step, response.head_hash, snapshot)
+
+    async def follow_from(self, step: int, head: bytes) -> None:
+        """Follow the log from the state that the training thread has: after step `step`, whose entry has hash `head`."""
+        for task in (self._following, *self._entry_tasks()):
+            if task is not None:
+                task.cancel()
+        self._entries = asyncio.Queue(ENTRIES_AHEAD_MAX)
+        self._chain = Chain(self._invite.run_id, self._invite.coordinator_public_key, step, head)
+        self._inbox.move_head(step, head)
+        self._outbox.move_head(step)
+        self.committed_step, self._tick = step, None
+        first = self._following is None
+        self._following = self._spawn(self._follow_and_deliver())
+        if first:
+            self._spawn(self._report_forever())
+            self._spawn(self._discover_forever())
+
+    def _entry_tasks(self) -> list[asyncio.Task[Committed | None]]:
+        tasks = []
+        while not self._entries.empty():
+            tasks.append(self._entries.get_nowait())
+        return tasks
+
+    async def stop(self, *, leaving: bool) -> None:
+        """Say goodbye (bounded), and stop everything."""
+        if leaving and self._following is not None:
+            try:
+                await asyncio.wait_for(self.client.report(pb.ReportBody(leaving=True)), 2.0)
+            except (SwarmentumError, TimeoutError):
+                self._log.info("left without a goodbye: the coordinator does not answer", step=self.committed_step)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._discovery.stop()
+        await self.host.stop()
+        await self.client.close()
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        """Our own mistakes end the peer with their traceback, never silently."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failure = (
+                error if isinstance(error, SwarmentumError) else SwarmentumError(f"bug in the network side: {error!r}")
+            )
+            failure.__cause__ = error
+            self._log.error("the network side failed", step=self.committed_step, exc_info=error)
+            self._spawn(self._emit(Failed(failure)))
+
+    # ---- the training thread's words ---------------------------------------------------------------------------------
+
+    async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
+        """Offer this peer's payload of a step, and say so."""
+        step = announcement.step
+        if step <= self._chain.step:
+            return  # decided without us while we computed
+        sha256 = payload_hash(data)
+        self._payloads.put(step, sha256, data)
+        announcement.payload_sha256, announcement.payload_bytes = sha256, len(data)
+        envelope = seal(self._identity, Kind.KIND_ANNOUNCEMENT, self._invite.run_id, announcement)
+        raw = envelope.SerializeToString(deterministic=True)
+        self._outbox.announcement = (step, raw)
+        self._outbox.holdings[self._identity.public_key, sha256] = step
+        self._dirty.set()
+        await self._gossip(raw)
+
+    async def applied(self, step: int, digest: bytes) -> None:
+        """The training thread has reached a state."""
+        self._outbox.add_applied(step, digest)
+        self._dirty.set()
+
+    async def restarted(self) -> None:
+        """The training thread starts again from a snapshot: earlier states do not count."""
+        self._outbox.restart()
+
+    async def stored(self, step: int, root: bytes, size: int) -> None:
+        """The training thread has stored a snapshot in the piece store."""
+        self._outbox.snapshots[step] = (root, size)
+        self._dirty.set()
+
+    async def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
+        """A blob by hash from any of the holders."""
+        return await self.fetcher.fetch(sha256, size, holders)
+
+    # ---- following the log -------------------------------------------------------------------------------------------
+
+    async def _follow_and_deliver(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_forever())
+            group.create_task(self._deliver_forever())
+
+    async def _follow_forever(self) -> None:
+        """The coordinator's stream, again and again; gives up after the configured patience without a word."""
+        delay, heard, lost = limits.RETRY_SECONDS_MIN, time.monotonic(), False
+        while True:
+            self._telling = False
+            try:
+                if lost:
+                    await self._join()
+                    lost = False
+                async for event in self.client.follow(self._chain.step):
+                    delay, heard = limits.RETRY_SECONDS_MIN, time.monotonic()
+                    await self._take(event)
+                problem: SwarmentumError = NetworkError("the coordinator ended the stream")
+            except SessionLostError as error:
+                problem, lost = error, True
+            except NetworkError as error:
+                problem = error
+            except RefusedError as error:
+                await self._emit(Failed(error))
+                return
+            if time.monotonic() - heard > self._overlay.patience_seconds:
+                await self._emit(Failed(NetworkError(f"no word from the coordinator for too long: {problem}")))
+                return
+            self._log.info("coordinator away; trying again", step=self._chain.step, why=str(problem))
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
+
+    async def _take(self, event: pb.FollowResponse) -> None:
+        what = event.WhichOneof("event")
+        if what == "entry":
+            await self._extend(event.entry.SerializeToString(deterministic=True), gossip=True)
+            return
+        if not self._telling:
+            self._telling = True
+            self._outbox.everything_again()
+            self._dirty.set()
+        if what == "tick":
+            await self._take_tick(event.tick)
+        elif what == "notice":
+            await self._take_notice(event.notice)
+
+    async def _take_tick(self, event: pb.TickEvent) -> None:
+        data = event.envelope.SerializeToString(deterministic=True)
+        try:
+            tick = open_tick(data, run_id=self._invite.run_id, coordinator=self._invite.coordinator_public_key)
+        except Refusal as refusal:
+            self._count(refusal)
+            return
+        if tick.step <= self._chain.step:
+            return
+        self._tick = tick
+        self._outbox.announce_again()
+        self._dirty.set()
+        ranges = assign(tick.pool, tick.roster).get(self._identity.public_key)
+        await self._emit(Opened(tick, ranges, event.deadline_ms))
+
+    async def _take_notice(self, notice: pb.Notice) -> None:
+        snapshot = snapshot_of(notice.snapshot) if notice.HasField("snapshot") else None
+        if snapshot is not None:
+            self._remember(snapshot)
+        if notice.kind == pb.NoticeKind.NOTICE_KIND_SNAPSHOT and snapshot is not None:
+            await self._emit(Agreed(snapshot))
+        elif notice.kind == pb.NoticeKind.NOTICE_KIND_RESYNC:
+            await self._emit(Resync(snapshot, notice.reason))
+        elif notice.kind == pb.NoticeKind.NOTICE_KIND_FINISHED:
+            await self._emit(Finished(notice.reason))
+        else:
+            await self._emit(Waiting(notice.reason))
+
+    def _remember(self, snapshot: Snapshot) -> None:
+        """Payloads up to the last snapshot but one are no longer needed by anyone who joins."""
+        others = [known for known in self._snapshots if known.step != snapshot.step]
+        self._snapshots = sorted([*others, snapshot], key=lambda known: known.step)[-2:]
+        if len(self._snapshots) == 2:
+            self._payloads.forget_until(self._snapshots[0].step)
+
+    async def _extend(self, data: bytes, *, gossip: bool) -> None:
+        """The next entry, from the coordinator or from gossip: whichever comes first."""
+        try:
+            signed = self._chain.extend(data)
+        except Refusal as refusal:
+            if refusal.reason is Reason.WRONG_STEP:
+                return  # had it already, or it comes again in order
+            if refusal.reason is Reason.WRONG_PARENT:
+                await self._emit(Failed(DivergedError(f"the coordinator signed two logs: {refusal.detail}")))
+                return
+            self._count(refusal)
+            return
+        step = signed.entry.step
+        self.committed_step = step
+        self._inbox.move_head(step, signed.hash)
+        self._outbox.move_head(step)
+        await self._entries.put(self._spawn(self._collect(signed)))
+        if gossip and self._publishes(step):
+            self._spawn(self._gossip(data))
+
+    def _publishes(self, step: int) -> bool:
+        """A few roster members, in turn, gossip each entry for those who only listen."""
+        roster = self._tick.roster if self._tick is not None else ()
+        turns = {roster[(step + i) % len(roster)].public_key for i in range(min(ENTRY_PUBLISHERS, len(roster)))}
+        return self._identity.public_key in turns
+
+    async def _deliver_forever(self) -> None:
+        while True:
+            task = await self._entries.get()
+            committed = await task
+            if committed is None:
+                return  # a resync was asked for
+            await self._emit(committed)
+
+    async def _collect(self, signed: SignedEntry) -> Committed | None:
+        """All payloads of an entry. What does not pass the door counts as nothing, on every replica alike."""
+        step, updates, me = signed.entry.step, [], self._identity.public_key
+        pulls = [self._payload(c, step) for c in signed.entry.contributions]
+        for contribution, data in zip(signed.entry.contributions, await asyncio.gather(*pulls), strict=True):
+            if data is None:
+                reason = f"the votes of step {step} are no longer held by anyone who answers"
+                await self._emit(Resync(self._snapshots[-1] if self._snapshots else None, reason))
+                return None
+            try:
+                updates.append(self._door.open(data, step))
+            except Refusal as refusal:
+                self._count(refusal)
+                author = short(contribution.public_key)
+                self._log.warning("an accepted payload is not valid and counts as nothing", step=step, author=author)
+        accepted = any(c.public_key == me for c in signed.entry.contributions)
+        return Committed(signed, tuple(updates), accepted)
+
+    async def _payload(self, contribution: Contribution, step: int) -> bytes | None:
+        """One payload from the store or any holder; b"" if it cannot be valid; None if a snapshot has to do instead."""
+        if contribution.payload_bytes > self._door.bytes_max:
+            return b""
+        give_up = time.monotonic() + self._overlay.patience_seconds
+        delay = limits.RETRY_SECONDS_MIN
+        while (data := self._payloads.get(contribution.payload_sha256)) is None:
+            try:
+                await self._pull(step, contribution.payload_sha256, contribution.payload_bytes, contribution.public_key)
+            except NetworkError as error:
+                newest = self._snapshots[-1].step if self._snapshots else -1
+                if newest >= step or time.monotonic() > give_up:
+                    return None
+                self._log.info("payload missing; trying again", step=step, why=str(error))
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
+        return data
+
+    async def _pull(self, step: int, sha256: bytes, size: int, author: bytes) -> bytes:
+        roster = [share.public_key for share in self._tick.roster] if self._tick is not None else []
+        holders = [author, *roster, *(self._snapshots[-1].holders if self._snapshots else ())]
+        data = await self.fetcher.fetch(sha256, size, holders)
+        if self._payloads.put(step, sha256, data):
+            self.counters.payload_bytes_received += len(data)
+        return data
+
+    # ---- gossip ------------------------------------------------------------------------------------------------------
+
+    def _on_gossip(self, data: bytes) -> None:
+        """Everything that strangers say on the run's topic comes through here."""
+        try:
+            envelope = parse(envelope_pb2.SignedEnvelope, data)
+            if envelope.kind == Kind.KIND_LOG_ENTRY:
+                self._chain.check(data)
+                self._spawn(self._extend(data, gossip=False))
+            elif envelope.public_key != self._identity.public_key:
+                announced = self._inbox.offer(data)
+                self.counters.announcements += 1
+                self._spawn(self._hold(announced))
+        except Refusal as refusal:
+            late = envelope_is_late(refusal)
+            if not late:
+                self._count(refusal)
+
+    async def _hold(self, announced: Announced) -> None:
+        """Pull an announced payload, check it, and report that we hold it. Others' faults end here."""
+        try:
+            data = await self._pull(announced.step, announced.payload_sha256, announced.payload_bytes, announced.author)
+            self._door.open(data, announced.step)
+        except Refusal as refusal:
+            self._count(refusal)
+            self._log.warning(
+                "refused a payload", step=announced.step, author=short(announced.author), why=str(refusal)
+            )
+            return
+        except NetworkError as error:
+            self._log.info("announced payload not pulled", step=announced.step, why=str(error))
+            return
+        if announced.step > self._chain.step:
+            self._outbox.holdings[announced.author, announced.payload_sha256] = announced.step
+            self._dirty.set()
+
+    async def _gossip(self, raw: bytes) -> None:
+        """Best effort: who misses a message learns of the payload from the entry."""
+        try:
+            await self.host.publish(topic_of(self._invite.run_id), raw)
+        except NetworkError as error:
+            self._log.info("gossip failed", step=self._chain.step, why=str(error))
+
+    def _count(self, refusal: Refusal) -> None:
+        name = refusal.reason.value
+        self.counters.refused[name] = self.counters.refused.get(name, 0) + 1
+        self._log.debug("refused", step=self._chain.step, why=str(refusal))
+
+    # ---- telling the coordinator -------------------------------------------------------------------------------------
+
+    async def _report_forever(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            report = self._outbox.take() if self._telling else None
+            if report is None:
+                continue
+            body, facts = report
+            try:
+                refusals = await self.client.report(body)
+            except NetworkError as error:
+                self._log.info("report not taken; telling again", step=self._chain.step, why=str(error))
+                await asyncio.sleep(limits.RETRY_SECONDS_MIN)
+                self._dirty.set()
+                continue
+            except RefusedError as error:
+                await self._emit(Failed(error))
+                return
+            self._outbox.sent(facts)
+            for refusal in refusals:
+                self._log.info("the coordinator did not take something", step=self._chain.step, why=refusal)
+
+    # ---- the overlay -------------------------------------------------------------------------------------------------
+
+    async def _discover_forever(self) -> None:
+        announced, addresses = 0.0, self._outbox.addresses
+        while True:
+            found = tuple(await self.host.addresses())
+            if found and found != addresses:
+                addresses = self._outbox.addresses = found
+                self._dirty.set()
+                announced = 0.0
+            if time.monotonic() - announced > limits.DHT_REFRESH_SECONDS and await self._discovery.announce(
+                list(addresses)
+            ):
+                announced = time.monotonic()
+            peers = await self._discovery.peers()
+            await self._connect_to([address for theirs in peers.values() for address in theirs])
+            await asyncio.sleep(limits.DISCOVER_SECONDS)
+
+    async def _connect_to(self, addresses: list[str]) -> None:
+        """Dial those that we are not connected to, up to OVERLAY_PEERS_MAX."""
+        by_peer: dict[str, list[str]] = {}
+        for address in addresses:
+            by_peer.setdefault(address.rpartition("/p2p/")[2], []).append(address)
+        here = await self.host.connected()
+        new = [theirs for peer, theirs in by_peer.items() if peer not in here and peer != self.host.peer_id]
+        room = max(limits.OVERLAY_PEERS_MAX - len(here), 0)
+        await asyncio.gather(*(self.host.connect(theirs) for theirs in new[:room]))
+
+    async def _overlay_again(self) -> None:
+        """p2pd was started again: the DHT and the connections are new."""
+        await self._discovery.stop()
+        self._discovery = Discovery(self.host, self._invite.run_id)
+        await self._discovery.start(list(self._invite.bootstrap))
+
+
+def envelope_is_late(refusal: Refusal) -> bool:
+    """Late and repeated messages are normal in gossip: not worth a count as hostile."""
+    return refusal.reason is Reason.WRONG_STEP and "announcement" not in refusal.detail
