@@ -22,7 +22,7 @@ from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Source, named_
 
 TILE_CHUNKS_CPU = 256
 """Chunks handled at a time on a CPU: 4 MiB of fp32, so that a tile and its scratch stay in the last cache level (192
-and 256 were fastest of 32 to 512, 50M parameters on 2 cores of an EPYC with 1 MiB a core and 32 MiB shared)."""
+to 512 were equal within noise and faster than 32 to 128: 50M parameters, 2 cores of an EPYC, 32 MiB of level 3)."""
 
 TILE_CHUNKS_DEVICE = 8192
 """Chunks handled at a time elsewhere: 128 MiB of fp32, enough work for a launch, little memory beside the model."""

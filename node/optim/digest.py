@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 DIGEST_BYTES_MAX = 64 * 2**20
-"""What is hashed a step at most: about 50 ms with SHA instructions, small beside a step of any model of this size."""
+"""What is hashed a step at most: about 40 ms where 200 MB took 113 ms (one EPYC core), small beside a step."""
 
 _LABEL = b"swarmentum-state-1"
 _FP32_BYTES = 4
