@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
-from node.swarm.events import Event, Welcome
+from node.swarm.events import Event, Snapshot, Welcome
 from node.swarm.session import About, Counters, Session
 from protos.errors import NetworkError
 from protos.v1 import coordinator_pb2 as pb
@@ -79,16 +79,21 @@ class Swarm:
         return self._call(self._session.start(about, bootstrap), START_SECONDS_MAX)
 
     def follow_from(self, step: int, head: bytes) -> None:
-        """Follow the log after `step`. Events of an earlier following are dropped."""
+        """Follow the log after `step`."""
         self._call(self._session.follow_from(step, head), START_SECONDS_MAX)
 
-    def drop_events(self) -> None:
-        """Forget what is queued: the state starts again."""
+    def halt(self) -> None:
+        """Stop following and forget the events that are queued: the state is about to start again."""
+        self._call(self._session.halt(), START_SECONDS_MAX)
         while True:
             try:
                 self._events.get_nowait()
             except queue.Empty:
                 return
+
+    def latest_snapshot(self) -> Snapshot | None:
+        """The newest agreed snapshot that this peer has heard of."""
+        return self._session.latest_snapshot
 
     def next_event(self, seconds_max: float) -> Event | None:
         """The next event, or None after `seconds_max`."""

@@ -71,6 +71,9 @@ class BlobServer:
                 return
             self._wire.received += 4 + len(frame)
             await self._answer(request, writer)
+            # p2pd resets a stream whose socket is closed at once, and what is still under way is lost: let the other go first.
+            writer.write_eof()
+            await asyncio.wait_for(reader.read(1), limits.STREAM_IDLE_SECONDS_MAX)
 
     async def _answer(self, request: update_pb2.BlobRequest, writer: asyncio.StreamWriter) -> None:
         blob = self._lookup(request.sha256)

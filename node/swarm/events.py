@@ -35,7 +35,6 @@ class Committed:
 
     signed: SignedEntry
     updates: tuple[Update, ...]
-    accepted: bool
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,10 @@ class Announced:
 
 
 class Inbox:
-    """Announcements of the steps after the head. `payload_bytes_max` is the longest payload that can be valid."""
+    """Announcements of the steps after the head."""
 
-    def __init__(self, run_id: bytes, payload_bytes_max: int) -> None:
+    def __init__(self, run_id: bytes) -> None:
         self._run_id = run_id
-        self._payload_bytes_max = payload_bytes_max
         self._head = (0, run_id)
         self._seen: dict[tuple[int, bytes], Announced] = {}
 
@@ -45,17 +44,18 @@ class Inbox:
         """What is announced for a step."""
         return [announced for (at, _), announced in sorted(self._seen.items()) if at == step]
 
-    def offer(self, data: bytes) -> Announced:
-        """Take a gossiped announcement, or raise `Refusal`: size, parse, kind, run, signature, range, step, replay."""
+    def offer(self, data: bytes, payload_bytes_max: int) -> Announced:
+        """Take a gossiped announcement, or raise `Refusal`: size, parse, kind, run, signature, range, step, replay.
+
+        `payload_bytes_max` is the longest payload that can be valid.
+        """
         bound = limits.ANNOUNCEMENT_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
         opened = open_envelope(data, kind=Kind.KIND_ANNOUNCEMENT, run_id=self._run_id, bytes_max=bound)
         body = parse(update_pb2.Announcement, opened.body)
         if len(body.payload_sha256) != limits.HASH_BYTES or len(body.parent_hash) != limits.HASH_BYTES:
             raise Refusal(Reason.MALFORMED, "a hash has the wrong length")
-        if not 0 < body.payload_bytes <= self._payload_bytes_max:
-            raise Refusal(
-                Reason.OUT_OF_RANGE, f"payload of {body.payload_bytes} bytes, at most {self._payload_bytes_max}"
-            )
+        if not 0 < body.payload_bytes <= payload_bytes_max:
+            raise Refusal(Reason.OUT_OF_RANGE, f"payload of {body.payload_bytes} bytes, at most {payload_bytes_max}")
         head_step, head_hash = self._head
         if not head_step < body.step <= head_step + STEPS_AHEAD_MAX:
             raise Refusal(Reason.WRONG_STEP, f"announcement of step {body.step}, the head is {head_step}")

@@ -114,7 +114,7 @@ class Session:
             lambda sha256: self._payloads.get(sha256) or pieces(sha256), self.counters.wire, self._count
         )
         self._discovery = Discovery(self.host, invite.run_id)
-        self._inbox = Inbox(invite.run_id, door.bytes_max)
+        self._inbox = Inbox(invite.run_id)
         self._chain = Chain(invite.run_id, invite.coordinator_public_key)
         self._outbox, self._dirty = Outbox(), asyncio.Event()
         self._tick: Tick | None = None
@@ -165,10 +165,6 @@ class Session:
 
     async def follow_from(self, step: int, head: bytes) -> None:
         """Follow the log from the state that the training thread has: after step `step`, whose entry has hash `head`."""
-        for task in (self._following, *self._entry_tasks()):
-            if task is not None:
-                task.cancel()
-        self._entries = asyncio.Queue(ENTRIES_AHEAD_MAX)
         self._chain = Chain(self._invite.run_id, self._invite.coordinator_public_key, step, head)
         self._inbox.move_head(step, head)
         self._outbox.move_head(step)
@@ -179,11 +175,20 @@ class Session:
             self._spawn(self._report_forever())
             self._spawn(self._discover_forever())
 
-    def _entry_tasks(self) -> list[asyncio.Task[Committed | None]]:
-        tasks = []
+    @property
+    def latest_snapshot(self) -> Snapshot | None:
+        """The newest agreed snapshot."""
+        return self._snapshots[-1] if self._snapshots else None
+
+    async def halt(self) -> None:
+        """Stop following; payloads, connections and the session stay."""
+        tasks: list[asyncio.Task[Any]] = [] if self._following is None else [self._following]
         while not self._entries.empty():
             tasks.append(self._entries.get_nowait())
-        return tasks
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._telling = False
 
     async def stop(self, *, leaving: bool) -> None:
         """Say goodbye (bounded), and stop everything."""
@@ -227,6 +232,7 @@ class Session:
         sha256 = payload_hash(data)
         self._payloads.put(step, sha256, data)
         announcement.payload_sha256, announcement.payload_bytes = sha256, len(data)
+        self.counters.payload_bytes_sent += len(data)
         envelope = seal(self._identity, Kind.KIND_ANNOUNCEMENT, self._invite.run_id, announcement)
         raw = envelope.SerializeToString(deterministic=True)
         self._outbox.announcement = (step, raw)
@@ -371,7 +377,7 @@ class Session:
 
     async def _collect(self, signed: SignedEntry) -> Committed | None:
         """All payloads of an entry. What does not pass the door counts as nothing, on every replica alike."""
-        step, updates, me = signed.entry.step, [], self._identity.public_key
+        step, updates = signed.entry.step, []
         pulls = [self._payload(c, step) for c in signed.entry.contributions]
         for contribution, data in zip(signed.entry.contributions, await asyncio.gather(*pulls), strict=True):
             if data is None:
@@ -384,8 +390,7 @@ class Session:
                 self._count(refusal)
                 author = short(contribution.public_key)
                 self._log.warning("an accepted payload is not valid and counts as nothing", step=step, author=author)
-        accepted = any(c.public_key == me for c in signed.entry.contributions)
-        return Committed(signed, tuple(updates), accepted)
+        return Committed(signed, tuple(updates))
 
     async def _payload(self, contribution: Contribution, step: int) -> bytes | None:
         """One payload from the store or any holder; b"" if it cannot be valid; None if a snapshot has to do instead."""
@@ -423,7 +428,7 @@ class Session:
                 self._chain.check(data)
                 self._spawn(self._extend(data, gossip=False))
             elif envelope.public_key != self._identity.public_key:
-                announced = self._inbox.offer(data)
+                announced = self._inbox.offer(data, self._door.bytes_max)
                 self.counters.announcements += 1
                 self._spawn(self._hold(announced))
         except Refusal as refusal:
@@ -433,21 +438,36 @@ class Session:
 
     async def _hold(self, announced: Announced) -> None:
         """Pull an announced payload, check it, and report that we hold it. Others' faults end here."""
+        step = announced.step
         try:
-            data = await self._pull(announced.step, announced.payload_sha256, announced.payload_bytes, announced.author)
-            self._door.open(data, announced.step)
+            data = await self._pull_announced(announced)
+            self._door.open(data, step)
         except Refusal as refusal:
             self._count(refusal)
-            self._log.warning(
-                "refused a payload", step=announced.step, author=short(announced.author), why=str(refusal)
-            )
+            self._log.warning("refused a payload", step=step, author=short(announced.author), why=str(refusal))
             return
         except NetworkError as error:
-            self._log.info("announced payload not pulled", step=announced.step, why=str(error))
+            self._log.info("announced payload not pulled", step=step, why=str(error))
             return
-        if announced.step > self._chain.step:
-            self._outbox.holdings[announced.author, announced.payload_sha256] = announced.step
+        if step > self._chain.step:
+            self._outbox.holdings[announced.author, announced.payload_sha256] = step
             self._dirty.set()
+
+    async def _pull_announced(self, announced: Announced) -> bytes:
+        """Try while the step is open, a bounded number of times; afterwards the entry says whether it matters."""
+        delay = limits.RETRY_SECONDS_MIN
+        for _ in range(limits.FETCH_ROUNDS_MAX - 1):
+            try:
+                return await self._pull(
+                    announced.step, announced.payload_sha256, announced.payload_bytes, announced.author
+                )
+            except NetworkError as error:
+                if announced.step <= self._chain.step:
+                    raise
+                self._log.debug("pulling again", step=announced.step, why=str(error))
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
+        return await self._pull(announced.step, announced.payload_sha256, announced.payload_bytes, announced.author)
 
     async def _gossip(self, raw: bytes) -> None:
         """Best effort: who misses a message learns of the payload from the entry."""

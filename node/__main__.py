@@ -1,0 +1,199 @@
+"""The command `swarmentum`: join a run, look at it, watch it, relay for others, or try it all on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protos.console import configure_logging, exit_with
+from protos.errors import OperatorError
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed (demo: digests differ or the loss did not fall), 2 wrong use or configuration, "
+    "3 unreachable, 4 refused, 5 replicas differ, 130 interrupted (left cleanly)."
+)
+app = typer.Typer(
+    help="Train one model together with other people's machines, over ordinary internet.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+InviteLink = Annotated[str, typer.Argument(metavar="INVITE", help="The run's invite link, swarmentum://...")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs; logs go to stderr.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More log lines.")]
+Listen = Annotated[str | None, typer.Option(help="IP:port of the overlay, TCP and UDP [0.0.0.0:0, a free port].")]
+Announce = Annotated[
+    list[str] | None, typer.Option(help="Multiaddress to tell others, e.g. /ip4/203.0.113.5/tcp/4001.")
+]
+Bootstrap = Annotated[list[str] | None, typer.Option(help="Multiaddress of an overlay peer to start from; repeatable.")]
+Reachability = Annotated[str | None, typer.Option(help="auto, public (dialled directly) or private (behind a router).")]
+
+
+def _need_node_extra() -> None:
+    """The base install has no torch; say what to install instead of a traceback."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "hivemind", "transformers", "safetensors") if find_spec(name) is None]
+    if missing:
+        raise OperatorError(f"this command needs {', '.join(missing)}: pip install 'swarmentum[node]'")
+
+
+@app.command(epilog=EXIT_CODES)
+def join(
+    invite: InviteLink,
+    home: Annotated[
+        Path | None, typer.Option(help="Folder of identity, snapshots, momentum [~/.swarmentum/peer].")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto (cuda, mps, cpu) or a torch device such as cuda:1.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Forward pass: auto, bf16 or fp32.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the training.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="Samples in one forward pass [8].")] = None,
+    group_size: Annotated[
+        int | None, typer.Option(help="Coefficients a vote chooses from: 8 to 128 [the run's].")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="This machine's training text or tokens [the run's].")] = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    bootstrap: Bootstrap = None,
+    relays: Annotated[
+        list[str] | None, typer.Option("--relay", help="Relay to be reachable through; repeatable.")
+    ] = None,
+    reachability: Reachability = None,
+    metrics_listen: Annotated[str | None, typer.Option(help="IP:port of Prometheus metrics [off].")] = None,
+    patience_seconds: Annotated[
+        float | None, typer.Option(help="How long to wait for a silent coordinator [600].")
+    ] = None,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Let the run call a function of this machine.")
+    ] = False,
+    export: Annotated[Path | None, typer.Option(help="Where to write the Hugging Face model at the end.")] = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Take part in a run until it is finished. Ctrl-C leaves cleanly; the others go on."""
+    _need_node_extra()
+    configure_logging(as_json=as_json, verbose=verbose)
+    from node.app import join as join_run
+    from node.config import load_settings
+
+    settings = load_settings(
+        home=home,
+        device=device,
+        precision=precision,
+        threads=threads,
+        micro_batch=micro_batch,
+        group_size=group_size,
+        data=data,
+        listen=listen,
+        announce=announce,
+        bootstrap=bootstrap,
+        relays=relays,
+        reachability=reachability,
+        metrics_listen=metrics_listen,
+        patience_seconds=patience_seconds,
+        allow_code=allow_code or None,
+    )
+    outcome = join_run(invite, settings, export)
+    summary = outcome.summary
+    if as_json:
+        print(summary.json(), flush=True)
+    else:
+        kept = f"; model: {summary.checkpoint}" if summary.checkpoint else ""
+        print(f"step {summary.step}, {summary.votes_accepted} votes accepted, state digest {summary.digest[:16]}{kept}")
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command(epilog=EXIT_CODES)
+def status(invite: InviteLink, as_json: Json = False) -> None:
+    """Show a run: its phase, step, loss and peers."""
+    from node.status import show
+    from node.status import status as ask
+
+    values = ask(invite)
+    if as_json:
+        print(json.dumps(values))
+    else:
+        show(values)
+
+
+@app.command(epilog=EXIT_CODES)
+def watch(
+    invite: InviteLink,
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many log entries.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Stop after this time.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Follow a run with an independent implementation (py-libp2p) that checks every signature and the hash chain."""
+    configure_logging(as_json=as_json)
+    from node.watch.app import run
+
+    raise typer.Exit(run(invite, as_json=as_json, steps=steps, seconds=seconds))
+
+
+@app.command(epilog=EXIT_CODES)
+def relay(
+    home: Annotated[Path | None, typer.Option(help="Folder of the identity [~/.swarmentum/relay].")] = None,
+    listen: Annotated[str, typer.Option(help="IP:port, TCP and UDP; port 0 takes free ones.")] = "0.0.0.0:4001",
+    announce: Announce = None,
+    bootstrap: Bootstrap = None,
+    reachability: Annotated[str, typer.Option(help="public, or auto to find out.")] = "public",
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a public bootstrap and relay peer, without training."""
+    _need_node_extra()
+    configure_logging(as_json=as_json, verbose=verbose)
+    import asyncio
+
+    from node.config import load_settings
+    from node.relay import serve
+
+    settings = load_settings(listen=listen, announce=announce, bootstrap=bootstrap, reachability=reachability)
+    asyncio.run(serve(home or Path.home() / ".swarmentum" / "relay", settings.overlay(), as_json))
+
+
+@app.command(epilog=EXIT_CODES)
+def demo(
+    peers: Annotated[int, typer.Option(min=1, max=32, help="How many peers to start.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Clock steps to train.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of the initial weights and the order of samples.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="A text file or folder [this Python's standard library].")] = None,
+    output: Annotated[Path, typer.Option(help="Folder of the results; made, or its demo results replaced.")] = Path(
+        "swarmentum-out"
+    ),
+    group_size: Annotated[int, typer.Option(help="Coefficients a vote chooses from: 8 to 128.")] = 128,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Equal shares, every step waits for all: repeatable.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Start a coordinator, a relay and some peers on this machine, train a small model, show what happened."""
+    _need_node_extra()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from node.demo import DemoOptions, run_demo
+
+    options = DemoOptions(
+        peers=peers,
+        steps=steps,
+        seed=seed,
+        data=data,
+        output=output,
+        group_size=group_size,
+        strict=strict,
+        as_json=as_json,
+    )
+    raise typer.Exit(run_demo(options))
+
+
+def main() -> None:
+    """Entry point: errors become one clear message and a documented exit code."""
+    exit_with(app)
+
+
+if __name__ == "__main__":
+    main()

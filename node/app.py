@@ -1,0 +1,224 @@
+"""Puts a peer together, runs it, takes it apart: the only place that knows all parts."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import structlog
+import torch
+
+from node.config import PeerSettings
+from node.data.corpus import Corpus, open_corpus
+from node.data.samples import Samples
+from node.export import export
+from node.loop import Trainer
+from node.model.device import autocast, pick_device
+from node.model.spec import ModelSpec, build, parameter_count
+from node.replica import Replica
+from node.snapshot.store import PieceStore
+from node.swarm.api import Swarm
+from node.swarm.client import check_genesis
+from node.swarm.session import About, Session
+from node.telemetry import StepLog, Summary, serve_metrics
+from node.wire.validate import UpdateDoor
+from protos.console import EXIT_INTERRUPTED, lock_home
+from protos.errors import OperatorError
+from protos.identity import Identity
+from protos.invite import Invite
+from protos.run_config import RunConfig
+
+BYTES_A_GB = 10**9
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a peer's part in a run ended."""
+
+    summary: Summary
+    exit_code: int
+
+
+class Stop:
+    """Ctrl-C and SIGTERM: the first asks the loop to end, the second ends the process as usual."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    def __call__(self) -> bool:
+        return self._asked.is_set()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Only on the main thread; handlers are put back."""
+
+        def ask(number: int, _frame: FrameType | None) -> None:
+            self._asked.set()
+            signal.signal(number, signal.SIG_DFL)
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def join(invite_link: str, settings: PeerSettings, export_to: Path | None = None) -> Outcome:
+    """Take part in a run until it is finished or Ctrl-C. Raises SwarmentumError with what is wrong."""
+    invite = Invite.parse(invite_link)
+    lock = lock_home(settings.home, "peer")
+    stop = Stop()
+    try:
+        with stop.listening():
+            return _Peer(invite, settings, stop).run(export_to)
+    finally:
+        lock.close()
+
+
+class _Peer:
+    """One peer in one run; `run` goes through its life in order."""
+
+    def __init__(self, invite: Invite, settings: PeerSettings, stop: Stop) -> None:
+        self.invite, self.settings, self.stop = invite, settings, stop
+        self.identity_path = settings.home / "identity.key"
+        self.identity = Identity.load_or_create(self.identity_path)
+        self.folder = settings.home / "runs" / invite.run_id.hex()[:16]
+        self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+
+    def run(self, export_to: Path | None) -> Outcome:
+        """Connect, build, join, train, export, leave."""
+        store = PieceStore(self.folder / "pieces", int(self.settings.snapshots_gb * BYTES_A_GB))
+        door = _LateDoor()
+        overlay = self.settings.overlay()
+        swarm = Swarm(
+            lambda emit: Session(self.invite, self.identity, self.identity_path, overlay, door, store.get, emit)
+        )
+        metrics: Any = None
+        finished = False
+        try:
+            facts = swarm.connect()
+            config = check_genesis(facts.genesis, self.invite)
+            self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
+            corpus, replica, samples = self._build(config)
+            door.door = UpdateDoor(self.invite.run_id, replica.layout_digest, replica.demo.layout.chunks)
+            summary = Summary(self.identity.peer_id, _device_name(replica.demo.parameters[0].device))
+            if self.settings.metrics_listen is not None:
+                metrics = serve_metrics(self.settings.metrics_listen, summary, swarm.counters)
+            steps = StepLog(self.folder / "steps.jsonl")
+            trainer = self._trainer(config, replica, swarm, samples, store, summary, steps)
+            self._enter(trainer, list(facts.bootstrap))
+            finished = trainer.run()
+            replica.save_private(trainer.private_path)
+            steps.close()
+            summary.digest = replica.whole_digest().hex()
+            if export_to is not None:
+                summary.checkpoint = str(self._export(replica, corpus, config, export_to))
+        finally:
+            swarm.close(leaving=True)
+            if metrics is not None:
+                metrics.shutdown()
+                metrics.server_close()
+        summary.take(swarm.counters)
+        return Outcome(summary, 0 if finished else EXIT_INTERRUPTED)
+
+    def _build(self, config: RunConfig) -> tuple[Corpus, Replica, Samples]:
+        spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
+        if spec.runs_code and not self.settings.allow_code:
+            raise OperatorError(
+                f"the run wants to call {config.model.factory!r} on this machine; if you trust its operator and know this "
+                "module, join with --allow-code"
+            )
+        device = pick_device(self.settings.device)
+        source = self.settings.data or config.data.source
+        path = None if source == "stdlib" else Path(source)
+        corpus = open_corpus(path, self.settings.home / "cache", tokenizer=config.data.tokenizer)
+        vocabulary = corpus.tokenizer.vocabulary
+        model = build(spec, config.seed, vocabulary=vocabulary, context=config.data.context).to(device)
+        group_size = self.settings.group_size or config.optimizer.group_size
+        replica = Replica(self.invite.run_id, model, config.optimizer, group_size)
+        self.log.info(
+            "model", parameters=parameter_count(model), device=str(device), data=corpus.name, group_size=group_size
+        )
+        return corpus, replica, Samples(corpus.tokens, config.data.context, config.seed)
+
+    def _trainer(
+        self,
+        config: RunConfig,
+        replica: Replica,
+        swarm: Swarm,
+        samples: Samples,
+        store: PieceStore,
+        summary: Summary,
+        steps: StepLog,
+    ) -> Trainer:
+        device = replica.demo.parameters[0].device
+        return Trainer(
+            config=config,
+            replica=replica,
+            swarm=swarm,
+            samples=samples,
+            store=store,
+            private_path=self.folder / "private.pt",
+            micro_batch=self.settings.micro_batch,
+            autocast=autocast(device, self.settings.precision),
+            summary=summary,
+            steps=steps,
+            stopping=self.stop,
+        )
+
+    def _enter(self, trainer: Trainer, bootstrap: list[str]) -> None:
+        """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
+        replica = trainer.replica
+        about = About(replica.layout_digest, replica.demo.layout.parameters, trainer.summary.device)
+        welcome = trainer.swarm.join(about, bootstrap)
+        if welcome.snapshot is not None:
+            own = replica.snapshot(trainer.store)
+            if welcome.snapshot.root != own.root:
+                trainer.load_snapshot(welcome.snapshot)
+        if replica.load_private(trainer.private_path):
+            self.log.info("momentum taken up again")
+        trainer.follow()
+
+    def _export(self, replica: Replica, corpus: Corpus, config: RunConfig, path: Path) -> Path:
+        card: dict[str, object] = {
+            "run": config.name,
+            "run_id": self.invite.run_id.hex(),
+            "steps": replica.step,
+            "state_digest": replica.whole_digest().hex(),
+            "log_head": replica.head.hex(),
+            "parameters": replica.demo.layout.parameters,
+            "data": corpus.name,
+            "optimizer": json.dumps(config.optimizer.model_dump()),
+        }
+        return export(replica.model, corpus.tokenizer, path, card)
+
+
+class _LateDoor:
+    """The payload door of a run whose layout is known only once the model is built; joining comes after."""
+
+    door: UpdateDoor | None = None
+
+    @property
+    def bytes_max(self) -> int:
+        return self._known().bytes_max
+
+    def open(self, data: bytes, step: int) -> Any:
+        return self._known().open(data, step)
+
+    def _known(self) -> UpdateDoor:
+        assert self.door is not None, "the model is built before the run is joined"
+        return self.door
+
+
+def _device_name(device: torch.device) -> str:
+    return f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type

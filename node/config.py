@@ -1,0 +1,119 @@
+"""A peer's own settings: flags over environment over file; a wrong value is refused before anything starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from node.swarm.settings import OverlaySettings
+from protos import toml_file
+from protos.errors import OperatorError
+from protos.run_config import Address, GroupSize
+
+LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|\d+\.\d+\.\d+\.\d+):\d{1,5}$"
+
+
+class PeerSettings(BaseSettings):
+    """Settings of `swarmentum join`. Environment: SWARMENTUM_<NAME>; file: swarmentum.toml or $SWARMENTUM_CONFIG."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SWARMENTUM_", extra="forbid", frozen=True, use_attribute_docstrings=True, env_ignore_empty=True
+    )
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".swarmentum" / "peer")
+    """Folder of the identity, snapshots and this peer's own momentum."""
+
+    device: str = "auto"
+    """auto (cuda, then mps, then cpu), or a torch device such as cuda:1."""
+
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Autocast of the forward pass; master weights are fp32 whatever is chosen."""
+
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """CPU threads of the training; by default torch's choice."""
+
+    micro_batch: int = Field(default=8, ge=1, le=1 << 16)
+    """Samples in one forward pass; smaller needs less memory, and does not change what is learnt."""
+
+    group_size: GroupSize | None = None
+    """Coefficients a vote chooses from: 128 for the thinnest uplink, down to 8. By default the run's."""
+
+    data: str | None = None
+    """Where this machine has the training text or tokens, instead of the run's `data.source`."""
+
+    listen: str = Field(default="0.0.0.0:0", pattern=LISTEN_PATTERN)
+    """IP address and port (TCP and UDP) of the overlay; port 0 takes free ones."""
+
+    announce: list[str] = Field(default_factory=list)
+    """Multiaddresses to tell others instead of the found ones, e.g. /ip4/203.0.113.5/tcp/4001."""
+
+    bootstrap: list[Address] = Field(default_factory=list)
+    """More overlay peers to start from, besides the invite's and the coordinator's."""
+
+    relays: list[Address] = Field(default_factory=list)
+    """Relays to be reachable through when this peer is behind a router; one address of each."""
+
+    reachability: Literal["auto", "public", "private"] = "auto"
+    """Whether others can dial this peer; auto lets libp2p find out."""
+
+    metrics_listen: str | None = Field(default=None, pattern=LISTEN_PATTERN)
+    """Address and port of Prometheus metrics (http://.../metrics); off by default."""
+
+    snapshots_gb: float = Field(default=20.0, gt=0)
+    """Room for snapshots on the disk."""
+
+    patience_seconds: float = Field(default=600.0, ge=1)
+    """How long to wait for a silent coordinator, or for votes that nobody gives, before giving up."""
+
+    allow_code: bool = False
+    """Let the run name a Python function of this machine (`model.factory`) and call it."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then the file."""
+        path = Path(os.environ.get("SWARMENTUM_CONFIG", "swarmentum.toml"))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+
+    def overlay(self) -> OverlaySettings:
+        """The network side's part."""
+        host, _, port = self.listen.rpartition(":")
+        return OverlaySettings(
+            listen_host=host.strip("[]"),
+            listen_port=int(port),
+            announce=tuple(self.announce),
+            bootstrap=tuple(self.bootstrap),
+            relays=tuple(self.relays),
+            reachability=self.reachability,
+            patience_seconds=self.patience_seconds,
+        )
+
+
+def load_settings(**flags: Any) -> PeerSettings:
+    """Settings from flags (None and empty: not given), environment and file; OperatorError names every wrong value."""
+    path = Path(os.environ.get("SWARMENTUM_CONFIG", "swarmentum.toml"))
+    if "SWARMENTUM_CONFIG" in os.environ and not path.is_file():
+        raise OperatorError(f"SWARMENTUM_CONFIG={path}: no such file")
+    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    try:
+        return PeerSettings(**given)
+    except ValidationError as error:
+        text = path.read_text() if path.is_file() else ""
+        lines = toml_file.describe(
+            error, lambda loc: f"{path}:{toml_file.line_of(text, loc)}: " if _in(text, loc) else ""
+        )
+        raise OperatorError(f"wrong settings:\n{lines}") from error
+
+
+def _in(text: str, loc: tuple[int | str, ...]) -> bool:
+    return any(line.split("=")[0].strip() == str(loc[0]) for line in text.splitlines()) if loc else False

@@ -1,0 +1,382 @@
+"""`swarmentum demo`: a real swarm on this machine. Every part is the one that a user has, each in its own process.
+
+Starts a coordinator, a relay and the peers on loopback; shows the run while it goes; checks at the end that all replicas
+are equal and that the loss fell. Leaves the results in the output folder and nothing running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from node.report import PeerRow, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
+from node.status import as_values, fetch
+from protos.errors import NetworkError, OperatorError, SwarmentumError
+from protos.invite import Invite
+
+READY_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 10.0
+POLL_SECONDS = 0.5
+# Generous: a step of the demo's model takes about 2 s on 2 slow cores with 4 peers.
+STEP_SECONDS_MAX = 60.0
+START_SECONDS_MAX = 180.0
+SAMPLES_A_PEER = 16
+SAMPLE_TOKENS = 160
+MARKER = "demo.json"
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """The flags of the command."""
+
+    peers: int
+    steps: int
+    seed: int
+    data: Path | None
+    output: Path
+    group_size: int
+    strict: bool
+    as_json: bool
+
+
+def run_toml(options: DemoOptions, bootstrap: str) -> str:
+    """The demo's run.toml: the default model and small batches; a place to start from for a run of one's own."""
+    source = "stdlib" if options.data is None else str(options.data.resolve())
+    return f"""# The run that `swarmentum demo` made. Every key is optional; docs/operating.md lists them all.
+name = "demo"
+seed = {options.seed}
+
+[data]
+source = {json.dumps(source)}
+
+[optimizer]
+group_size = {options.group_size}
+
+[clock]
+steps = {options.steps}
+batch_samples = {SAMPLES_A_PEER * options.peers}
+min_peers = {options.peers}
+strict = {str(options.strict).lower()}
+
+[overlay]
+bootstrap = [{json.dumps(bootstrap)}]
+"""
+
+
+class Processes:
+    """Child processes with their logs; `close` ends every one, the last started first."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._children: list[tuple[str, subprocess.Popen[str], IO[str]]] = []
+
+    def start(self, name: str, *command: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start `python -m ...`; stderr goes to <name>.log, stdout is the caller's."""
+        log = (self._logs / f"{name}.log").open("w")
+        child = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,  # Ctrl-C is ours to pass on, in order
+        )
+        self._children.append((name, child, log))
+        return child
+
+    def ready(self, name: str, child: subprocess.Popen[str]) -> dict[str, Any]:
+        """The first JSON line that a child prints. NetworkError with its last words if it ends instead."""
+        line = _first_line(child, READY_SECONDS_MAX)
+        if not line:
+            raise NetworkError(f"{name} did not start; its last words:\n{self.last_words(name)}")
+        values: dict[str, Any] = json.loads(line)
+        return values
+
+    def last_words(self, name: str) -> str:
+        """The end of a child's log."""
+        return "\n".join((self._logs / f"{name}.log").read_text().splitlines()[-12:])
+
+    def ended(self) -> list[str]:
+        """Names of children that have ended with an error."""
+        return [name for name, child, _ in self._children if child.poll() not in (None, 0)]
+
+    def close(self) -> None:
+        """SIGINT to each, then a deadline, then SIGKILL."""
+        for _, child, _ in reversed(self._children):
+            if child.poll() is None:
+                child.send_signal(signal.SIGINT)
+        until = time.monotonic() + STOP_SECONDS_MAX
+        for _, child, log in reversed(self._children):
+            try:
+                child.wait(max(until - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+            log.close()
+
+
+def _first_line(child: subprocess.Popen[str], seconds_max: float) -> str:
+    import select
+
+    assert child.stdout is not None
+    ready, _, _ = select.select([child.stdout], [], [], seconds_max)
+    return child.stdout.readline() if ready else ""
+
+
+def prepare_output(output: Path) -> None:
+    """An empty folder for results; what is there goes only if a demo made it."""
+    if output.exists() and any(output.iterdir()) and not (output / MARKER).is_file():
+        raise OperatorError(f"--output {output}: is not empty and not a demo's results; choose another folder")
+    if output.exists():
+        shutil.rmtree(output)
+    output.mkdir(parents=True)
+    (output / MARKER).write_text("{}\n")
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Run it all; 0 only if every replica is equal and the loss fell."""
+    if options.data is not None and not options.data.exists():
+        raise OperatorError(f"--data {options.data}: no such file or folder")
+    console = Console(stderr=options.as_json, soft_wrap=False)
+    prepare_output(options.output)
+    logs = options.output / "logs"
+    logs.mkdir()
+    with ExitStack() as stack:
+        homes = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="swarmentum-demo-")))
+        processes = Processes(logs)
+        stack.callback(processes.close)
+        console.print(f"Starting a coordinator, a relay and {options.peers} peers on this machine ...")
+        invite = _start_coordinator(processes, homes, options)
+        started = time.monotonic()
+        peers = _start_peers(processes, homes, options, invite)
+        _show_until_done(console, processes, peers, invite, options)
+        summaries = [_summary(processes, f"peer-{index}", child) for index, child in enumerate(peers)]
+        seconds = time.monotonic() - started
+        all_steps = _steps(homes, invite, options)
+    return _report(console, options, summaries, all_steps, seconds)
+
+
+def _start_coordinator(processes: Processes, homes: Path, options: DemoOptions) -> str:
+    """Coordinator and relay; returns the invite of a new run."""
+    at = ("--listen", "127.0.0.1:0", "--json")
+    relay = processes.start("relay", "node", "relay", "--home", str(homes / "relay"), "--reachability", "auto", *at)
+    home = str(homes / "coordinator")
+    coordinator = processes.start("coordinator", "coordinator", "serve", "--home", home, *at)
+    addresses = processes.ready("relay", relay)["addresses"]
+    processes.ready("coordinator", coordinator)
+    file = options.output / "run.toml"
+    file.write_text(run_toml(options, addresses[0]))
+    create = processes.start("create", "coordinator", "run", "create", str(file), "--home", home, "--json")
+    return str(processes.ready("create", create)["invite"])
+
+
+def _start_peers(processes: Processes, homes: Path, options: DemoOptions, invite: str) -> list[subprocess.Popen[str]]:
+    """The peers; the first one exports the model. The machine's cores are shared out."""
+    threads = str(max(1, (os.cpu_count() or 1) // options.peers))
+    children = []
+    for index in range(options.peers):
+        export = ("--export", str(options.output / "model")) if index == 0 else ()
+        flags = ("--home", str(homes / f"peer-{index}"), "--listen", "127.0.0.1:0", "--threads", threads, "--json")
+        environment = {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        child = processes.start(f"peer-{index}", "node", "join", invite, *flags, *export, environment=environment)
+        children.append(child)
+    return children
+
+
+# ---- while it runs ---------------------------------------------------------------------------------------------------
+
+
+def _show_until_done(
+    console: Console, processes: Processes, peers: list[subprocess.Popen[str]], link: str, options: DemoOptions
+) -> None:
+    """Poll the coordinator like `status` does, until every peer has ended. Raises when one fails or nothing moves."""
+    invite = Invite.parse(link)
+    moved, step, told = time.monotonic(), 0, -1
+    with Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else ExitStack() as live:
+        while any(child.poll() is None for child in peers):
+            values = _look(invite)
+            if values is not None and values["step"] > step:
+                moved, step = time.monotonic(), values["step"]
+            if isinstance(live, Live) and values is not None:
+                live.update(_view(values), refresh=True)
+            elif values is not None and (step // 10 > told // 10 or step == 1 > told):
+                told = step
+                console.print(_line(values), highlight=False)
+            patience = STEP_SECONDS_MAX if step else START_SECONDS_MAX
+            failed = processes.ended()
+            if failed or time.monotonic() - moved > patience:
+                name = failed[0] if failed else "peer-0"
+                problem = f"{name} failed" if failed else f"nothing happened for {patience:.0f} s after step {step}"
+                words = processes.last_words(name)
+                raise SwarmentumError(
+                    f"the demo stopped: {problem}; see {options.output}/logs. The end of its log:\n{words}"
+                )
+            time.sleep(POLL_SECONDS)
+
+
+def _look(invite: Invite) -> dict[str, Any] | None:
+    try:
+        return as_values(*asyncio.run(fetch(invite)), invite.run_id)
+    except NetworkError:
+        return None
+
+
+def _line(values: dict[str, Any]) -> str:
+    loss = "" if values["loss"] is None else f", loss {values['loss']:.3f}"
+    here = sum(peer["phase"] == "ready" for peer in values["peers"])
+    moved = format_bytes(values["payload_bytes"])
+    return f"step {values['step']:>4} of {values['steps']}{loss}, {here} peers, {moved} of votes: {values['reason']}"
+
+
+def _view(values: dict[str, Any]) -> Table:
+    table = Table(
+        "peer", "phase", "step", "state digest", "votes", "samples/s", "loss", title=_line(values), expand=True
+    )
+    for peer in values["peers"]:
+        speed, loss = f"{peer['samples_per_second']:.1f}", f"{peer['loss']:.3f}"
+        votes, digest = str(peer["votes_accepted"]), peer["digest"][:16]
+        table.add_row(peer["id"][-8:], peer["phase"], str(peer["step"]), digest, votes, speed, loss)
+    return table
+
+
+# ---- at the end ------------------------------------------------------------------------------------------------------
+
+
+def _summary(processes: Processes, name: str, child: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a peer printed last."""
+    assert child.stdout is not None
+    lines = [line for line in child.stdout.read().splitlines() if line.startswith("{")]
+    if child.returncode != 0 or not lines:
+        raise SwarmentumError(
+            f"{name} ended with exit code {child.returncode}; its last words:\n{processes.last_words(name)}"
+        )
+    values: dict[str, Any] = json.loads(lines[-1])
+    return values
+
+
+def _steps(homes: Path, invite: str, options: DemoOptions) -> list[list[dict[str, Any]]]:
+    """Every peer's steps.jsonl, which also goes into the output folder."""
+    run = Invite.parse(invite).run_id.hex()[:16]
+    all_steps = []
+    for index in range(options.peers):
+        text = (homes / f"peer-{index}" / "runs" / run / "steps.jsonl").read_text()
+        (options.output / f"peer-{index}.steps.jsonl").write_text(text)
+        all_steps.append([json.loads(line) for line in text.splitlines()])
+    return all_steps
+
+
+def first_difference(all_steps: list[list[dict[str, Any]]]) -> int | None:
+    """The first step after which two peers' digests differ, or None: they are compared after every step."""
+    by_step: dict[int, set[str]] = {}
+    for steps in all_steps:
+        for line in steps:
+            by_step.setdefault(line["step"], set()).add(line["digest"])
+    return min((step for step, digests in by_step.items() if len(digests) > 1), default=None)
+
+
+def _report(
+    console: Console,
+    options: DemoOptions,
+    summaries: list[dict[str, Any]],
+    all_steps: list[list[dict[str, Any]]],
+    seconds: float,
+) -> int:
+    points = [(line["step"], line["loss"]) for line in all_steps[0]]
+    card = json.loads((options.output / "model" / "swarmentum.json").read_text())
+    different = first_difference(all_steps)
+    digests = {summary["digest"] for summary in summaries}
+    equal = different is None and len(digests) == 1
+    first, last = points[0][1], points[-1][1]
+    result = {
+        "steps": points[-1][0],
+        "loss_first": first,
+        "loss_last": last,
+        "tokens": sum(line["tokens"] for line in all_steps[0]),
+        "seconds": round(seconds, 1),
+        "allreduce_bytes_per_peer_step": allreduce_bytes(card["parameters"]),
+        "parameters": card["parameters"],
+        "checkpoint": str((options.output / "model").resolve()),
+        "digests_equal_at_every_step": equal,
+        "peers": [_peer_result(summary) for summary in summaries],
+    }
+    (options.output / MARKER).write_text(json.dumps(result, indent=2) + "\n")
+    _show(console, options, result, points, summaries)
+    if not equal:
+        where = "at the end" if different is None else f"after step {different}"
+        console.print(f"[bold red]FAILED: the replicas' digests differ {where}.[/]")
+    if last >= first:
+        console.print("[bold red]FAILED: the loss did not fall.[/]")
+    if options.as_json:
+        print(json.dumps(result), flush=True)
+    return 0 if equal and last < first else 1
+
+
+def _peer_result(summary: dict[str, Any]) -> dict[str, Any]:
+    names = (
+        "id",
+        "device",
+        "steps_applied",
+        "digest",
+        "votes_accepted",
+        "payload_bytes_sent",
+        "payload_bytes_received",
+    )
+    return {name: summary[name] for name in (*names, "wire_bytes_sent", "wire_bytes_received")}
+
+
+def _show(
+    console: Console,
+    options: DemoOptions,
+    result: dict[str, Any],
+    points: list[tuple[int, float]],
+    summaries: list[dict[str, Any]],
+) -> None:
+    picture = loss_png({"training loss": points}, options.output / "loss.png", "swarmentum demo")
+    width = min(console.width, 100)
+    console.print(loss_chart(points, width=width, title="loss (nats a byte)"), highlight=False, markup=False)
+    console.print(
+        render(peers_table([_row(summary) for summary in summaries], result["parameters"]), width), markup=False
+    )
+    console.print(f"\nA sample of what the model writes after {result['steps']} steps:", style="bold")
+    console.print(_sample(Path(result["checkpoint"]), options.seed), highlight=False, markup=False)
+    equal = "equal on every peer after every step" if result["digests_equal_at_every_step"] else "DIFFERENT"
+    console.print(f"\nState digest {summaries[0]['digest'][:16]}: {equal}.", highlight=False)
+    console.print(
+        f"Loss {result['loss_first']:.3f} to {result['loss_last']:.3f} in {result['seconds']} s.", highlight=False
+    )
+    console.print(f"Model (loads with Hugging Face): {result['checkpoint']}", highlight=False, soft_wrap=True)
+    console.print(f"Loss curve: {picture.resolve()}", highlight=False, soft_wrap=True)
+
+
+def _row(summary: dict[str, Any]) -> PeerRow:
+    return PeerRow(**_peer_result(summary))
+
+
+def _sample(checkpoint: Path, seed: int) -> str:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from node.data.tokenizer import ByteTokenizer
+    from node.export import sample_text
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    device = torch.device("cpu")
+    return sample_text(model, ByteTokenizer(), "def ", SAMPLE_TOKENS, seed=seed, device=device)

@@ -1,0 +1,203 @@
+"""The training run of one peer, to be read from top to bottom.
+
+    Opened     gradient on this peer's samples -> momentum -> votes -> publish
+    Committed  everybody's accepted votes -> the same update on every replica -> report the digest
+    Agreed     others can start from this snapshot
+    Resync     this replica is not what counts: snapshot and replay
+    Finished   done
+
+One thread; the network side has its own, and hands over events in order. Bytes only cross between them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from node.data.samples import Samples
+from node.optim.demo import NonFiniteGradient
+from node.replica import Replica
+from node.snapshot.store import PieceStore
+from node.swarm.api import Swarm
+from node.swarm.events import Agreed, Committed, Failed, Finished, Opened, Resync, Snapshot, Waiting
+from node.sync import fetch_snapshot
+from node.telemetry import StepLog, Summary
+from protos.errors import DivergedError, NetworkError, Refusal
+from protos.run_config import RunConfig
+from protos.v1 import update_pb2
+
+EVENT_SECONDS_MAX = 0.5
+RESYNCS_IN_A_ROW_MAX = 5
+
+
+@dataclass
+class Trainer:
+    """Everything that a step needs. `stopping` is asked between micro-batches and events."""
+
+    config: RunConfig
+    replica: Replica
+    swarm: Swarm
+    samples: Samples
+    store: PieceStore
+    private_path: Path
+    micro_batch: int
+    autocast: Any
+    summary: Summary
+    steps: StepLog
+    stopping: Callable[[], bool]
+    resyncs_in_a_row: int = 0
+
+    def __post_init__(self) -> None:
+        self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
+
+    # ---- the run -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        """Train until the run is finished (True) or `stopping` (False). Raises what the network side fails with."""
+        opened: Opened | None = None
+        while not self.stopping():
+            event = self.swarm.next_event(EVENT_SECONDS_MAX)
+            match event:
+                case Opened():
+                    opened = event
+                case Committed():
+                    self._apply(event)
+                case Agreed():
+                    self.log.info("snapshot agreed", step=self.replica.step, snapshot=event.snapshot.step)
+                case Resync():
+                    opened = None
+                    self._resync(event.snapshot, event.reason)
+                case Waiting():
+                    self.log.info("waiting", step=self.replica.step, why=event.reason)
+                case Finished():
+                    if self.replica.step >= self.config.clock.steps:
+                        return True
+                case Failed():
+                    raise event.error
+            if opened is not None and opened.tick.step == self.replica.step + 1:
+                self._contribute(opened)
+                opened = None
+        return False
+
+    # ---- our votes ---------------------------------------------------------------------------------------------------
+
+    def _contribute(self, opened: Opened) -> None:
+        """Gradient, momentum, votes, publish; abstain if the step is decided before we are done."""
+        tick, replica = opened.tick, self.replica
+        if not opened.ranges or (replica.published is not None and replica.published[0] == tick.step):
+            return
+        if tick.parent_hash != replica.head:
+            raise DivergedError(f"step {tick.step} was opened on another log than the one that is applied here")
+        started = time.monotonic()
+
+        def decided() -> bool:
+            return self.stopping() or self.swarm.committed_step >= tick.step
+
+        result = replica.gradients(self.samples, opened.ranges, self.micro_batch, self.autocast, decided)
+        if not result.samples or decided():
+            self.log.info("too late for this step", step=tick.step, samples=result.samples)
+            return
+        try:
+            data = replica.vote(tick.step, tick.lr)
+        except NonFiniteGradient as error:
+            self.log.warning("abstaining: the gradient is not finite", step=tick.step, why=str(error))
+            return
+        announcement = update_pb2.Announcement(
+            step=tick.step,
+            parent_hash=tick.parent_hash,
+            samples=result.samples,
+            tokens=result.tokens,
+            loss=result.loss_mean,
+            compute_ms=int((time.monotonic() - started) * 1000),
+        )
+        self.swarm.publish(data, announcement)
+        self.summary.tokens += result.tokens
+
+    # ---- everybody's votes -------------------------------------------------------------------------------------------
+
+    def _apply(self, event: Committed) -> None:
+        entry, replica = event.signed.entry, self.replica
+        if entry.step != replica.step + 1:
+            return  # of a following that was stopped
+        if entry.parent_state_digest and entry.parent_state_digest != replica.digest():
+            self._resync(None, f"the log holds another state digest for step {replica.step}")
+            return
+        accepted = replica.apply(event.signed, event.updates)
+        digest = replica.digest()
+        self.swarm.applied(replica.step, digest)
+        self._note(event, accepted, digest)
+        if replica.step % self.config.clock.snapshot_every == 0 or replica.step == self.config.clock.steps:
+            self.store_snapshot()
+
+    def _note(self, event: Committed, accepted: bool, digest: bytes) -> None:
+        entry, summary = event.signed.entry, self.summary
+        self.resyncs_in_a_row = 0
+        tokens = sum(c.tokens for c in entry.contributions)
+        loss = sum(c.loss * c.tokens for c in entry.contributions) / tokens if tokens else summary.loss
+        summary.step, summary.loss = entry.step, loss
+        summary.steps_applied += 1
+        summary.votes_accepted += accepted
+        summary.take(self.swarm.counters)
+        peers = len(entry.contributions)
+        self.log.info("step", step=entry.step, loss=round(loss, 4), lr=entry.lr, peers=peers, accepted=accepted)
+        self.steps.write(
+            step=entry.step,
+            digest=digest.hex(),
+            entry=event.signed.hash.hex(),
+            loss=loss,
+            lr=entry.lr,
+            peers=peers,
+            accepted=accepted,
+            tokens=tokens,
+            payload_bytes=sum(c.payload_bytes for c in entry.contributions),
+        )
+
+    # ---- snapshots ---------------------------------------------------------------------------------------------------
+
+    def store_snapshot(self) -> None:
+        """Keep the state for those who come later, and our momentum for ourselves."""
+        manifest = self.replica.snapshot(self.store)
+        self.swarm.stored(manifest.step, manifest.root, manifest.total_bytes)
+        self.replica.save_private(self.private_path)
+
+    def _resync(self, snapshot: Snapshot | None, reason: str) -> None:
+        """Never exit over a state that does not count: load the agreed snapshot and replay the log."""
+        self.log.warning("re-syncing", step=self.replica.step, why=reason)
+        self.summary.resyncs += 1
+        self.resyncs_in_a_row += 1
+        if self.resyncs_in_a_row > RESYNCS_IN_A_ROW_MAX:
+            raise DivergedError(f"still another state after {RESYNCS_IN_A_ROW_MAX} re-syncs: {reason}")
+        self.swarm.halt()
+        wanted = snapshot or self.swarm.latest_snapshot()
+        if wanted is None:
+            raise DivergedError(f"{reason}, and no snapshot is agreed to start again from")
+        self.load_snapshot(wanted)
+        self.swarm.restarted()
+        self.follow()
+
+    def load_snapshot(self, snapshot: Snapshot) -> None:
+        """Become the state of an agreed snapshot."""
+        self.log.info("loading snapshot", step=snapshot.step, bytes=snapshot.total_bytes, holders=len(snapshot.holders))
+
+        def progress(done: int, total: int) -> None:
+            self.log.info("snapshot", step=snapshot.step, percent=100 * done // max(total, 1))
+
+        try:
+            found = fetch_snapshot(self.swarm, self.store, snapshot, self.replica.layout_digest, progress)
+        except Refusal as refusal:
+            raise NetworkError(f"the snapshot of step {snapshot.step} cannot be used: {refusal}") from refusal
+        self.replica.load(*found)
+
+    def follow(self) -> None:
+        """Follow the log from the state that is here, and say which it is."""
+        replica = self.replica
+        self.summary.step = replica.step
+        self.swarm.applied(replica.step, replica.digest())
+        manifest = self.replica.snapshot(self.store)
+        self.swarm.stored(manifest.step, manifest.root, manifest.total_bytes)
+        self.swarm.follow_from(replica.step, replica.head)

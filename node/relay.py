@@ -1,0 +1,66 @@
+"""`swarmentum relay`: a public bootstrap and relay peer. Trains nothing, reads nothing, needs no GPU and no torch.
+
+Others find each other through its DHT, and reach peers behind routers through its circuits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from node.swarm.dht import Discovery
+from node.swarm.host import Host
+from node.swarm.settings import OverlaySettings
+from protos.console import lock_home
+from protos.identity import Identity
+
+
+@dataclass(frozen=True)
+class RelayReady:
+    """What a relay prints: the addresses to put into `overlay.bootstrap`, `--bootstrap` or `--relays`."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+
+
+async def serve(home: Path, overlay: OverlaySettings, as_json: bool) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    # With one Go thread p2pd keeps its large relay limit in every run; with more it often falls back to 128 KiB a
+    # circuit (OVERLAY.md). p2pd inherits this process's environment.
+    os.environ.setdefault("GOMAXPROCS", "1")
+    lock = lock_home(home, "relay")
+    path = home / "identity.key"
+    identity = Identity.load_or_create(path)
+    host = Host(identity, path, overlay)
+    discovery = Discovery(host, run_id=None)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        await host.start()
+        await discovery.start(list(overlay.bootstrap))
+        ready = RelayReady(identity.peer_id, tuple(await host.addresses()))
+        _announce(ready, as_json)
+        structlog.get_logger("relay").info(
+            "serving", peer=identity.peer_id[-8:], step="-", addresses=len(ready.addresses)
+        )
+        await stop.wait()
+    finally:
+        await discovery.stop()
+        await host.stop()
+        lock.close()
+
+
+def _announce(ready: RelayReady, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"event": "serving", "peer_id": ready.peer_id, "addresses": ready.addresses}), flush=True)
+        return
+    print("Relay serves. Peers start from any of these (run.toml: [overlay] bootstrap; swarmentum join --bootstrap):")
+    for address in ready.addresses:
+        print(f"  {address}", flush=True)

@@ -1,0 +1,140 @@
+"""The replica: the model's parameters after a step, this peer's momentum, and where in the log they are.
+
+`vote` and `apply` are all that happens to a replica; its snapshots are files of pieces that anyone can check.
+Knows no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from node.data.samples import Samples
+from node.model.gradients import GradResult, accumulate_gradients
+from node.optim.demo import DeMo, DeMoConfig
+from node.optim.digest import state_digest
+from node.snapshot.pieces import Manifest, describe, iterate_pieces, load, pack, parameters_of
+from node.snapshot.private import PrivateState, load_private, save_private
+from node.snapshot.store import PieceStore
+from node.wire.codec import Update, encode_update, payload_hash
+from protos.assignment import Range
+from protos.log import SignedEntry
+from protos.run_config import OptimizerConfig
+
+SNAPSHOTS_KEPT = 3
+
+
+class Replica:
+    """Parameters after step `step`, whose entry has hash `head` (the run id before the first)."""
+
+    def __init__(self, run_id: bytes, model: nn.Module, optimizer: OptimizerConfig, group_size: int) -> None:
+        self.run_id = run_id
+        self.model = model
+        self.step = 0
+        self.head = run_id
+        self.published: tuple[int, bytes] | None = None
+        config = DeMoConfig(
+            beta=optimizer.beta,
+            weight_decay=optimizer.weight_decay,
+            clip_norm=optimizer.clip_norm,
+            group_size=group_size,
+        )
+        self.demo = DeMo(model, config)
+        self.layout_digest = self.demo.layout.digest()
+        self._manifests: list[Manifest] = []
+
+    # ---- a clock step ------------------------------------------------------------------------------------------------
+
+    def vote(self, step: int, lr: float) -> bytes:
+        """Turn the gradients in `.grad` into this peer's payload of a step. Momentum is not spent yet."""
+        votes = self.demo.propose(lr)
+        data = encode_update(self.run_id, self.layout_digest, Update(step, votes.group_size, votes.payload))
+        self.published = (step, payload_hash(data))
+        return data
+
+    def apply(self, signed: SignedEntry, updates: Iterable[Update]) -> bool:
+        """The state after the next entry. True if this peer's own votes were in it; only then they are spent."""
+        entry = signed.entry
+        assert entry.step == self.step + 1, f"entry {entry.step} on the state of step {self.step}"
+        mine = self.published[1] if self.published is not None and self.published[0] == entry.step else None
+        accepted = mine is not None and any(c.payload_sha256 == mine for c in entry.contributions)
+        if self.demo.pending and self.published is not None and self.published[0] <= entry.step:
+            self.demo.settle(accepted)
+        self.demo.apply([(update.group_size, update.votes) for update in updates], entry.lr)
+        self.step, self.head = entry.step, signed.hash
+        return accepted
+
+    def digest(self) -> bytes:
+        """Digest of this step's state (a rotating part of it for large models)."""
+        return state_digest(self.demo.parameters, self.step)
+
+    def whole_digest(self) -> bytes:
+        """Digest of every parameter bit."""
+        return state_digest(self.demo.parameters)
+
+    def gradients(
+        self,
+        samples: Samples,
+        ranges: Iterable[Range],
+        micro_batch: int,
+        autocast: Any,
+        should_stop: Callable[[], bool],
+    ) -> GradResult:
+        """Mean gradient over this peer's samples of a step, into `.grad`."""
+        batches = (b for part in ranges for b in samples.micro_batches(part.start, part.stop, micro_batch))
+        return accumulate_gradients(self.model, batches, self.demo.parameters[0].device, autocast, should_stop)
+
+    # ---- snapshots ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self, store: PieceStore) -> Manifest:
+        """Put the state into the store, as pieces; older snapshots but SNAPSHOTS_KEPT go."""
+        data = pack(parameters_of(self.model))
+        manifest = describe(
+            data, run_id=self.run_id, step=self.step, entry_hash=self.head, layout_digest=self.layout_digest
+        )
+        self._manifests = [m for m in self._manifests if m.step != manifest.step][-(SNAPSHOTS_KEPT - 1) :]
+        self.keep(store)
+        for piece in iterate_pieces(data, manifest.piece_bytes):
+            store.put(piece)
+        store.put(manifest.encoded)
+        self._manifests.append(manifest)
+        return manifest
+
+    def keep(self, store: PieceStore) -> None:
+        """Delete what no kept snapshot needs."""
+        store.keep([digest for m in self._manifests for digest in (m.root, *m.piece_hashes)])
+
+    def load(self, manifest: Manifest, data: bytes) -> None:
+        """Become the state of a verified snapshot. Votes that are out are taken back into the momentum."""
+        load(data, self.model)
+        self.step = manifest.step
+        self.head = manifest.entry_hash if manifest.step else self.run_id
+        if self.demo.pending:
+            self.demo.settle(False)
+        self.published = None
+        self._manifests = [m for m in self._manifests if m.step < manifest.step] + [manifest]
+
+    # ---- private state -----------------------------------------------------------------------------------------------
+
+    def save_private(self, path: Path) -> None:
+        """This peer's momentum and open votes, atomically."""
+        step, sha256 = self.published or (0, b"")
+        bookkeeping = {"published_step": step, "published_sha256": sha256}
+        save_private(
+            PrivateState(self.run_id, self.layout_digest, self.step, self.demo.state_dict(), bookkeeping), path
+        )
+
+    def load_private(self, path: Path) -> bool:
+        """Take the momentum up again; open votes of a step that is decided already go back into it."""
+        state = load_private(path, self.run_id, self.layout_digest)
+        if state is None:
+            return False
+        self.demo.load_state_dict(state.optimizer)
+        step = state.bookkeeping["published_step"]
+        if self.demo.pending and step <= self.step:
+            self.demo.settle(False)
+        self.published = (step, state.bookkeeping["published_sha256"]) if self.demo.pending else None
+        return True

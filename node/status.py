@@ -1,0 +1,85 @@
+"""`swarmentum status`: what the coordinator says about a run, once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from node.swarm.client import CoordinatorClient
+from protos.identity import peer_id
+from protos.invite import Invite
+from protos.run_config import RunConfig
+from protos.v1 import coordinator_pb2 as pb
+
+
+async def fetch(invite: Invite) -> tuple[pb.GetRunResponse, RunConfig]:
+    """Ask one of the invite's coordinators. Raises NetworkError or RefusedError."""
+    client = CoordinatorClient(invite, None)
+    try:
+        await client.connect()
+        return await client.get_run()
+    finally:
+        await client.close()
+
+
+def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dict[str, Any]:
+    """The facts as JSON values."""
+    snapshot = facts.snapshot if facts.HasField("snapshot") else None
+    return {
+        "run": run_id.hex(),
+        "name": config.name,
+        "phase": pb.Phase.Name(facts.phase).removeprefix("PHASE_").lower(),
+        "reason": facts.reason,
+        "step": facts.head_step,
+        "steps": facts.total_steps,
+        "loss": facts.loss if facts.head_step else None,
+        "head": facts.head_hash.hex(),
+        "payload_bytes": facts.payload_bytes_total,
+        "snapshot": None if snapshot is None else {"step": snapshot.step, "root": snapshot.root.hex()},
+        "peers": [
+            {
+                "id": peer_id(peer.public_key),
+                "phase": pb.PeerPhase.Name(peer.phase).removeprefix("PEER_PHASE_").lower(),
+                "device": peer.device,
+                "step": peer.applied_step,
+                "digest": peer.state_digest.hex(),
+                "votes_accepted": peer.votes_accepted,
+                "samples_per_second": peer.samples_per_second,
+                "loss": peer.loss,
+            }
+            for peer in facts.peers
+        ],
+    }
+
+
+def show(values: dict[str, Any]) -> None:
+    """For people."""
+    loss = "-" if values["loss"] is None else f"{values['loss']:.4f}"
+    console = Console()
+    console.print(f"[bold]{values['name']}[/] ({values['run'][:16]}): {values['phase']}, {values['reason']}")
+    console.print(
+        f"step {values['step']} of {values['steps']}, loss {loss}, head {values['head'][:16]}", highlight=False
+    )
+    table = Table("peer", "phase", "device", "step", "state digest", "votes", "samples/s", "loss")
+    for peer in values["peers"]:
+        table.add_row(
+            peer["id"][-8:],
+            peer["phase"],
+            peer["device"],
+            str(peer["step"]),
+            peer["digest"][:16],
+            str(peer["votes_accepted"]),
+            f"{peer['samples_per_second']:.1f}",
+            f"{peer['loss']:.4f}",
+        )
+    console.print(table)
+
+
+def status(link: str) -> dict[str, Any]:
+    """One look at a run."""
+    invite = Invite.parse(link)
+    facts, config = asyncio.run(fetch(invite))
+    return as_values(facts, config, invite.run_id)

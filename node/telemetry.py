@@ -1,0 +1,109 @@
+"""What a peer tells about itself: one JSON line a step, Prometheus metrics, and a summary at the end. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from node.swarm.session import Counters
+from protos.errors import OperatorError
+
+
+@dataclass
+class Summary:
+    """One peer's part in a run; the last line of `join --json`."""
+
+    id: str
+    device: str
+    steps_applied: int = 0
+    step: int = 0
+    digest: str = ""
+    votes_accepted: int = 0
+    tokens: int = 0
+    loss: float = float("nan")
+    payload_bytes_sent: int = 0
+    payload_bytes_received: int = 0
+    wire_bytes_sent: int = 0
+    wire_bytes_received: int = 0
+    resyncs: int = 0
+    checkpoint: str | None = None
+
+    def take(self, counters: Counters) -> None:
+        """Copy the network side's figures."""
+        self.payload_bytes_sent = counters.payload_bytes_sent
+        self.payload_bytes_received = counters.payload_bytes_received
+        self.wire_bytes_sent = counters.wire.sent
+        self.wire_bytes_received = counters.wire.received
+
+    def json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+
+class StepLog:
+    """`steps.jsonl`: one line a step that this peer applied."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, **values: Any) -> None:
+        """Append a line; it is there for a reader when this returns."""
+        self._file.write(json.dumps(values) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """No more lines."""
+        self._file.close()
+
+
+class _Collector:
+    """Reads the live figures when Prometheus asks."""
+
+    def __init__(self, summary: Summary, counters: Counters) -> None:
+        self._summary = summary
+        self._counters = counters
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client."""
+        counters, summary = self._counters, self._summary
+        gauges = {"step": summary.step, "loss_nats": summary.loss}
+        for name, value in gauges.items():
+            yield GaugeMetricFamily(f"swarmentum_{name}", f"Peer's {name.replace('_', ' in ')}", value)
+        counts = {
+            "steps_applied": summary.steps_applied,
+            "votes_accepted": summary.votes_accepted,
+            "tokens": summary.tokens,
+            "resyncs": summary.resyncs,
+            "announcements_received": counters.announcements,
+            "payload_bytes_sent": counters.payload_bytes_sent,
+            "payload_bytes_received": counters.payload_bytes_received,
+            "wire_bytes_sent": counters.wire.sent,
+            "wire_bytes_received": counters.wire.received,
+        }
+        for name, value in counts.items():
+            yield CounterMetricFamily(f"swarmentum_{name}", f"Total of {name.replace('_', ' ')}", value)
+        refused = CounterMetricFamily(
+            "swarmentum_refused", "Strangers' bytes that did not get through the door", labels=["reason"]
+        )
+        for reason, count in list(counters.refused.items()):
+            refused.add_metric([reason], count)
+        yield refused
+
+
+def serve_metrics(listen: str, summary: Summary, counters: Counters) -> Any:
+    """Serve /metrics; returns the server to shut down. OperatorError if the address is taken."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(summary, counters))
+    host, _, port = listen.rpartition(":")
+    try:
+        server, _ = start_http_server(int(port), host.strip("[]"), registry=registry)
+    except OSError as error:
+        raise OperatorError(f"--metrics-listen {listen}: {error.strerror}") from error
+    return server

@@ -1,0 +1,1 @@
+"""`swarmentum watch`: an independent implementation that follows a run from outside. Knows neither torch nor hivemind."""

@@ -1,0 +1,163 @@
+"""The coordinator as a watcher sees it: plain calls with deadlines, on a thread of its own; reads only.
+
+Refuses a server whose certificate is not the invite's, and a genesis that is not the invite's run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from node.swarm.client import TLS_NAME, check_genesis, fetch_certificate
+from protos import limits
+from protos.errors import NetworkError, Refusal, RefusedError
+from protos.invite import Invite
+from protos.run_config import RunConfig
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import coordinator_pb2_grpc as rpc
+
+CALL_SECONDS_MAX = 10.0
+POLL_SECONDS = 5.0
+RETRY_SECONDS = 2.0
+BOOTSTRAP_MAX = 8 * limits.ADDRESSES_MAX
+STOP_SECONDS_MAX = 3.0
+_OPTIONS = [
+    ("grpc.ssl_target_name_override", TLS_NAME),
+    # a page of the longest entries
+    ("grpc.max_receive_message_length", limits.ENTRIES_PAGE_MAX * (limits.ENTRY_BYTES_MAX + 1024)),
+]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What GetRun says; the configuration is the genesis's, so it is verified by the run id."""
+
+    config: RunConfig
+    head_step: int
+    reason: str
+    bootstrap: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """Entries that were asked for, as envelopes, and the coordinator's head."""
+
+    entries: tuple[bytes, ...]
+    head_step: int
+
+
+@dataclass(frozen=True)
+class Away:
+    """No coordinator answers; tried again until stopped."""
+
+    error: NetworkError
+
+
+@dataclass(frozen=True)
+class Denied:
+    """What answers is not the invite's run."""
+
+    error: RefusedError
+
+
+class LogReader(threading.Thread):
+    """Asks for the run's facts every POLL_SECONDS, and for entries when told to."""
+
+    def __init__(self, invite: Invite, put: Callable[[Facts | Page | Away | Denied], bool]) -> None:
+        """`put` waits a moment and says whether it took the value."""
+        super().__init__(name="log-reader", daemon=True)
+        self._invite = invite
+        self._put = put
+        self._addresses = itertools.cycle(invite.coordinators)
+        self._channel: Any = None
+        self._wanted: int | None = None
+        self._wake = threading.Event()
+        self._stopping = False
+
+    def ask(self, step: int) -> None:
+        """Fetch a page of entries from this step on, soon."""
+        self._wanted = step
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread; a call in flight is dropped."""
+        self._stopping = True
+        self._wake.set()
+        self.join(STOP_SECONDS_MAX)
+
+    def run(self) -> None:
+        """Until stopped."""
+        due = time.monotonic()
+        while not self._stopping:
+            try:
+                if self._channel is None:
+                    self._connect()
+                if time.monotonic() >= due:
+                    self._tell(self._facts())
+                    due = time.monotonic() + POLL_SECONDS
+                step, self._wanted = self._wanted, None
+                if step is not None:
+                    self._tell(self._page(step))
+            except NetworkError as error:
+                self._close()
+                self._tell(Away(error))
+                due = time.monotonic() + RETRY_SECONDS
+            except RefusedError as error:
+                self._tell(Denied(error))
+                break
+            self._wake.wait(max(due - time.monotonic(), 0.0))
+            self._wake.clear()
+        self._close()
+
+    def _tell(self, news: Facts | Page | Away | Denied) -> None:
+        """Wait while the watcher is busy."""
+        while not self._stopping and not self._put(news):
+            pass
+
+    def _connect(self) -> None:
+        """The first coordinator that answers with the pinned certificate; the last failure if none does."""
+        failure: NetworkError | RefusedError = NetworkError("the invite names no coordinator")
+        for _ in self._invite.coordinators:
+            address = next(self._addresses)
+            try:
+                pem = fetch_certificate(address, self._invite.certificate_sha256)
+            except (NetworkError, RefusedError) as error:
+                failure = error
+                continue
+            self._channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(pem), options=_OPTIONS)
+            return
+        raise failure
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _facts(self) -> Facts:
+        response: pb.GetRunResponse = self._call("GetRun", pb.GetRunRequest(run_id=self._invite.run_id))
+        try:
+            config = check_genesis(response.genesis, self._invite)
+        except Refusal as refusal:
+            raise RefusedError(f"the run's configuration cannot be read: {refusal.detail}") from refusal
+        bootstrap = tuple(a for a in response.bootstrap[:BOOTSTRAP_MAX] if len(a) <= limits.ADDRESS_BYTES_MAX)
+        return Facts(config, response.head_step, response.reason, bootstrap)
+
+    def _page(self, step: int) -> Page:
+        request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=step)
+        response: pb.ListEntriesResponse = self._call("ListEntries", request)
+        page = response.entries[: limits.ENTRIES_PAGE_MAX]
+        return Page(tuple(entry.SerializeToString(deterministic=True) for entry in page), response.head_step)
+
+    def _call(self, name: str, request: Any) -> Any:
+        try:
+            return getattr(rpc.CoordinatorServiceStub(self._channel), name)(request, timeout=CALL_SECONDS_MAX)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
+                raise RefusedError(f"the coordinator refused: {error.details()}") from error
+            raise NetworkError(f"the coordinator does not answer: {error.details()}") from error
