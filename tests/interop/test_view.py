@@ -1,0 +1,132 @@
+"""What a watcher concludes from bytes: in any order, from anyone, within its bounds. Needs no libp2p."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.watch import view
+from node.watch.frames import MESSAGE, OVERSIZED, STATUS, FrameReader, frame
+from node.watch.view import AnnouncementSeen, EntrySeen, Refused, Watch
+from protos.errors import DivergedError, Reason
+from protos.identity import Identity
+from tests.interop.world import Log
+
+COORDINATOR = Identity.from_seed(bytes([1]) * 32)
+RUN_ID = bytes(range(32))
+_LOG = Log(RUN_ID, COORDINATOR)
+ENTRIES = [_LOG.commit() for _ in range(6)]
+
+
+def new_watch() -> Watch:
+    watch = Watch(RUN_ID, COORDINATOR.public_key)
+    watch.begin()
+    return watch
+
+
+@given(st.permutations(range(6)), st.lists(st.booleans(), min_size=6, max_size=6))
+def test_the_order_and_the_source_of_entries_do_not_matter(order: list[int], listed: list[bool]) -> None:
+    watch, steps = new_watch(), []
+    for n in order:
+        take = watch.take_listed if listed[n] else watch.take
+        steps += [event.signed.entry.step for event in take(ENTRIES[n].envelope) if isinstance(event, EntrySeen)]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert watch.head == (6, ENTRIES[5].hash)
+    assert watch.wanted() is None
+
+
+@given(st.binary(max_size=400))
+def test_random_bytes_are_refused_and_counted(data: bytes) -> None:
+    watch = new_watch()
+    (event,) = watch.take(data)
+    assert isinstance(event, Refused)
+    assert watch.tally.refused == {event.reason: 1}
+    assert watch.head == (0, RUN_ID)
+
+
+@given(st.integers(0, len(ENTRIES[0].envelope) - 1), st.integers(1, 255))
+def test_no_byte_of_an_entry_can_be_changed(at: int, by: int) -> None:
+    data = bytearray(ENTRIES[0].envelope)
+    data[at] ^= by
+    watch = new_watch()
+    watch.take(bytes(data))
+    assert watch.head == (0, RUN_ID)
+
+
+def test_what_is_missing_is_asked_for_until_it_is_there() -> None:
+    watch = new_watch()
+    assert watch.wanted() is None
+    watch.take(ENTRIES[2].envelope)
+    assert watch.wanted() == 1
+    watch.take_listed(ENTRIES[0].envelope)
+    assert watch.wanted() == 2
+    watch.take_listed(ENTRIES[1].envelope)
+    assert (watch.wanted(), watch.head[0]) == (None, 3)
+    watch.told_head(5)
+    assert watch.wanted() == 4
+
+
+def test_entries_that_wait_are_bounded_and_the_nearest_are_kept() -> None:
+    log, watch = Log(RUN_ID, COORDINATOR), new_watch()
+    far = [log.commit() for _ in range(view.ENTRIES_WAITING_MAX + 10)]
+    for signed in reversed(far[1:]):
+        watch.take(signed.envelope)
+    watch.take(far[0].envelope)
+    assert watch.head[0] == view.ENTRIES_WAITING_MAX
+
+
+def test_a_table_of_peers_is_bounded_and_keeps_who_contributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "PEERS_MAX", 5)
+    log, watch = Log(RUN_ID, COORDINATOR), new_watch()
+    watch.take(log.commit().envelope)
+    for n in range(20, 40):  # whoever holds the invite can make up keys
+        assert isinstance(watch.take(log.announce(Identity.from_seed(bytes([n]) * 32)))[0], AnnouncementSeen)
+    assert len(watch.peers) == 5
+    assert {peer.public_key for peer in log.peers} < watch.peers.keys()
+
+
+def test_announcements_of_a_step_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view.limits, "ROSTER_PEERS_MAX", 2)
+    log, watch = Log(RUN_ID, COORDINATOR), new_watch()
+    events = [watch.take(log.announce(Identity.from_seed(bytes([n]) * 32)))[0] for n in range(20, 26)]
+    assert [isinstance(event, Refused) and event.reason is Reason.OUT_OF_RANGE for event in events] == [False] * 4 + [
+        True
+    ] * 2
+
+
+def test_a_fork_of_an_old_step_is_noticed_also_through_the_coordinator() -> None:
+    watch = new_watch()
+    for signed in ENTRIES:
+        watch.take(signed.envelope)
+    with pytest.raises(DivergedError, match="two different entries of step 1"):
+        watch.take_listed(Log(RUN_ID, COORDINATOR).entry(next_sample=7).envelope)
+
+
+def test_nothing_is_concluded_before_it_is_known_where_the_chain_starts() -> None:
+    watch = Watch(RUN_ID, COORDINATOR.public_key)
+    assert watch.take(ENTRIES[3].envelope) == []
+    assert watch.wanted() is None
+    (first,) = watch.anchor()
+    assert isinstance(first, EntrySeen)
+    assert (first.signed.entry.step, watch.anchored_at) == (4, 4)
+    assert watch.begin() == []  # too late to start elsewhere
+    assert isinstance(watch.take(ENTRIES[4].envelope)[0], EntrySeen)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([MESSAGE, OVERSIZED, STATUS]), st.binary(max_size=40)), max_size=8),
+    st.integers(1, 20),
+)
+def test_frames_come_out_as_they_went_in(frames: list[tuple[bytes, bytes]], chunk: int) -> None:
+    stream = b"".join(frame(kind, body) for kind, body in frames)
+    reader, found = FrameReader(), []
+    for at in range(0, len(stream), chunk):
+        found += reader.feed(stream[at : at + chunk])
+    assert found == frames
+
+
+@pytest.mark.parametrize("data", [b"\x7f\xff\xff\xffM", b"\x00\x00\x00\x01X"])
+def test_what_is_no_frame_is_not_waited_for(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not a frame"):
+        FrameReader().feed(data)
