@@ -303,7 +303,8 @@ def _try_open(run: Run, now_ms: int) -> Outcome:
 def _open(run: Run, now_ms: int) -> Outcome:
     samples = max(run.config.clock.batch_samples, len(run.ready))
     pool, _, _ = rules.draw(run.returned_samples, run.next_sample, samples)
-    tick = Tick(run.head_step + 1, run.head_hash, 1, rules.roster_of(run, samples), pool)
+    lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, run.head_step + 1)
+    tick = Tick(run.head_step + 1, run.head_hash, 1, rules.roster_of(run, samples), pool, lr_to_bits(lr))
     return _announce(run, tick, now_ms)
 
 
@@ -374,7 +375,6 @@ def _entry(run: Run, current: OpenStep, counted: dict[bytes, Claim]) -> Entry:
     tick = current.tick
     ranges = assign(tick.pool, tick.roster)
     unused = [part for key, parts in ranges.items() if key not in counted for part in parts]
-    lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, tick.step)
     return Entry(
         step=tick.step,
         parent_hash=tick.parent_hash,
@@ -382,7 +382,7 @@ def _entry(run: Run, current: OpenStep, counted: dict[bytes, Claim]) -> Entry:
             Contribution(key, c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss)
             for key, c in sorted(counted.items())
         ),
-        lr_bits=lr_to_bits(lr),
+        lr_bits=tick.lr_bits,
         parent_state_digest=run.agreed_digests.get(tick.step - 1, b""),
         returned_samples=merge([*run.returned_samples, *unused]),
         next_sample=run.next_sample,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import signal
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import grpc
 import structlog
@@ -27,6 +26,7 @@ from coordinator.journal import Journal
 from coordinator.metrics import Metrics
 from coordinator.service import CoordinatorService, OperatorService
 from coordinator.sessions import Sessions
+from protos.console import lock_home
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.limits import REQUEST_BYTES_MAX
@@ -67,22 +67,6 @@ class Serving:
             ) from error
 
 
-def lock_home(home: Path) -> IO[str]:
-    """Hold a home folder until the process ends, however it ends."""
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        file = (home / "lock").open("w")
-    except OSError as error:
-        raise OperatorError(f"--home {home}: cannot be written: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise OperatorError(
-            f"--home {home}: another coordinator is using it; stop it or choose another home"
-        ) from error
-    return file
-
-
 def own_address() -> str:
     """This machine's address towards the internet, without sending anything; 127.0.0.1 if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
@@ -94,7 +78,7 @@ def own_address() -> str:
 async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None]) -> None:
     """Serve until SIGINT or SIGTERM. `ready` is told once where."""
     home = settings.home
-    lock = lock_home(home)
+    lock = lock_home(home, "coordinator")
     identity = Identity.load_or_create(home / "identity.key")
     certificate = tls.load_or_create(home)
     metrics = Metrics()

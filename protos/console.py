@@ -1,14 +1,17 @@
-"""What the two command-line programs share: logging set up once, errors turned into messages and exit codes."""
+"""What the two command-line programs share: logging, a locked home folder, errors as messages and exit codes."""
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import IO
 
 import structlog
 
-from protos.errors import SwarmentumError
+from protos.errors import OperatorError, SwarmentumError
 
 EXIT_INTERRUPTED = 130
 
@@ -29,6 +32,21 @@ def configure_logging(*, as_json: bool, verbose: bool = False) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def lock_home(home: Path, who: str) -> IO[str]:
+    """Hold a home folder until the process ends, however it ends; OperatorError if another `who` has it."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        file = (home / "lock").open("w")
+    except OSError as error:
+        raise OperatorError(f"--home {home}: cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise OperatorError(f"--home {home}: another {who} is using it; stop it or choose another home") from error
+    return file
 
 
 def exit_with(command: Callable[[], None]) -> None:

@@ -21,6 +21,7 @@ from protos.v1 import envelope_pb2, log_pb2
 _ENTRY_DOMAIN = b"swarmentum/v1/entry\0"
 _GENESIS_DOMAIN = b"swarmentum/v1/genesis\0"
 FORMAT_VERSION = 1
+LEARNING_RATE_MAX = 1e6
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,12 @@ class Tick:
     attempt: int
     roster: tuple[Share, ...]
     pool: tuple[Range, ...]
+    lr_bits: int
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the step, exactly the one that its entry will carry."""
+        return lr_from_bits(self.lr_bits)
 
 
 def lr_to_bits(lr: float) -> int:
@@ -146,8 +153,6 @@ def _entry(opened: Opened) -> Entry:
         _in_range(len(c.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
         _in_range(len(c.payload_sha256) == limits.HASH_BYTES, "payload hash length")
         _in_range(c.payload_bytes <= limits.PAYLOAD_BYTES_MAX, f"payload of {c.payload_bytes} bytes")
-    lr = lr_from_bits(body.lr_bits)
-    _in_range(0.0 <= lr < 1e6, f"learning rate {lr}")
     return Entry(
         step=body.step,
         parent_hash=body.parent_hash,
@@ -155,7 +160,7 @@ def _entry(opened: Opened) -> Entry:
             Contribution(c.public_key, c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss)
             for c in body.contributions
         ),
-        lr_bits=body.lr_bits,
+        lr_bits=_open_lr(body.lr_bits),
         parent_state_digest=body.parent_state_digest,
         returned_samples=_open_ranges(body.returned_samples),
         next_sample=body.next_sample,
@@ -170,6 +175,7 @@ def tick_body(tick: Tick) -> log_pb2.Tick:
         attempt=tick.attempt,
         roster=[log_pb2.RosterMember(public_key=s.public_key, samples=s.samples) for s in tick.roster],
         pool=_ranges(tick.pool),
+        lr_bits=tick.lr_bits,
     )
 
 
@@ -198,6 +204,7 @@ def tick_from_body(body: log_pb2.Tick) -> Tick:
         attempt=body.attempt,
         roster=tuple(Share(member.public_key, member.samples) for member in body.roster),
         pool=_open_ranges(body.pool),
+        lr_bits=_open_lr(body.lr_bits),
     )
 
 
@@ -208,6 +215,12 @@ def _open_ranges(parts: Iterable[log_pb2.SampleRange]) -> tuple[Range, ...]:
         ranges.append(Range(part.start, part.stop))
     _in_range(len(ranges) <= limits.POOL_RANGES_MAX, f"{len(ranges)} sample ranges")
     return tuple(ranges)
+
+
+def _open_lr(bits: int) -> int:
+    lr = lr_from_bits(bits)
+    _in_range(0.0 <= lr < LEARNING_RATE_MAX, f"learning rate {lr}")
+    return bits
 
 
 def _in_range(good: bool, detail: str) -> None:

@@ -57,18 +57,20 @@ class RosterMember(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class Tick(_message.Message):
-    __slots__ = ("step", "parent_hash", "attempt", "roster", "pool")
+    __slots__ = ("step", "parent_hash", "attempt", "roster", "pool", "lr_bits")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    LR_BITS_FIELD_NUMBER: _ClassVar[int]
     step: int
     parent_hash: bytes
     attempt: int
     roster: _containers.RepeatedCompositeFieldContainer[RosterMember]
     pool: _containers.RepeatedCompositeFieldContainer[SampleRange]
-    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., attempt: _Optional[int] = ..., roster: _Optional[_Iterable[_Union[RosterMember, _Mapping]]] = ..., pool: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ...) -> None: ...
+    lr_bits: int
+    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., attempt: _Optional[int] = ..., roster: _Optional[_Iterable[_Union[RosterMember, _Mapping]]] = ..., pool: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., lr_bits: _Optional[int] = ...) -> None: ...
 
 class Genesis(_message.Message):
     __slots__ = ("format_version", "config_json", "coordinator_public_key", "nonce")
