@@ -7,7 +7,8 @@ that travel, so what a peer gets after a restart is bit for bit what it would ha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -41,7 +42,8 @@ _RECORDS = sa.Table(
 
 
 class JournalError(SwarmentumError):
-    """The database refused: disk full, read-only, gone. Nothing was announced that is not in it."""
+    """The database refused: disk full, read-only, gone. Nothing was announced that is not in it; whether the last record
+    is in it, only the database knows."""
 
 
 class Journal:
@@ -78,7 +80,7 @@ class Journal:
 
     def runs(self) -> list[tuple[bytes, log_pb2.Genesis]]:
         """Every run with its genesis."""
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             rows = connection.execute(sa.select(_RUNS.c.run_id, _RUNS.c.genesis).order_by(_RUNS.c.run_id)).all()
         return [(row.run_id, parse(log_pb2.Genesis, row.genesis)) for row in rows]
 
@@ -86,6 +88,8 @@ class Journal:
         """Write one record; durable on return."""
         kind, step, body = self._encode(run_id, record)
         number = self._next_number(run_id)
+        # A failed commit may have written after all: only the database knows, so it is asked again the next time.
+        self._numbers.pop(run_id, None)
         with self._writing() as connection:
             connection.execute(_RECORDS.insert().values(run_id=run_id, number=number, kind=kind, step=step, body=body))
         self._numbers[run_id] = number + 1
@@ -93,7 +97,7 @@ class Journal:
     def records(self, run_id: bytes) -> Iterator[Record]:
         """Every record of a run, in order."""
         query = sa.select(_RECORDS.c.kind, _RECORDS.c.body).where(_RECORDS.c.run_id == run_id)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             for row in connection.execute(query.order_by(_RECORDS.c.number)):
                 yield self._decode(run_id, row.kind, row.body)
 
@@ -102,19 +106,22 @@ class Journal:
         query = sa.select(_RECORDS.c.body).where(
             _RECORDS.c.run_id == run_id, _RECORDS.c.kind == "entry", _RECORDS.c.step >= from_step
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [row.body for row in connection.execute(query.order_by(_RECORDS.c.step).limit(count))]
 
     def _next_number(self, run_id: bytes) -> int:
         if run_id not in self._numbers:
             query = sa.select(sa.func.max(_RECORDS.c.number)).where(_RECORDS.c.run_id == run_id)
-            with self._engine.connect() as connection:
+            with self._reading() as connection:
                 last = connection.execute(query).scalar()
             self._numbers[run_id] = 0 if last is None else last + 1
         return self._numbers[run_id]
 
-    def _writing(self) -> _Writing:
-        return _Writing(self._engine)
+    def _writing(self) -> AbstractContextManager[sa.Connection]:
+        return _failing_as_journal_error(self._engine.begin, "written")
+
+    def _reading(self) -> AbstractContextManager[sa.Connection]:
+        return _failing_as_journal_error(self._engine.connect, "read")
 
     def _encode(self, run_id: bytes, record: Record) -> tuple[str, int, bytes]:
         match record:
@@ -150,25 +157,16 @@ class Journal:
         return EntryCommitted(signed.entry, parse(envelope_pb2.SignedEnvelope, body).body, signed.hash)
 
 
-class _Writing:
-    """A transaction whose failure is a JournalError."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._begin = engine.begin()
-
-    def __enter__(self) -> sa.Connection:
-        try:
-            return self._begin.__enter__()
-        except SQLAlchemyError as error:
-            raise JournalError(f"the journal cannot be written: {error}") from error
-
-    def __exit__(self, *exc: object) -> None:
-        try:
-            self._begin.__exit__(*exc)  # type: ignore[arg-type]
-        except SQLAlchemyError as error:
-            raise JournalError(f"the journal cannot be written: {error}") from error
-        if isinstance(exc[1], SQLAlchemyError):
-            raise JournalError(f"the journal cannot be written: {exc[1]}") from exc[1]
+@contextmanager
+def _failing_as_journal_error(
+    begin: Callable[[], AbstractContextManager[sa.Connection]], what: str
+) -> Iterator[sa.Connection]:
+    """A connection or transaction whose failure, at any point of it, is a JournalError."""
+    try:
+        with begin() as connection:
+            yield connection
+    except SQLAlchemyError as error:
+        raise JournalError(f"the journal cannot be {what}: {error}") from error
 
 
 def _durable_sqlite(connection: object, _: object) -> None:
