@@ -60,10 +60,12 @@ class Hub:
         self.runs[run.run_id] = RunRuntime(run, self._journal, self.identity, self.metrics, self._io)
         self.metrics.observe(run)
 
+    async def stop(self) -> None:
+        """End every stream; nothing more is written after this."""
+        await asyncio.gather(*(runtime.stop() for runtime in self.runs.values()))
+
     def close(self) -> None:
-        """End every stream, finish what is being written."""
-        for runtime in self.runs.values():
-            runtime.disconnect_all()
+        """Release the journal."""
         self._io.shutdown(wait=True)
         self._journal.close()
 

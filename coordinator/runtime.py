@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import structlog
 
@@ -33,7 +33,8 @@ from coordinator.events import (
 )
 from coordinator.journal import Journal, JournalError
 from coordinator.metrics import Metrics
-from coordinator.state import PeerPhase, Run
+from coordinator.state import PeerPhase, Phase, Run
+from protos.errors import Reason, Refusal, SwarmentumError
 from protos.identity import Identity, short
 from protos.limits import ENTRIES_PAGE_MAX
 from protos.log import seal_tick
@@ -46,6 +47,7 @@ SNAPSHOT_HOLDERS_MAX = 16
 JOURNAL_RETRY_MS = 1_000
 
 T = TypeVar("T")
+_Events: TypeAlias = "asyncio.Queue[pb.FollowResponse | None]"
 
 _NOTICE_KINDS = {
     NoticeKind.SNAPSHOT: pb.NoticeKind.NOTICE_KIND_SNAPSHOT,
@@ -60,6 +62,10 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+class NotJoinedError(SwarmentumError):
+    """The peer that wants to follow is not admitted (any more): it has to join again."""
+
+
 class RunRuntime:
     """One run. `handle` returns what the machine refused, for the peer that asked."""
 
@@ -72,42 +78,73 @@ class RunRuntime:
         self._metrics = metrics
         self._io = io
         self._lock = asyncio.Lock()
-        self._followers: dict[bytes, asyncio.Queue[pb.FollowResponse | None]] = {}
+        # Every peer's newest stream, and those of them that have read the whole log and get events as they happen.
+        self._streams: dict[bytes, _Events] = {}
+        self._followers: dict[bytes, _Events] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._stale = False
+        self._stopped = False
         self._entry = b""
         self._tasks: set[asyncio.Task[list[str]]] = set()
         self._log = structlog.get_logger("coordinator").bind(run=run.run_id.hex()[:16])
-        if run.step is not None:
-            self._arm(run.step.deadline_at_ms)
+        self._arm_restored()
 
     async def handle(self, event: Event) -> list[str]:
-        """One event through the machine; its effects are done when this returns. JournalError: nothing happened."""
+        """One event through the machine; its effects are done when this returns.
+
+        A caller that is cancelled (a peer hung up in the middle of its request) does not stop it half-way. JournalError:
+        the event was not taken, or not wholly; what is in the journal counts.
+        """
+        task = asyncio.get_running_loop().create_task(self._handle(event))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[list[str]]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits for it gets it; a caller that hung up does not
+
+    async def _handle(self, event: Event) -> list[str]:
         async with self._lock:
-            if self._stale:
-                await self._restore()
-            before = self.run
-            run, effects = machine.step(before, event, monotonic_ms())
-            refusals: list[str] = []
             try:
-                for effect in effects:
-                    await self._perform(effect, run, refusals)
+                if self._stale:
+                    await self._restore()
+                if isinstance(event, Disconnected) and not event.leaving and event.public_key in self._streams:
+                    return []  # the peer is back already
+                return await self._take(event)
             except JournalError:
-                self._stale = True
+                self._arm(monotonic_ms() + JOURNAL_RETRY_MS)
                 raise
-            self.run = run
-            self._observe(before, run)
-            return refusals
+
+    async def _take(self, event: Event) -> list[str]:
+        before = self.run
+        run, effects = machine.step(before, event, monotonic_ms())
+        refusals: list[str] = []
+        self._stale = True  # until all is done: whatever happens on the way, the journal counts
+        for effect in effects:
+            await self._perform(effect, run, refusals)
+        self._stale = False
+        self.run = run
+        self._observe(before, run)
+        return refusals
 
     async def _restore(self) -> None:
         """After a failed write: what is in the journal counts, as after a crash; peers connect and tell again."""
         records = await self._in_thread(lambda: list(self._journal.records(self.run.run_id)))
-        self.run = machine.restore(machine.new_run(self.run.run_id, self.run.config), records, monotonic_ms())
+        before, fresh = self.run, machine.new_run(self.run.run_id, self.run.config)
+        self.run = machine.restore(fresh, records, monotonic_ms())
         self._stale = False
-        for key in list(self._followers):
-            self._cut(key)
+        self._observe(before, self.run)
+        for key in list(self._streams):
+            self._end(key)
+        self._arm_restored()
+
+    def _arm_restored(self) -> None:
         if self.run.step is not None:
             self._arm(self.run.step.deadline_at_ms)
+        elif self.run.phase is Phase.FINISHED:
+            self._arm(self.run.finish_by_ms)
 
     async def _perform(self, effect: Effect, run: Run, refusals: list[str]) -> None:
         match effect:
@@ -173,56 +210,85 @@ class RunRuntime:
                 queue.put_nowait(event)
 
     def _cut(self, key: bytes) -> None:
+        """A follower gets nothing more; its stream ends when it has read what it was sent."""
         queue = self._followers.pop(key, None)
         if queue is not None:
             queue.put_nowait(None)
 
-    async def follow(self, key: bytes, from_step: int) -> AsyncIterator[pb.FollowResponse]:
-        """The log after `from_step`, then events as they happen. A second stream of one peer ends the first."""
+    def _end(self, key: bytes) -> None:
+        """The peer's stream no longer stands for the peer, and ends."""
+        self._streams.pop(key, None)
         self._cut(key)
-        queue: asyncio.Queue[pb.FollowResponse | None] = asyncio.Queue(FOLLOWER_EVENTS_MAX)
-        sent = from_step
-        while not await self._registered(key, queue, sent):
-            page = await self.entries(sent + 1)
-            for envelope in page:
-                yield pb.FollowResponse(entry=envelope_pb2.SignedEnvelope.FromString(envelope))
-            sent += len(page)
+
+    async def follow(self, key: bytes, from_step: int) -> AsyncGenerator[pb.FollowResponse, None]:
+        """The log after `from_step`, then events as they happen. A second stream of one peer ends the first.
+
+        Raises NotJoinedError, JournalError, or Refusal for a step that this log has not reached.
+        """
+        if from_step > self.run.head_step:
+            raise Refusal(Reason.WRONG_STEP, f"the log after step {from_step}: the head is {self.run.head_step}")
+        self._end(key)
+        queue: _Events = asyncio.Queue(FOLLOWER_EVENTS_MAX)
+        self._streams[key] = queue
         try:
-            await self.handle(Connected(key))
+            sent = from_step
+            while not await self._registered(key, queue, sent):
+                page = await self.entries(sent + 1)
+                for envelope in page:
+                    yield pb.FollowResponse(entry=envelope_pb2.SignedEnvelope.FromString(envelope))
+                sent += len(page)
+            if self._followers.get(key) is queue and (refusals := await self.handle(Connected(key))):
+                raise NotJoinedError(refusals[0])
             while (event := await queue.get()) is not None:
                 yield event
         finally:
-            if self._followers.get(key) is queue:
-                del self._followers[key]
+            if self._streams.get(key) is queue:
+                del self._streams[key]
+                self._followers.pop(key, None)
                 self._spawn(Disconnected(key))
 
     async def entries(self, from_step: int) -> list[bytes]:
         """One page of signed entries."""
         return await self._in_thread(partial(self._journal.entries, self.run.run_id, from_step, ENTRIES_PAGE_MAX))
 
-    async def _registered(self, key: bytes, queue: asyncio.Queue[pb.FollowResponse | None], sent: int) -> bool:
-        """Become a follower if nothing is left to read; under the lock, so that no entry is missed or doubled."""
-        async with self._lock:
-            if sent >= self.run.head_step:
-                self._followers[key] = queue
-        return sent >= self.run.head_step and self._followers.get(key) is queue
+    async def _registered(self, key: bytes, queue: _Events, sent: int) -> bool:
+        """Become a follower if nothing is left to read; under the lock, so that no entry is missed or doubled.
 
-    def disconnect_all(self) -> None:
-        """End every stream: the coordinator stops."""
+        A stream that was replaced meanwhile, or that comes when the coordinator stops, is over.
+        """
+        async with self._lock:
+            if self._stopped or self._streams.get(key) is not queue:
+                queue.put_nowait(None)
+                return True
+            if self._stale:
+                raise JournalError("the journal fails; trying again")
+            if sent < self.run.head_step:
+                return False
+            self._followers[key] = queue
+            return True
+
+    async def stop(self) -> None:
+        """End every stream and finish what was begun: the coordinator stops."""
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        for key in list(self._followers):
-            self._cut(key)
+        for key in list(self._streams):
+            self._end(key)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- time and threads --------------------------------------------------------------------------------------------
 
     def _arm(self, at_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._stopped:
+            return
         delay = max(at_ms - monotonic_ms(), 0) / 1000
         self._timer = asyncio.get_running_loop().call_later(delay, self._spawn, TimerFired())
 
     def _spawn(self, event: Event) -> None:
+        if self._stopped:
+            return
         task = asyncio.get_running_loop().create_task(self._handle_logged(event))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -231,8 +297,7 @@ class RunRuntime:
         try:
             return await self.handle(event)
         except JournalError as error:
-            self._log.error("the journal cannot be written; trying again", step=self.run.head_step, error=str(error))
-            self._arm(monotonic_ms() + JOURNAL_RETRY_MS)
+            self._log.error("the journal fails; trying again", step=self.run.head_step, peer="-", error=str(error))
             return []
 
     async def _in_thread(self, function: Callable[[], T]) -> T:

@@ -96,9 +96,9 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         await _signalled()
     finally:
         (home / "serving.json").unlink(missing_ok=True)
-        for runtime in hub.runs.values():
-            runtime.disconnect_all()
+        await hub.stop()
         await server.stop(STOP_SECONDS_MAX)
+        await hub.stop()  # what the last requests began
         hub.close()
         if metrics_server is not None:
             metrics_server.shutdown()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
@@ -11,7 +12,7 @@ import grpc
 from coordinator.events import Claim, Disconnected, Joined, Reported, SnapshotFact
 from coordinator.hub import Hub
 from coordinator.journal import JournalError
-from coordinator.runtime import RunRuntime, monotonic_ms
+from coordinator.runtime import NotJoinedError, RunRuntime, monotonic_ms
 from coordinator.sessions import Sessions
 from protos import limits
 from protos.envelope import NO_RUN, Kind, Opened, check, parse
@@ -23,6 +24,7 @@ from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2, update_pb2
 
 Context: TypeAlias = Any  # grpc.aio.ServicerContext; grpcio ships no types
+_T = TypeVar("_T")
 _B = TypeVar("_B", pb.CreateRunBody, pb.ListRunsBody)
 
 
@@ -43,6 +45,7 @@ class _Door:
 
     async def _runtime(self, context: Context, run_id: bytes) -> RunRuntime:
         if run_id not in self._hub.runs:
+            self._hub.metrics.refused.labels(Reason.WRONG_RUN.value).inc()
             text = f"no run {run_id.hex()[:16] or '(empty)'} here; ask its operator for a new invite"
             await self._abort(context, grpc.StatusCode.NOT_FOUND, text)
         return self._hub.runs[run_id]
@@ -88,10 +91,8 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             bootstrap=self._hub.bootstrap(run, without=opened.public_key),
         )
 
-    async def Follow(  # noqa: N802
-        self, request: pb.FollowRequest, context: Context
-    ) -> AsyncIterator[pb.FollowResponse]:
-        """The log, then events as they happen."""
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> None:  # noqa: N802
+        """The log, then events as they happen. Written one by one: a peer that hangs up ends the stream at once."""
         runtime = await self._runtime(context, request.envelope.run_id)
         try:
             opened = self._open(request.envelope, Kind.KIND_FOLLOW)
@@ -99,8 +100,16 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
         except Refusal as refusal:
             await self._refuse(context, refusal)
         await self._in_session(context, opened, body.session_id, body.sequence)
-        async for event in runtime.follow(opened.public_key, body.from_step):
-            yield event
+        try:
+            async with aclosing(runtime.follow(opened.public_key, body.from_step)) as events:
+                async for event in events:
+                    await context.write(event)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        except NotJoinedError as error:
+            await self._abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except JournalError as error:
+            await self._abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:  # noqa: N802
         """Take what a peer announces, holds, has applied and has stored."""
@@ -122,7 +131,8 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
     ) -> pb.ListEntriesResponse:
         """One page of the log."""
         runtime = await self._runtime(context, request.run_id)
-        page = await runtime.entries(max(request.from_step, 1))
+        first = min(max(request.from_step, 1), limits.STEP_MAX)
+        page = await self._handled(context, lambda: runtime.entries(first))
         entries = [envelope_pb2.SignedEnvelope.FromString(envelope) for envelope in page]
         return pb.ListEntriesResponse(entries=entries, head_step=runtime.run.head_step)
 
@@ -134,7 +144,7 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
         if not known:
             await self._abort(context, grpc.StatusCode.UNAUTHENTICATED, "no such session: join again")
 
-    async def _handled(self, context: Context, call: Callable[[], Awaitable[list[str]]]) -> list[str]:
+    async def _handled(self, context: Context, call: Callable[[], Awaitable[_T]]) -> _T:
         try:
             return await call()
         except JournalError as error:
