@@ -78,9 +78,18 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
         case Reported():
             run, effects = _reported(run, event, now_ms)
         case TimerFired():
-            effects = []
+            effects = _early(run, now_ms)
     run, more = _progress(run, now_ms)
     return run, effects + more
+
+
+def _early(run: Run, now_ms: int) -> list[Effect]:
+    """A timer that fires before its time (clocks are rounded) is set again."""
+    if run.step is not None and now_ms < run.step.deadline_at_ms:
+        return [Arm(run.step.deadline_at_ms)]
+    if run.phase is Phase.FINISHED and not run.finished_told and now_ms < run.finish_by_ms:
+        return [Arm(run.finish_by_ms)]
+    return []
 
 
 # ---- what peers tell -------------------------------------------------------------------------------------------------
