@@ -64,11 +64,11 @@ class SnapshotFact:
 
 @dataclass(frozen=True)
 class Reported:
-    """What a peer announces, holds (author, payload hash), has applied (step, state digest) and has stored."""
+    """What a peer announces, holds (step, author, payload hash), has applied (step, state digest) and has stored."""
 
     public_key: bytes
     claim: Claim | None = None
-    holdings: tuple[tuple[bytes, bytes], ...] = ()
+    holdings: tuple[tuple[int, bytes, bytes], ...] = ()
     applied: tuple[tuple[int, bytes], ...] = ()
     snapshots: tuple[SnapshotFact, ...] = ()
     addresses: tuple[str, ...] = ()

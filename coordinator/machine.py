@@ -50,8 +50,6 @@ from protos.log import Contribution, Entry, Tick, entry_body, entry_hash, lr_to_
 from protos.run_config import RunConfig
 
 Outcome = tuple[Run, list[Effect]]
-# Different payload hashes of one author that holders may name in a step: the real one, and one lie.
-HASHES_PER_AUTHOR_MAX = 2
 
 
 def new_run(run_id: bytes, config: RunConfig) -> Run:
@@ -103,9 +101,23 @@ def _joined(run: Run, event: Joined) -> Outcome:
     if not run.layout_digest:
         record = LayoutFixed(event.layout_digest, event.parameters)
         run, effects = _remember(run, record, 0), [Append(record)]
+    run = _holds_nothing(run, event.public_key)
     before = run.peers.get(event.public_key, Peer(event.public_key))
     peer = replace(before, device=event.device, addresses=event.addresses, applied_step=-1, state_digest=b"")
     return _with_peer(run, _move_peer(peer, PeerPhase.ABSENT)), effects
+
+
+def _holds_nothing(run: Run, public_key: bytes) -> Run:
+    """A new life of a peer has lost its payloads, until it says again what it holds. What it claimed, it claimed."""
+    current = run.step
+    if current is None:
+        return run
+    bit = _bit(current, public_key)
+    holders = {
+        (author, payload): mask if author == public_key else mask & ~bit
+        for (author, payload), mask in current.holders.items()
+    }
+    return replace(run, step=replace(current, holders=holders))
 
 
 def _connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
@@ -260,8 +272,14 @@ def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
         return run, [Refuse(public_key, f"not in the roster of step {claim.step}; the next tick takes you in")]
     before = current.claims.get(public_key)
     if before is not None and before.payload_sha256 != claim.payload_sha256:
-        return run, [Refuse(public_key, f"two payloads for step {claim.step}: the first one stands")]
-    run = replace(run, step=replace(current, claims={**current.claims, public_key: claim}))
+        if current.holders.get((public_key, before.payload_sha256), 0) & ~_bit(current, public_key):
+            return run, [Refuse(public_key, f"two payloads for step {claim.step}: the first one stands")]
+        # Nobody else has the first one, and the author lost it with its earlier life: it could never be held.
+    holders = {
+        name: mask for name, mask in current.holders.items() if name[0] != public_key or name[1] == claim.payload_sha256
+    }
+    claims = {**current.claims, public_key: claim}
+    run = replace(run, step=replace(current, claims=claims, holders=holders))
     peer = run.peers[public_key]
     speed = peer.samples_per_second if before else rules.measured_speed(peer.samples_per_second, claim)
     return _with_peer(run, replace(peer, samples_per_second=speed, loss=claim.loss)), []
@@ -271,17 +289,27 @@ def _holds(run: Run, event: Reported) -> Run:
     current = run.step
     if current is None or not event.holdings:
         return run
-    keys = [share.public_key for share in current.tick.roster]
-    if event.public_key not in keys:
+    members = {share.public_key for share in current.tick.roster}
+    bit = _bit(current, event.public_key)
+    if not bit:
         return run
-    bit = 1 << keys.index(event.public_key)
-    members, holders = set(keys), dict(current.holders)
-    for author, payload in event.holdings:
-        known = (author, payload) in holders
-        named = 0 if known else sum(other == author for other, _ in holders)
-        if author in members and (known or named < HASHES_PER_AUTHOR_MAX):
+    holders = dict(current.holders)
+    # One payload an author: a peer that names several fills nobody's memory, and takes no place of an honest one's word.
+    named = {author for (author, _), mask in holders.items() if mask & bit}
+    for at_step, author, payload in event.holdings:
+        claim = current.claims.get(author)
+        if at_step != current.tick.step or author not in members or author in named:
+            continue
+        if claim is None or claim.payload_sha256 == payload:
             holders[author, payload] = holders.get((author, payload), 0) | bit
+            named.add(author)
     return replace(run, step=replace(current, holders=holders))
+
+
+def _bit(current: OpenStep, public_key: bytes) -> int:
+    """The roster member's place in masks; 0 for anyone else."""
+    keys = [share.public_key for share in current.tick.roster]
+    return 1 << keys.index(public_key) if public_key in keys else 0
 
 
 # ---- the clock -------------------------------------------------------------------------------------------------------

@@ -224,11 +224,11 @@ def _reported(opened: Opened, body: pb.ReportBody) -> Reported:
         claim=claim,
         holdings=tuple(
             (
+                h.step,
                 _sized(h.public_key, limits.PUBLIC_KEY_BYTES, "author"),
                 _sized(h.payload_sha256, limits.HASH_BYTES, "payload hash"),
             )
             for h in body.holdings
-            if claim is None or h.step == claim.step
         ),
         applied=tuple((a.step, _sized(a.state_digest, limits.HASH_BYTES, "state digest")) for a in body.applied),
         snapshots=tuple(
