@@ -272,9 +272,9 @@ def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
         return run, [Refuse(public_key, f"not in the roster of step {claim.step}; the next tick takes you in")]
     before = current.claims.get(public_key)
     if before is not None and before.payload_sha256 != claim.payload_sha256:
-        if current.holders.get((public_key, before.payload_sha256), 0) & ~_bit(current, public_key):
+        others = current.holders.get((public_key, before.payload_sha256), 0) & ~_bit(current, public_key)
+        if others:  # else the author lost it with its earlier life, and it could never be held
             return run, [Refuse(public_key, f"two payloads for step {claim.step}: the first one stands")]
-        # Nobody else has the first one, and the author lost it with its earlier life: it could never be held.
     holders = {
         name: mask for name, mask in current.holders.items() if name[0] != public_key or name[1] == claim.payload_sha256
     }
