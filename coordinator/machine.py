@@ -6,8 +6,9 @@ is preceded by the `Append` that makes it survive a crash, so a crash between an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from coordinator import rules
 from coordinator.events import (
@@ -50,6 +51,7 @@ from protos.log import Contribution, Entry, Tick, entry_body, entry_hash, lr_to_
 from protos.run_config import RunConfig
 
 Outcome = tuple[Run, list[Effect]]
+V = TypeVar("V")
 
 
 def new_run(run_id: bytes, config: RunConfig) -> Run:
@@ -103,7 +105,9 @@ def _joined(run: Run, event: Joined) -> Outcome:
         run, effects = _remember(run, record, 0), [Append(record)]
     run = _holds_nothing(run, event.public_key)
     before = run.peers.get(event.public_key, Peer(event.public_key))
-    peer = replace(before, device=event.device, addresses=event.addresses, applied_step=-1, state_digest=b"")
+    peer = replace(
+        before, gone=False, device=event.device, addresses=event.addresses, applied_step=-1, state_digest=b""
+    )
     return _with_peer(run, _move_peer(peer, PeerPhase.ABSENT)), effects
 
 
@@ -125,7 +129,7 @@ def _connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
     if peer is None:
         return run, [Refuse(public_key, "join first")]
     if peer.phase is PeerPhase.ABSENT:
-        run = _with_peer(run, _move_peer(peer, PeerPhase.SYNCING))
+        run = _with_peer(run, replace(_move_peer(peer, PeerPhase.SYNCING), gone=False))
     effects: list[Effect] = []
     if run.step is not None:
         left = max(run.step.deadline_at_ms - now_ms, 0)
@@ -141,7 +145,7 @@ def _disconnected(run: Run, event: Disconnected, now_ms: int) -> Outcome:
     peer = run.peers.get(event.public_key)
     if peer is None:
         return run, []
-    run = _with_peer(run, _move_peer(peer, PeerPhase.ABSENT))
+    run = _with_peer(run, replace(_move_peer(peer, PeerPhase.ABSENT), gone=True))
     if event.leaving and run.step is not None and run.config.clock.strict:
         # Strict steps wait for absent peers, never for one that said goodbye.
         return _reopen(run, "a peer left", now_ms)
@@ -180,7 +184,8 @@ def _applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcom
         reports = {**run.reported_digests.get(at_step, {}), public_key: digest}
         run = replace(run, reported_digests={**run.reported_digests, at_step: reports})
         electorate = _electorate(run)
-        value, reason = rules.agree(reports, len(electorate), final=electorate <= reports.keys())
+        counted = _votes(reports, electorate)
+        value, reason = rules.agree(counted, len(electorate), final=electorate <= counted.keys())
         if value is not None and at_step > 0:
             run, effects = _agreed(run, at_step, value, reason)
             if run.peers[public_key].phase is PeerPhase.SYNCING and digest == value:
@@ -190,11 +195,16 @@ def _applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcom
 
 
 def _electorate(run: Run) -> set[bytes]:
-    """Whose word counts about the state: the connected roster of the open step, else every peer that is ready."""
-    if run.step is not None:
-        members = {share.public_key for share in run.step.tick.roster}
-        return {key for key in members if key in run.peers and run.peers[key].phase is not PeerPhase.ABSENT}
-    return {peer.public_key for peer in run.ready}
+    """Whose word counts about the state: the last roster but who hung up; if nobody is left, every peer that is ready.
+
+    A member that has not come back yet after a restart of the coordinator counts: the first to come does not decide alone.
+    """
+    members = {key for key in run.roster if key not in run.peers or not run.peers[key].gone}
+    return members or {peer.public_key for peer in run.ready}
+
+
+def _votes(reports: Mapping[bytes, V], electorate: set[bytes]) -> dict[bytes, V]:
+    return {key: value for key, value in reports.items() if key in electorate}
 
 
 def _agreed(run: Run, at_step: int, digest: bytes, reason: str) -> Outcome:
@@ -247,9 +257,9 @@ def _stored(run: Run, public_key: bytes, fact: SnapshotFact) -> Outcome:
 
 def _agree_snapshot(run: Run, at_step: int) -> Outcome:
     reports = run.reported_snapshots.get(at_step, {})
-    electorate = _electorate(run) | {key for key in reports if run.peers[key].phase is PeerPhase.READY}
-    counted = {key: fact for key, fact in reports.items() if key in electorate}
-    fact, _ = rules.agree_snapshot(counted, max(len(electorate), run.config.clock.min_peers))
+    ready = {peer.public_key for peer in run.ready}
+    electorate = _electorate(run) | (reports.keys() & ready)
+    fact, _ = rules.agree_snapshot(_votes(reports, electorate), max(len(electorate), run.config.clock.min_peers))
     if fact is None:
         return run, []
     record = SnapshotAgreed(fact)
@@ -378,10 +388,10 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
         return _commit(run, now_ms)
     if now_ms >= current.deadline_at_ms and not run.config.clock.strict:
         return _reopen(run, f"no payload of step {current.tick.step} is held by a quorum", now_ms)
-    alive = {peer.public_key for peer in run.peers.values() if peer.phase is not PeerPhase.ABSENT}
-    deserted = not any(share.public_key in alive for share in current.tick.roster)
-    if deserted and len(run.ready) >= run.config.clock.min_peers and not run.config.clock.strict:
-        return _reopen(run, "the whole roster is gone", now_ms)
+    wanted, left = run.config.clock.min_peers, rules.live_mask(run, current, now_ms).bit_count()
+    deserted = left < min(wanted, len(current.tick.roster))
+    if deserted and len(run.ready) >= wanted and not run.config.clock.strict:
+        return _reopen(run, "too few of the roster are left", now_ms)
     return run, []
 
 
@@ -391,15 +401,16 @@ def _commit(run: Run, now_ms: int) -> Outcome:
     effects: list[Effect] = []
     before = current.tick.step - 1
     if before > 0 and before not in run.agreed_digests:
-        reports = run.reported_digests.get(before, {})
-        value, reason = rules.agree(reports, len(_electorate(run)), final=True)
+        electorate = _electorate(run)
+        counted = _votes(run.reported_digests.get(before, {}), electorate)
+        value, reason = rules.agree(counted, len(electorate), final=True)
         if value is not None:
             run, effects = _agreed(run, before, value, reason)
-    counted = rules.held(run, current)
-    entry = _entry(run, current, counted)
+    accepted = rules.held(run, current, now_ms)
+    entry = _entry(run, current, accepted)
     body = entry_body(entry)
     record = EntryCommitted(entry, body, entry_hash(body))
-    run = _slower(run, current, counted.keys())
+    run = _slower(run, current, accepted.keys())
     run = _remember(run, record, now_ms)
     duration = now_ms - current.opened_ms
     run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
@@ -448,16 +459,19 @@ def _after_commit(run: Run, now_ms: int) -> Outcome:
 
 
 def _try_finish(run: Run, now_ms: int) -> Outcome:
-    """Tell everyone once all connected peers have applied the last step, or the last deadline has passed."""
+    """Tell everyone once all connected peers and the last roster have applied the last step, or its deadline has passed."""
     if run.finished_told:
         return run, []
-    here = [peer for peer in run.peers.values() if peer.phase is not PeerPhase.ABSENT]
-    behind = sum(peer.applied_step < run.head_step for peer in here)
+    awaited = {key for key, peer in run.peers.items() if peer.phase is not PeerPhase.ABSENT}
+    awaited |= {key for key in run.roster if key not in run.peers or not run.peers[key].gone}
+    behind = sum(key not in run.peers or run.peers[key].applied_step < run.head_step for key in awaited)
     if behind and now_ms < run.finish_by_ms:
         return replace(run, reason=f"the last step is committed; {behind} peers are still applying it"), []
     effects: list[Effect] = []
     if run.head_step not in run.agreed_digests:
-        value, why = rules.agree(run.reported_digests.get(run.head_step, {}), len(here), final=True)
+        electorate = _electorate(run)
+        counted = _votes(run.reported_digests.get(run.head_step, {}), electorate)
+        value, why = rules.agree(counted, len(electorate), final=True)
         if value is not None:
             run, effects = _agreed(run, run.head_step, value, why)
     if effects and now_ms < run.finish_by_ms:
@@ -491,6 +505,7 @@ def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
         pool, left, following = rules.draw(run.returned_samples, run.next_sample, samples)
         assert pool == tick.pool, "the journal's tick does not follow from the entries before it"
         run = replace(run, returned_samples=left, next_sample=following)
+    run = replace(run, roster=tuple(share.public_key for share in tick.roster))
     deadline = now_ms + rules.deadline_ms(run.config.clock, run.durations_ms)
     opened = OpenStep(tick, now_ms, deadline)
     if before is not None and before.tick.step == tick.step:

@@ -62,19 +62,26 @@ def quorum_of(quorum: float, members: int) -> int:
     return max(1, min(members, math.floor(quorum * members) + 1))
 
 
-def live_mask(run: Run, step: OpenStep) -> int:
+def connected_mask(run: Run, step: OpenStep) -> int:
     """Bit mask of the roster members that are connected."""
-    mask = 0
-    for index, share in enumerate(step.tick.roster):
-        peer = run.peers.get(share.public_key)
-        if peer is not None and peer.phase is not PeerPhase.ABSENT:
-            mask |= 1 << index
-    return mask
+    here = (run.peers.get(share.public_key) for share in step.tick.roster)
+    return sum(1 << i for i, peer in enumerate(here) if peer is not None and peer.phase is not PeerPhase.ABSENT)
 
 
-def held(run: Run, step: OpenStep) -> dict[bytes, Claim]:
+def live_mask(run: Run, step: OpenStep, now_ms: int) -> int:
+    """Bit mask of the roster members whose word the step waits for: all that have not hung up.
+
+    After the deadline, those that are connected: who was there before a restart of the coordinator had time to come back.
+    """
+    if now_ms >= step.deadline_at_ms:
+        return connected_mask(run, step)
+    here = (run.peers.get(share.public_key) for share in step.tick.roster)
+    return sum(1 << i for i, peer in enumerate(here) if peer is None or not peer.gone)
+
+
+def held(run: Run, step: OpenStep, now_ms: int) -> dict[bytes, Claim]:
     """Claims whose payload enough live roster members hold (strict: all of the roster)."""
-    live = live_mask(run, step)
+    live = live_mask(run, step, now_ms)
     roster = len(step.tick.roster)
     needed = roster if run.config.clock.strict else quorum_of(run.config.clock.quorum, live.bit_count())
     within = (1 << roster) - 1 if run.config.clock.strict else live
@@ -88,10 +95,11 @@ def held(run: Run, step: OpenStep) -> dict[bytes, Claim]:
 def should_close(run: Run, step: OpenStep, now_ms: int) -> tuple[bool, str]:
     """Whether the open step can be decided now."""
     clock = run.config.clock
-    live = live_mask(run, step)
-    counted = held(run, step)
-    if live.bit_count() < min(clock.min_peers, len(step.tick.roster)) and not clock.strict:
-        return False, f"{live.bit_count()} of {clock.min_peers} peers needed are connected"
+    live = live_mask(run, step, now_ms)
+    counted = held(run, step, now_ms)
+    connected = connected_mask(run, step).bit_count()
+    if connected < min(clock.min_peers, len(step.tick.roster)) and not clock.strict:
+        return False, f"{connected} of {clock.min_peers} peers needed are connected"
     awaited = [
         share.public_key
         for index, share in enumerate(step.tick.roster)

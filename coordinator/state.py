@@ -45,10 +45,14 @@ PEER_MOVES: dict[PeerPhase, frozenset[PeerPhase]] = {
 
 @dataclass(frozen=True)
 class Peer:
-    """One peer. `applied_step` is -1 until it has reported a state; `samples_per_second` 0 until measured."""
+    """One peer. `applied_step` is -1 until it has reported a state; `samples_per_second` 0 until measured.
+
+    `gone`: it hung up. An absent peer that is not gone is expected: this coordinator was started a moment ago.
+    """
 
     public_key: bytes
     phase: PeerPhase = PeerPhase.ABSENT
+    gone: bool = False
     device: str = ""
     addresses: tuple[str, ...] = ()
     applied_step: int = -1
@@ -80,6 +84,7 @@ class Run:
     # from the journal
     head_step: int = 0
     head_hash: bytes = b""
+    roster: tuple[bytes, ...] = ()  # of the last tick
     layout_digest: bytes = b""
     parameters: int = 0
     next_sample: int = 0
