@@ -58,6 +58,14 @@ class Swarm:
             future.cancel()
             raise NetworkError(f"the network side did not answer within {seconds_max:.0f} s") from error
 
+    @staticmethod
+    async def _drain() -> None:
+        """End what libraries left running on the loop (hivemind's DHT does)."""
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
     # ---- calls -------------------------------------------------------------------------------------------------------
 
     @property
@@ -131,6 +139,7 @@ class Swarm:
             if hasattr(self, "_session"):
                 self._call(self._session.stop(leaving=leaving), STOP_SECONDS_MAX)
         finally:
+            self._call(self._drain(), STOP_SECONDS_MAX)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(STOP_SECONDS_MAX)
             self._room.shutdown(wait=False, cancel_futures=True)
