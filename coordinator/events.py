@@ -109,13 +109,21 @@ class EntryCommitted:
 
 
 @dataclass(frozen=True)
+class PeerLeft:
+    """A roster member of the open strict step said goodbye: the step no longer waits for it."""
+
+    step: int
+    public_key: bytes
+
+
+@dataclass(frozen=True)
 class SnapshotAgreed:
     """A majority stored the same snapshot."""
 
     snapshot: SnapshotFact
 
 
-Record = LayoutFixed | TickOpened | EntryCommitted | SnapshotAgreed
+Record = LayoutFixed | TickOpened | EntryCommitted | PeerLeft | SnapshotAgreed
 
 # ---- effects: what the runtime shall do, in this order ---------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.events import EntryCommitted, LayoutFixed, Record, SnapshotAgreed, SnapshotFact, TickOpened
+from coordinator.events import EntryCommitted, LayoutFixed, PeerLeft, Record, SnapshotAgreed, SnapshotFact, TickOpened
 from protos.envelope import parse
 from protos.errors import OperatorError, SwarmentumError
 from protos.identity import Identity
@@ -96,10 +96,10 @@ class Journal:
 
     def records(self, run_id: bytes) -> Iterator[Record]:
         """Every record of a run, in order."""
-        query = sa.select(_RECORDS.c.kind, _RECORDS.c.body).where(_RECORDS.c.run_id == run_id)
+        query = sa.select(_RECORDS.c.kind, _RECORDS.c.step, _RECORDS.c.body).where(_RECORDS.c.run_id == run_id)
         with self._reading() as connection:
             for row in connection.execute(query.order_by(_RECORDS.c.number)):
-                yield self._decode(run_id, row.kind, row.body)
+                yield self._decode(run_id, row.kind, row.step, row.body)
 
     def entries(self, run_id: bytes, from_step: int, count: int) -> list[bytes]:
         """Signed envelopes of at most `count` entries from `from_step` on."""
@@ -132,6 +132,8 @@ class Journal:
                 return "tick", record.tick.step, tick_body(record.tick).SerializeToString(deterministic=True)
             case EntryCommitted():
                 return "entry", record.entry.step, self.seal(run_id, record).envelope
+            case PeerLeft():
+                return "left", record.step, record.public_key
             case SnapshotAgreed():
                 fact = record.snapshot
                 text = json.dumps({"step": fact.step, "root": fact.root.hex(), "total_bytes": fact.total_bytes})
@@ -143,12 +145,14 @@ class Journal:
         assert signed.hash == record.hash, "the machine hashed other bytes than were signed"
         return signed
 
-    def _decode(self, run_id: bytes, kind: str, body: bytes) -> Record:
+    def _decode(self, run_id: bytes, kind: str, step: int, body: bytes) -> Record:
         if kind == "layout":
             values = json.loads(body)
             return LayoutFixed(bytes.fromhex(values["layout_digest"]), values["parameters"])
         if kind == "tick":
             return TickOpened(tick_from_body(parse(log_pb2.Tick, body)))
+        if kind == "left":
+            return PeerLeft(step, body)
         if kind == "snapshot":
             values = json.loads(body)
             return SnapshotAgreed(SnapshotFact(values["step"], bytes.fromhex(values["root"]), values["total_bytes"]))

@@ -23,6 +23,7 @@ from coordinator.events import (
     Joined,
     LayoutFixed,
     NoticeKind,
+    PeerLeft,
     Record,
     Refuse,
     Reported,
@@ -74,7 +75,7 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
         case Connected():
             run, effects = _connected(run, event.public_key, now_ms)
         case Disconnected():
-            run, effects = _disconnected(run, event, now_ms)
+            run, effects = _disconnected(run, event)
         case Reported():
             run, effects = _reported(run, event, now_ms)
         case TimerFired():
@@ -103,7 +104,7 @@ def _joined(run: Run, event: Joined) -> Outcome:
     if not run.layout_digest:
         record = LayoutFixed(event.layout_digest, event.parameters)
         run, effects = _remember(run, record, 0), [Append(record)]
-    run = _holds_nothing(run, event.public_key)
+    run = replace(_holds_nothing(run, event.public_key), left=run.left - {event.public_key})
     before = run.peers.get(event.public_key, Peer(event.public_key))
     peer = replace(
         before, gone=False, device=event.device, addresses=event.addresses, applied_step=-1, state_digest=b""
@@ -141,14 +142,16 @@ def _connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
     return run, effects
 
 
-def _disconnected(run: Run, event: Disconnected, now_ms: int) -> Outcome:
+def _disconnected(run: Run, event: Disconnected) -> Outcome:
     peer = run.peers.get(event.public_key)
     if peer is None:
         return run, []
     run = _with_peer(run, replace(_move_peer(peer, PeerPhase.ABSENT), gone=True))
-    if event.leaving and run.step is not None and run.config.clock.strict:
+    awaited = run.step is not None and event.public_key in run.roster and event.public_key not in run.left
+    if event.leaving and awaited and run.config.clock.strict:
         # Strict steps wait for absent peers, never for one that said goodbye.
-        return _reopen(run, "a peer left", now_ms)
+        record = PeerLeft(run.head_step + 1, event.public_key)
+        return _remember(run, record, 0), [Append(record)]
     return run, []
 
 
@@ -390,7 +393,9 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
         return _reopen(run, f"no payload of step {current.tick.step} is held by a quorum", now_ms)
     wanted, left = run.config.clock.min_peers, rules.live_mask(run, current, now_ms).bit_count()
     deserted = left < min(wanted, len(current.tick.roster))
-    if deserted and len(run.ready) >= wanted and not run.config.clock.strict:
+    if run.config.clock.strict:
+        deserted = bool(run.left)
+    if deserted and len(run.ready) >= wanted:
         return _reopen(run, "too few of the roster are left", now_ms)
     return run, []
 
@@ -493,6 +498,8 @@ def _remember(run: Run, record: Record, now_ms: int) -> Run:
             return _remember_tick(run, record.tick, now_ms)
         case EntryCommitted():
             return _remember_entry(run, record, now_ms)
+        case PeerLeft():
+            return replace(run, left=run.left | {record.public_key})
         case SnapshotAgreed():
             kept = {s: r for s, r in run.reported_snapshots.items() if s >= record.snapshot.step}
             return replace(run, snapshot=record.snapshot, reported_snapshots=kept)
@@ -505,7 +512,7 @@ def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
         pool, left, following = rules.draw(run.returned_samples, run.next_sample, samples)
         assert pool == tick.pool, "the journal's tick does not follow from the entries before it"
         run = replace(run, returned_samples=left, next_sample=following)
-    run = replace(run, roster=tuple(share.public_key for share in tick.roster))
+    run = replace(run, roster=tuple(share.public_key for share in tick.roster), left=frozenset())
     deadline = now_ms + rules.deadline_ms(run.config.clock, run.durations_ms)
     opened = OpenStep(tick, now_ms, deadline)
     if before is not None and before.tick.step == tick.step:
@@ -548,6 +555,7 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
         returned_samples=entry.returned_samples,
         peers=peers,
         step=None,
+        left=frozenset(),
         loss=loss,
         payload_bytes_total=run.payload_bytes_total + sum(c.payload_bytes for c in entry.contributions),
         agreed_digests=agreed,

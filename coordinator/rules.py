@@ -109,7 +109,8 @@ def should_close(run: Run, step: OpenStep, now_ms: int) -> tuple[bool, str]:
         return True, f"all {len(counted)} payloads are held"
     names = ", ".join(short(key) for key in awaited[:4]) + (" ..." if len(awaited) > 4 else "")
     if clock.strict:
-        return False, f"strict: waiting for {names}"
+        gone = f"; {len(run.left)} of them left: waiting for {clock.min_peers} ready peers" if run.left else ""
+        return False, f"strict: waiting for {names}{gone}"
     if now_ms >= step.deadline_at_ms and counted:
         return True, f"deadline: {len(counted)} payloads are held, without {names}"
     return False, f"{len(counted)} of {len(step.tick.roster)} payloads are held; waiting for {names or 'a payload'}"
