@@ -40,6 +40,8 @@ from coordinator.state import (
     DURATIONS_KEPT,
     MOVES,
     PEER_MOVES,
+    PEERS_KEPT,
+    SNAPSHOT_STEPS_KEPT,
     OpenStep,
     Peer,
     PeerPhase,
@@ -48,6 +50,7 @@ from coordinator.state import (
 )
 from protos.assignment import assign, merge
 from protos.identity import short
+from protos.limits import POOL_RANGES_MAX
 from protos.log import Contribution, Entry, Tick, entry_body, entry_hash, lr_to_bits
 from protos.run_config import RunConfig
 
@@ -130,6 +133,9 @@ def _connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
     if peer is None:
         return run, [Refuse(public_key, "join first")]
     if peer.phase is PeerPhase.ABSENT:
+        has_room, reason = rules.room(run, public_key)
+        if not has_room:
+            return run, [Refuse(public_key, reason)]
         run = _with_peer(run, replace(_move_peer(peer, PeerPhase.SYNCING), gone=False))
     effects: list[Effect] = []
     if run.step is not None:
@@ -165,6 +171,8 @@ def _reported(run: Run, event: Reported, now_ms: int) -> Outcome:
     for at_step, digest in event.applied:
         run, more = _applied(run, event.public_key, at_step, digest)
         effects += more
+        if any(isinstance(effect, SendNotice) and effect.to == event.public_key for effect in more):
+            break  # it starts again: what it reached after that step does not count
     for fact in event.snapshots:
         run, more = _stored(run, event.public_key, fact)
         effects += more
@@ -253,8 +261,12 @@ def _stored(run: Run, public_key: bytes, fact: SnapshotFact) -> Outcome:
         return run, []
     if fact.step > run.head_step:
         return run, [Refuse(public_key, f"snapshot of step {fact.step}: the head is {run.head_step}")]
+    if fact.step % run.config.clock.snapshot_every and fact.step != run.config.clock.steps:
+        return run, [Refuse(public_key, f"snapshot of step {fact.step}: none is due there")]
     reports = {**run.reported_snapshots.get(fact.step, {}), public_key: fact}
-    run = replace(run, reported_snapshots={**run.reported_snapshots, fact.step: reports})
+    reported = {**run.reported_snapshots, fact.step: reports}
+    newest = sorted(reported)[-SNAPSHOT_STEPS_KEPT:]
+    run = replace(run, reported_snapshots={step: reported[step] for step in newest})
     return _agree_snapshot(run, fact.step)
 
 
@@ -262,7 +274,10 @@ def _agree_snapshot(run: Run, at_step: int) -> Outcome:
     reports = run.reported_snapshots.get(at_step, {})
     ready = {peer.public_key for peer in run.ready}
     electorate = _electorate(run) | (reports.keys() & ready)
-    fact, _ = rules.agree_snapshot(_votes(reports, electorate), max(len(electorate), run.config.clock.min_peers))
+    counted, members = _votes(reports, electorate), max(len(electorate), run.config.clock.min_peers)
+    # Nothing can go on without an initial state: once all have one and none has a majority, the most frequent counts.
+    final = at_step == 0 and len(counted) == members
+    fact, _ = rules.agree_snapshot(counted, members, final=final)
     if fact is None:
         return run, []
     record = SnapshotAgreed(fact)
@@ -283,6 +298,9 @@ def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
         return run, [Refuse(public_key, f"payload of step {claim.step} was computed on another log")]
     if public_key not in {share.public_key for share in current.tick.roster}:
         return run, [Refuse(public_key, f"not in the roster of step {claim.step}; the next tick takes you in")]
+    samples = sum(len(part) for part in current.tick.pool)
+    if claim.samples > samples:
+        return run, [Refuse(public_key, f"{claim.samples} samples claimed; step {claim.step} has {samples}")]
     before = current.claims.get(public_key)
     if before is not None and before.payload_sha256 != claim.payload_sha256:
         others = current.holders.get((public_key, before.payload_sha256), 0) & ~_bit(current, public_key)
@@ -437,7 +455,7 @@ def _entry(run: Run, current: OpenStep, counted: dict[bytes, Claim]) -> Entry:
         ),
         lr_bits=tick.lr_bits,
         parent_state_digest=run.agreed_digests.get(tick.step - 1, b""),
-        returned_samples=merge([*run.returned_samples, *unused]),
+        returned_samples=rules.bounded(merge([*run.returned_samples, *unused]), POOL_RANGES_MAX - 1),
         next_sample=run.next_sample,
     )
 
@@ -542,9 +560,12 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     for c in entry.contributions:
         peer = peers.get(c.public_key, Peer(c.public_key))
         peers[c.public_key] = replace(peer, votes_accepted=peer.votes_accepted + 1, loss=c.loss)
+    run = replace(run, peers=peers)
+    for _ in range(len(peers) - PEERS_KEPT):
+        run = _bounded(run, b"")
     tokens = sum(c.tokens for c in entry.contributions)
     loss = sum(c.loss * c.tokens for c in entry.contributions) / tokens if tokens else run.loss
-    agreed = dict(run.agreed_digests)
+    agreed = {s: d for s, d in run.agreed_digests.items() if s >= entry.step - DIGEST_STEPS_KEPT}
     if entry.parent_state_digest:
         agreed[entry.step - 1] = entry.parent_state_digest
     run = replace(
@@ -553,7 +574,6 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
         head_hash=record.hash,
         next_sample=entry.next_sample,
         returned_samples=entry.returned_samples,
-        peers=peers,
         step=None,
         left=frozenset(),
         loss=loss,
@@ -566,7 +586,22 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
 
 
 def _with_peer(run: Run, peer: Peer) -> Run:
-    return replace(run, peers={**run.peers, peer.public_key: peer})
+    return _bounded(replace(run, peers={**run.peers, peer.public_key: peer}), peer.public_key)
+
+
+def _bounded(run: Run, newest: bytes) -> Run:
+    """Forget the absent peer with the fewest accepted votes, and what it reported, when there are too many."""
+    if len(run.peers) <= PEERS_KEPT:
+        return run
+    kept = {newest, *run.roster}
+    absent = [peer for key, peer in run.peers.items() if peer.phase is PeerPhase.ABSENT and key not in kept]
+    gone = min(absent, key=lambda peer: (peer.votes_accepted, peer.public_key)).public_key
+    return replace(
+        run,
+        peers={key: peer for key, peer in run.peers.items() if key != gone},
+        reported_digests={s: {k: v for k, v in r.items() if k != gone} for s, r in run.reported_digests.items()},
+        reported_snapshots={s: {k: v for k, v in r.items() if k != gone} for s, r in run.reported_snapshots.items()},
+    )
 
 
 def _move(run: Run, phase: Phase) -> Run:

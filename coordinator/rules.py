@@ -45,9 +45,9 @@ def admit(run: Run, public_key: bytes, layout_digest: bytes) -> tuple[bool, str]
     admission = run.config.admission
     if admission.mode == "allow_list" and peer_id(public_key) not in admission.allowed:
         return False, f"peer {peer_id(public_key)} is not on this run's allow-list; ask its operator to add you"
-    present = sum(peer.phase is not PeerPhase.ABSENT for key, peer in run.peers.items() if key != public_key)
-    if present >= run.config.clock.max_peers:
-        return False, f"the run is full: {present} of {run.config.clock.max_peers} peers are here; try again later"
+    has_room, reason = room(run, public_key)
+    if not has_room:
+        return False, reason
     if run.layout_digest and layout_digest != run.layout_digest:
         return False, (
             f"your model's parameter layout is {layout_digest.hex()[:16]}, "
@@ -55,6 +55,14 @@ def admit(run: Run, public_key: bytes, layout_digest: bytes) -> tuple[bool, str]
             "install the same versions as the other peers"
         )
     return True, "admitted"
+
+
+def room(run: Run, public_key: bytes) -> tuple[bool, str]:
+    """Whether a place is free for this peer."""
+    present = sum(peer.phase is not PeerPhase.ABSENT for key, peer in run.peers.items() if key != public_key)
+    if present >= run.config.clock.max_peers:
+        return False, f"the run is full: {present} of {run.config.clock.max_peers} peers are here; try again later"
+    return True, "there is room"
 
 
 def quorum_of(quorum: float, members: int) -> int:
@@ -130,9 +138,11 @@ def agree(reports: Mapping[bytes, bytes], members: int, *, final: bool) -> tuple
     return None, f"{count} of {members} peers, more than half needed"
 
 
-def agree_snapshot(reports: Mapping[bytes, SnapshotFact], members: int) -> tuple[SnapshotFact | None, str]:
-    """The snapshot that more than half of `members` stored."""
-    root, reason = agree({key: fact.root for key, fact in reports.items()}, members, final=False)
+def agree_snapshot(
+    reports: Mapping[bytes, SnapshotFact], members: int, *, final: bool
+) -> tuple[SnapshotFact | None, str]:
+    """The snapshot that more than half of `members` stored; with `final`, that most stored."""
+    root, reason = agree({key: fact.root for key, fact in reports.items()}, members, final=final)
     return next((fact for fact in reports.values() if fact.root == root), None), reason
 
 
@@ -164,6 +174,13 @@ def subtract(ranges: Sequence[Range], taken: Sequence[Range]) -> tuple[Range, ..
         depth, since = depth + points[point], point
         assert depth in (0, 1), "samples were taken that were not there"
     return merge(left)
+
+
+def bounded(ranges: tuple[Range, ...], ranges_max: int) -> tuple[Range, ...]:
+    """At most `ranges_max` of the ranges, the longest: the samples of the crumbs are given up rather than the limit."""
+    if len(ranges) <= ranges_max:
+        return ranges
+    return tuple(sorted(sorted(ranges, key=lambda part: (-len(part), part))[:ranges_max]))
 
 
 def roster_of(run: Run, samples: int) -> tuple[Share, ...]:

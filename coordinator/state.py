@@ -8,11 +8,15 @@ from enum import Enum
 
 from coordinator.events import Claim, SnapshotFact
 from protos.assignment import Range
+from protos.limits import ENTRY_CONTRIBUTIONS_MAX
 from protos.log import Tick
 from protos.run_config import RunConfig
 
 DURATIONS_KEPT = 32
 DIGEST_STEPS_KEPT = 64
+SNAPSHOT_STEPS_KEPT = 4
+# Peers remembered, connected or not: more than can ever be connected or in a roster.
+PEERS_KEPT = 4 * ENTRY_CONTRIBUTIONS_MAX
 
 
 class Phase(Enum):
