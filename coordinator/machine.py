@@ -403,8 +403,11 @@ def _announce(run: Run, tick: Tick, now_ms: int) -> Outcome:
 def _try_close(run: Run, now_ms: int) -> Outcome:
     current = run.step
     assert current is not None
+    counted = len(rules.held(run, current, now_ms))
+    if counted != current.counted:
+        current = replace(current, counted=counted, counted_at_ms=now_ms)
     closes, reason = rules.should_close(run, current, now_ms)
-    run = replace(run, reason=reason)
+    run = replace(run, reason=reason, step=current)
     if closes:
         return _commit(run, now_ms)
     if now_ms >= current.deadline_at_ms and not run.config.clock.strict:
@@ -435,7 +438,8 @@ def _commit(run: Run, now_ms: int) -> Outcome:
     record = EntryCommitted(entry, body, entry_hash(body))
     run = _slower(run, current, accepted.keys())
     run = _remember(run, record, now_ms)
-    duration = now_ms - current.opened_ms
+    # Until the last payload counted, not until the deadline: a step that waits in vain must not make the next wait longer.
+    duration = max(current.counted_at_ms - current.opened_ms, 0)
     run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
     effects += [Append(record), SendEntry(entry.step)]
     run, more = _after_commit(run, now_ms)

@@ -68,11 +68,16 @@ class Peer:
 
 @dataclass(frozen=True)
 class OpenStep:
-    """The open step. `holders[(author, payload hash)]` is a bit mask over the roster's order."""
+    """The open step. `holders[(author, payload hash)]` is a bit mask over the roster's order.
+
+    `counted` payloads were held by a quorum when we last looked, and that changed at `counted_at_ms`.
+    """
 
     tick: Tick
     opened_ms: int
     deadline_at_ms: int
+    counted: int = 0
+    counted_at_ms: int = 0
     claims: Mapping[bytes, Claim] = field(default_factory=dict)
     holders: Mapping[tuple[bytes, bytes], int] = field(default_factory=dict)
 
