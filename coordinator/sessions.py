@@ -16,6 +16,8 @@ CHALLENGES_MAX = 4096
 CHALLENGE_MS_MAX = 60_000
 SESSIONS_MAX = 16_384
 ADMIN_NONCES_MAX = 4096
+# Requests of one session may overtake each other by this much (a report in flight while the stream is opened again).
+SEQUENCE_WINDOW = 64
 
 
 @dataclass
@@ -23,10 +25,11 @@ class _Session:
     run_id: bytes
     public_key: bytes
     sequence: int = 0
+    seen: int = 0  # bit i: sequence - i was used
 
 
 class Sessions:
-    """Single-use challenges, one session a peer and run, growing sequence numbers, single-use operator nonces."""
+    """Single-use challenges, one session a peer and run, single-use sequence numbers and operator nonces."""
 
     def __init__(self) -> None:
         self._challenges: OrderedDict[bytes, int] = OrderedDict()
@@ -58,13 +61,17 @@ class Sessions:
         return session_id
 
     def check(self, session_id: bytes, run_id: bytes, public_key: bytes, sequence: int) -> bool:
-        """False: no such session (join again). Refusal REPLAYED: the sequence number does not grow."""
+        """False: no such session (join again). Refusal REPLAYED: the number was used before, or is far behind."""
         session = self._sessions.get(session_id)
         if session is None or (session.run_id, session.public_key) != (run_id, public_key):
             return False
-        if sequence <= session.sequence:
+        behind = session.sequence - sequence
+        if sequence < 1 or behind >= SEQUENCE_WINDOW or (behind >= 0 and session.seen >> behind & 1):
             raise Refusal(Reason.REPLAYED, f"sequence {sequence} after {session.sequence}")
-        session.sequence = sequence
+        if behind < 0:
+            session.seen = (session.seen << min(-behind, SEQUENCE_WINDOW)) & ((1 << SEQUENCE_WINDOW) - 1)
+            session.sequence, behind = sequence, 0
+        session.seen |= 1 << behind
         return True
 
     def use_nonce(self, nonce: bytes) -> None:
