@@ -46,8 +46,14 @@ class CoordinatorSettings(BaseSettings):
         """Flags, then environment, then the file named by SWARMENTUM_COORDINATOR_CONFIG (coordinator.toml here)."""
         import os
 
-        path = Path(os.environ.get("SWARMENTUM_COORDINATOR_CONFIG", "coordinator.toml"))
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+        named = os.environ.get("SWARMENTUM_COORDINATOR_CONFIG")
+        path = Path(named or "coordinator.toml")
+        if named and not path.is_file():
+            raise OperatorError(f"SWARMENTUM_COORDINATOR_CONFIG={named}: there is no such file")
+        try:
+            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+        except (OSError, ValueError) as error:
+            raise OperatorError(f"{path}: {error}") from error
 
 
 def split_address(text: str) -> tuple[str, int]:

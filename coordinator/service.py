@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias, TypeVar
@@ -17,7 +16,7 @@ from coordinator.sessions import Sessions
 from protos import limits
 from protos.envelope import NO_RUN, Kind, Opened, check, parse
 from protos.errors import Reason, Refusal
-from protos.log import FORMAT_VERSION
+from protos.log import FORMAT_VERSION, run_id_of
 from protos.run_config import config_from_json
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
@@ -165,8 +164,10 @@ class OperatorService(_Door, rpc.OperatorServiceServicer):
             format_version=FORMAT_VERSION,
             config_json=config.canonical_json(),
             coordinator_public_key=self._hub.identity.public_key,
-            nonce=secrets.token_bytes(limits.NONCE_BYTES),
+            nonce=body.nonce,  # one request makes one run, however often and whenever it is played
         )
+        if run_id_of(genesis) in self._hub.runs:
+            await self._refuse(context, Refusal(Reason.REPLAYED, "this run was created before"))
         try:
             await self._hub.create_run(genesis)
         except JournalError as error:

@@ -40,9 +40,12 @@ def load_or_create(home: Path) -> Certificate:
         made = _create()
         home.mkdir(parents=True, exist_ok=True)
         key_path.unlink(missing_ok=True)
+        certificate_path.unlink(missing_ok=True)
         with os.fdopen(os.open(key_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file:
             file.write(made.key_pem)
-        certificate_path.write_bytes(made.certificate_pem)
+        temporary = certificate_path.with_name(f".{certificate_path.name}.{os.getpid()}")
+        temporary.write_bytes(made.certificate_pem)
+        temporary.rename(certificate_path)  # the pair is made again unless both are there, whole
     return Certificate(key_path.read_bytes(), certificate_path.read_bytes())
 
 
