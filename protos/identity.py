@@ -55,11 +55,15 @@ class Identity:
 
         Raises OperatorError if the file is no such key.
         """
-        if not path.exists():
-            identity = Identity.generate()
-            _write_private(path, identity.to_libp2p())
-            return identity
-        return Identity.from_libp2p(path.read_bytes(), where=str(path))
+        try:
+            if not path.exists():
+                identity = Identity.generate()
+                _write_private(path, identity.to_libp2p())
+                return identity
+            data = path.read_bytes()
+        except OSError as error:
+            raise OperatorError(f"{path}: the identity file cannot be read or made: {error.strerror}") from error
+        return Identity.from_libp2p(data, where=str(path))
 
     def to_libp2p(self) -> bytes:
         """68 bytes: the libp2p PrivateKey protobuf."""

@@ -152,7 +152,9 @@ def _entry(opened: Opened) -> Entry:
     for c in body.contributions:
         _in_range(len(c.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
         _in_range(len(c.payload_sha256) == limits.HASH_BYTES, "payload hash length")
+        _in_range(max(c.samples, c.tokens) <= limits.SAMPLE_INDEX_MAX, "samples or tokens")
         _in_range(c.payload_bytes <= limits.PAYLOAD_BYTES_MAX, f"payload of {c.payload_bytes} bytes")
+    _in_range(body.next_sample <= limits.SAMPLE_INDEX_MAX, f"next sample {body.next_sample}")
     return Entry(
         step=body.step,
         parent_hash=body.parent_hash,
@@ -198,6 +200,9 @@ def tick_from_body(body: log_pb2.Tick) -> Tick:
     _in_range(len(body.roster) <= limits.ROSTER_PEERS_MAX, f"{len(body.roster)} peers")
     keys = [member.public_key for member in body.roster]
     _in_range(keys == sorted(set(keys)), "the roster is not sorted by public key, each peer once")
+    for member in body.roster:
+        _in_range(len(member.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
+        _in_range(member.samples <= limits.SAMPLE_INDEX_MAX, f"{member.samples} samples")
     return Tick(
         step=body.step,
         parent_hash=body.parent_hash,

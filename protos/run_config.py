@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from protos.errors import Reason, Refusal
+from protos.identity import public_key_of
 from protos.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, CONFIG_JSON_BYTES_MAX, ENTRY_CONTRIBUTIONS_MAX
 
 GROUP_SIZES = (8, 16, 32, 64, 128)
@@ -137,6 +138,13 @@ class AdmissionConfig(_Section):
 
     allowed: list[str] = Field(default_factory=list, max_length=ENTRY_CONTRIBUTIONS_MAX)
     """Peer ids (12D3Koo...)."""
+
+    @field_validator("allowed")
+    @classmethod
+    def _peer_ids(cls, allowed: list[str]) -> list[str]:
+        for peer in allowed:
+            public_key_of(peer)  # an OperatorError is a ValueError: it becomes an error of this key
+        return allowed
 
 
 class OverlayConfig(_Section):

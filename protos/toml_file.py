@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from protos.errors import OperatorError
 
 M = TypeVar("M", bound=BaseModel)
+_TABLE = re.compile(r"^\[\[?([^\]=]+)\]\]?\s*(#.*)?$")
 
 
 def load(path: Path, model: type[M]) -> M:
@@ -23,7 +25,7 @@ def load(path: Path, model: type[M]) -> M:
     except UnicodeDecodeError as error:
         raise OperatorError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except tomllib.TOMLDecodeError as error:
-        raise OperatorError(f"{path}: is not TOML: {error}") from error
+        raise OperatorError(f"{path}:{_syntax_line(str(error))}: is not TOML: {error}") from error
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -41,14 +43,19 @@ def describe(error: ValidationError, place: Any = lambda loc: "") -> str:
     return "\n".join(lines)
 
 
+def _syntax_line(message: str) -> int:
+    found = re.search(r"at line (\d+)", message)
+    return int(found[1]) if found else 1
+
+
 def line_of(text: str, loc: tuple[int | str, ...]) -> int:
     """Best line number (from 1) of a dotted key: its own line, else its table's, else the first."""
     names = [str(part) for part in loc if isinstance(part, str)]
     best, table = 1, ""
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
-        if stripped.startswith("["):
-            table = stripped.strip("[] ")
+        if header := _TABLE.match(stripped):
+            table = ".".join(part.strip().strip("\"'") for part in header[1].split("."))
             if table == ".".join(names[: table.count(".") + 1]):
                 best = number
             continue
