@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import queue
+import signal
 import sys
 import time
 from typing import Any, TypeAlias
@@ -76,6 +77,7 @@ class _Follower:
     def run(self, steps: int | None, seconds: float | None) -> int:
         until = time.monotonic() + seconds if seconds is not None else None
         why, code = "stopped", 1
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a supervisor's stop is Ctrl-C
         self._overlay.dial(self._invite.bootstrap)
         self._overlay.start()
         self._reader.start()

@@ -162,7 +162,8 @@ class Watch:
                 raise Refusal(Reason.TOO_LARGE, f"message of {len(data)} bytes")
             if parse(envelope_pb2.SignedEnvelope, data).kind == Kind.KIND_LOG_ENTRY:
                 return self._take_entry(data, Source.GOSSIP)
-            return [self._take_announcement(data)]
+            announcement = self._take_announcement(data)
+            return [announcement] if announcement is not None else []
         except Refusal as refusal:
             return [self._refused(refusal)]
 
@@ -240,7 +241,7 @@ class Watch:
 
     # ---- announcements -----------------------------------------------------------------------------------------------
 
-    def _take_announcement(self, data: bytes) -> AnnouncementSeen:
+    def _take_announcement(self, data: bytes) -> AnnouncementSeen | None:
         bound = limits.ANNOUNCEMENT_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
         opened = open_envelope(data, kind=Kind.KIND_ANNOUNCEMENT, run_id=self.run_id, bytes_max=bound)
         body = parse(update_pb2.Announcement, opened.body)
@@ -248,6 +249,9 @@ class Watch:
         late = self._chain is not None and body.step <= self._chain.step
         if not late:
             self._check_place(body, opened.public_key)
+            if (body.step, opened.public_key) in self._announced:
+                self.tally.repeated += 1  # an author says it again to those who came later
+                return None
             self._announced[body.step, opened.public_key] = body.payload_sha256
         row = self._row(opened.public_key)
         self.tally.announcements += 1
@@ -279,7 +283,7 @@ class Watch:
             raise Refusal(Reason.OUT_OF_RANGE, f"loss {body.loss}")
 
     def _check_place(self, body: update_pb2.Announcement, author: bytes) -> None:
-        """Whether this step may be announced now, on this state, by this author, once."""
+        """Whether this step may be announced now, on this state, by this author, with this payload."""
         head_step, head_hash = self.head
         if self._chain is not None:
             if body.step > self._horizon() + STEPS_AHEAD_MAX:
@@ -287,10 +291,9 @@ class Watch:
             if body.step == head_step + 1 and body.parent_hash != head_hash:
                 raise Refusal(Reason.WRONG_PARENT, f"announcement of step {body.step} on another log")
         before = self._announced.get((body.step, author))
-        if before is not None:
-            what = "again" if before == body.payload_sha256 else "with two payloads"
-            raise Refusal(Reason.REPLAYED, f"step {body.step} announced {what}")
-        if len(self._announced) >= limits.ROSTER_PEERS_MAX * STEPS_AHEAD_MAX:
+        if before not in (None, body.payload_sha256):
+            raise Refusal(Reason.REPLAYED, f"step {body.step} announced with two payloads")
+        if before is None and len(self._announced) >= limits.ROSTER_PEERS_MAX * STEPS_AHEAD_MAX:
             raise Refusal(Reason.OUT_OF_RANGE, "more announcements than a roster can have")
 
     def _row(self, public_key: bytes) -> PeerRow:
