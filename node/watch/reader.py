@@ -36,7 +36,10 @@ _OPTIONS = [
 
 @dataclass(frozen=True)
 class Facts:
-    """What GetRun says; the configuration is the genesis's, so it is verified by the run id."""
+    """What GetRun says; the configuration is the genesis's, so it is verified by the run id.
+
+    `reason` says what the run waits for; empty if it does not.
+    """
 
     config: RunConfig
     head_step: int
@@ -146,7 +149,8 @@ class LogReader(threading.Thread):
         except Refusal as refusal:
             raise RefusedError(f"the run's configuration cannot be read: {refusal.detail}") from refusal
         bootstrap = tuple(a for a in response.bootstrap[:BOOTSTRAP_MAX] if len(a) <= limits.ADDRESS_BYTES_MAX)
-        return Facts(config, response.head_step, response.reason, bootstrap)
+        reason = response.reason if response.phase == pb.Phase.PHASE_WAITING else ""
+        return Facts(config, response.head_step, reason, bootstrap)
 
     def _page(self, step: int) -> Page:
         request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=step)

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.watch import view
+from node.watch import app, view
 from node.watch.frames import MESSAGE, OVERSIZED, STATUS, FrameReader, frame
 from node.watch.view import AnnouncementSeen, EntrySeen, Refused, Watch
-from protos.errors import DivergedError, Reason
+from protos.errors import DivergedError, OperatorError, Reason
 from protos.identity import Identity
+from protos.invite import Invite
 from tests.interop.world import Log
 
 COORDINATOR = Identity.from_seed(bytes([1]) * 32)
@@ -130,3 +131,10 @@ def test_frames_come_out_as_they_went_in(frames: list[tuple[bytes, bytes]], chun
 def test_what_is_no_frame_is_not_waited_for(data: bytes) -> None:
     with pytest.raises(ValueError, match="not a frame"):
         FrameReader().feed(data)
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app.importlib.util, "find_spec", lambda name: None)
+    link = Invite(RUN_ID, ("127.0.0.1:1",), COORDINATOR.public_key, bytes(32), (), "a run").link()
+    with pytest.raises(OperatorError, match=r"pip install 'swarmentum\[watch\]'"):
+        app.run(link, as_json=True, steps=None, seconds=None)
