@@ -392,6 +392,13 @@ def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
     return _announce(run, replace(current.tick, attempt=current.tick.attempt + 1, roster=roster), now_ms)
 
 
+def _ask_again(run: Run, current: OpenStep, now_ms: int) -> Outcome:
+    """A strict step has no deadline, but what was lost on the way has to be said again: the same tick once more."""
+    deadline = now_ms + run.config.clock.deadline_ms_max
+    run = replace(run, step=replace(current, deadline_at_ms=deadline))
+    return run, [SendTick(current.tick, deadline - now_ms), Arm(deadline)]
+
+
 def _announce(run: Run, tick: Tick, now_ms: int) -> Outcome:
     record = TickOpened(tick)
     run = _remember(run, record, now_ms)
@@ -410,7 +417,9 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
     run = replace(run, reason=reason, step=current)
     if closes:
         return _commit(run, now_ms)
-    if now_ms >= current.deadline_at_ms and not run.config.clock.strict:
+    if now_ms >= current.deadline_at_ms and run.config.clock.strict:
+        return _ask_again(run, current, now_ms)
+    if now_ms >= current.deadline_at_ms:
         return _reopen(run, f"no payload of step {current.tick.step} is held by a quorum", now_ms)
     wanted, left = run.config.clock.min_peers, rules.live_mask(run, current, now_ms).bit_count()
     deserted = left < min(wanted, len(current.tick.roster))
