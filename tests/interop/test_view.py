@@ -88,7 +88,7 @@ def test_a_table_of_peers_is_bounded_and_keeps_who_contributes(monkeypatch: pyte
 
 
 def test_announcements_of_a_step_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view.limits, "ROSTER_PEERS_MAX", 2)
+    monkeypatch.setattr("protos.limits.ROSTER_PEERS_MAX", 2)
     log, watch = Log(RUN_ID, COORDINATOR), new_watch()
     events = [watch.take(log.announce(Identity.from_seed(bytes([n]) * 32)))[0] for n in range(20, 26)]
     assert [isinstance(event, Refused) and event.reason is Reason.OUT_OF_RANGE for event in events] == [False] * 4 + [
@@ -134,7 +134,7 @@ def test_what_is_no_frame_is_not_waited_for(data: bytes) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     link = Invite(RUN_ID, ("127.0.0.1:1",), COORDINATOR.public_key, bytes(32), (), "a run").link()
     with pytest.raises(OperatorError, match=r"pip install 'swarmentum\[watch\]'"):
         app.run(link, as_json=True, steps=None, seconds=None)
