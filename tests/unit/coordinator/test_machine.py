@@ -1,0 +1,510 @@
+"""Any event in any state moves to a known state or refuses; what was announced survives a crash between any two effects."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coordinator import machine
+from coordinator.events import (
+    Append,
+    Arm,
+    Claim,
+    Connected,
+    Disconnected,
+    Effect,
+    Event,
+    Joined,
+    NoticeKind,
+    Reported,
+    SendEntry,
+    SendNotice,
+    SendTick,
+    SnapshotAgreed,
+    SnapshotFact,
+    TimerFired,
+)
+from coordinator.state import PeerPhase, Phase
+from protos.assignment import Range
+from tests.unit.coordinator.driver import (
+    LAYOUT,
+    RUN_ID,
+    Harness,
+    PlayedPeer,
+    Swarm,
+    claim_of,
+    config,
+    digest_of,
+    joined,
+    key,
+    sha,
+    snapshot_at,
+)
+
+PEERS = 4
+number = st.integers(0, PEERS - 1)
+small = st.integers(0, 3)
+
+
+@st.composite
+def happenings(draw: st.DrawFn) -> tuple[str, int, int, int, int]:
+    """What happens (bound to the run's state when it does): kind, peer, two choices, ms that pass before."""
+    kinds = ["join", "connect", "hang up", "leave", "claim", "hold", "apply", "snapshot", "timer", "report", "good"]
+    return (
+        draw(st.sampled_from([*kinds, "good", "good", "all good", "all good", "all good"])),
+        draw(number),
+        draw(small),
+        draw(small),
+        draw(st.sampled_from([0, 1, 50, 2_000, 61_000])),
+    )
+
+
+def event_of(harness: Harness, kind: str, peer: int, a: int, b: int) -> list[Event]:
+    """Events that make sense now, nearly make sense, or do not."""
+    run = harness.run
+    step = run.step.tick.step if run.step else run.head_step + 1
+    tick = harness.ticks[-1] if harness.ticks else None
+    claim = claim_of(tick, peer, salt=a // 2) if tick else Claim(1, RUN_ID, sha(0), 1, 1, 1, 1.0, 0)
+    if kind == "claim" and a == 3:
+        claim = Claim(step + b - 1, RUN_ID, sha(b), 64, [1, 10**9, 0, 1 << 60][b], 7, 1.0, 0)
+    held = tuple(
+        (step - (a == 3), key(author), claim_of(tick, author, salt=b // 2).payload_sha256)
+        for author in range(PEERS)
+        if tick
+    )
+    digest = digest_of(run.head_step) if a else sha("wrong", b)
+    match kind:
+        case "join":
+            return [joined(peer, LAYOUT if a else sha("other layout")), Connected(key(peer))][: 1 + (b > 0)]
+        case "connect":
+            return [Connected(key(peer))]
+        case "hang up" | "leave":
+            return [Disconnected(key(peer), leaving=kind == "leave")]
+        case "claim":
+            return [Reported(key(peer), claim=claim)]
+        case "hold":
+            return [Reported(key(peer), holdings=held)]
+        case "apply":
+            return [Reported(key(peer), applied=((max(run.head_step + b - 2, 0), digest), (run.head_step, digest)))]
+        case "snapshot":
+            return [Reported(key(peer), snapshots=(SnapshotFact(max(run.head_step - a, 0), sha("root", b), 5),))]
+        case "report":
+            return [Reported(key(peer), claim, held, ((run.head_step, digest),), (snapshot_at(0, b),), ("/a",))]
+        case "good":
+            return good(harness, peer)
+        case "all good":
+            return [event for n in range(PEERS) if n != peer or a for event in good(harness, n)]
+    return [TimerFired()]
+
+
+def good(harness: Harness, peer: int) -> list[Event]:
+    """What a well-behaved peer says next."""
+    run = harness.run
+    tick = run.step.tick if run.step else None
+    said = Reported(
+        key(peer),
+        claim=claim_of(tick, peer) if tick else None,
+        holdings=tuple((tick.step, key(n), claim_of(tick, n).payload_sha256) for n in range(PEERS)) if tick else (),
+        applied=((run.head_step, digest_of(run.head_step)),),
+        snapshots=(snapshot_at(run.head_step // 2 * 2),),
+    )
+    known = run.peers.get(key(peer))
+    here = known is not None and known.phase is not PeerPhase.ABSENT
+    return [said] if here else [joined(peer), Connected(key(peer)), said]
+
+
+clocks = st.builds(
+    lambda strict, min_peers, max_peers, batch: config(
+        strict=strict, min_peers=min_peers, max_peers=max_peers, batch_samples=batch, steps=6, snapshot_every=2
+    ),
+    st.booleans(),
+    st.integers(1, 3),
+    st.integers(3, 4),
+    st.sampled_from([3, 16]),
+)
+
+
+def play(harness: Harness, events: list[tuple[str, int, int, int, int]]) -> None:
+    for kind, peer, a, b, passed in events:
+        harness.now += passed
+        for event in event_of(harness, kind, peer, a, b):
+            before = harness.run
+            effects = harness.feed(event)
+            for known in harness.run.peers.values():
+                assert known.phase in PeerPhase
+            present = sum(p.phase is not PeerPhase.ABSENT for p in harness.run.peers.values())
+            assert present <= harness.settings.clock.max_peers
+            assert harness.run.head_step >= before.head_step
+            assert all(type(effect) in Effect.__args__ for effect in effects)
+
+
+@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(clock=clocks, events=st.lists(happenings(), max_size=60))
+def test_any_event_in_any_state(clock: object, events: list[tuple[str, int, int, int, int]]) -> None:
+    harness = Harness(clock)  # type: ignore[arg-type]
+    play(harness, events)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(clock=clocks, events=st.lists(happenings(), min_size=10, max_size=50), cut=st.floats(0, 1))
+def test_crash_between_any_two_effects(clock: object, events: list[tuple[str, int, int, int, int]], cut: float) -> None:
+    whole = Harness(clock)  # type: ignore[arg-type]
+    play(whole, events)
+    length = round(cut * len(whole.journal))
+    told = [effect for at, effect in whole.announced if at <= length]
+    swarm = Swarm(whole.settings, 0)
+    swarm.now = whole.now
+    swarm.load(whole.journal[:length])
+    run = swarm.run
+    assert run.head_step >= max((e.step for e in told if isinstance(e, SendEntry)), default=0)
+    ticks = [effect.tick for effect in told if isinstance(effect, SendTick)]
+    if ticks and ticks[-1].step == run.head_step + 1:
+        assert run.step is not None
+        assert run.step.tick == ticks[-1]
+    agreed = [e.snapshot for e in told if isinstance(e, SendNotice) and e.kind is NoticeKind.SNAPSHOT]
+    if agreed:
+        assert run.snapshot is not None
+        assert agreed[-1] is not None
+        assert run.snapshot.step >= agreed[-1].step
+    # It goes on to the end: with its old peers, whatever it was doing.
+    swarm.peers = [PlayedPeer(n) for n in range(PEERS)]
+    members = {share.public_key for share in run.step.tick.roster} if run.step else set()
+    swarm.peers.sort(key=lambda peer: key(peer.number) not in members)  # a strict step waits for its own
+    del swarm.peers[whole.settings.clock.max_peers :]
+    for peer in swarm.peers:
+        try:
+            swarm.connect(peer)
+        except AssertionError:  # the run's layout is another one: these peers are told so
+            assert run.layout_digest != LAYOUT
+            return
+    if run.layout_digest not in (b"", LAYOUT) or not set(run.agreed_digests.values()) <= {
+        digest_of(step) for step in run.agreed_digests
+    }:
+        return  # hostile reporters alone were a majority: honest peers differ from what was agreed
+    swarm.finish()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(clock=clocks, events=st.lists(happenings(), max_size=40))
+def test_restored_equals_lived(clock: object, events: list[tuple[str, int, int, int, int]]) -> None:
+    """What the journal keeps is the same whether it was lived through or read back."""
+    harness = Harness(clock)  # type: ignore[arg-type]
+    play(harness, events)
+    lived = harness.run
+    harness.restart()
+    again = harness.run
+    names = ["phase", "head_step", "head_hash", "roster", "next_sample", "returned_samples", "snapshot"]
+    names += ["layout_digest", "parameters", "payload_bytes_total"]
+    for name in names:
+        assert getattr(lived, name) == getattr(again, name), name
+    assert (lived.step and lived.step.tick) == (again.step and again.step.tick)
+
+
+# ---- single rules of the machine -------------------------------------------------------------------------------------
+
+
+def opened(peers: int = 3, **clock: object) -> Harness:
+    """A run with `peers` ready peers whose first step is open."""
+    harness = Harness(config(min_peers=peers, snapshot_every=2, **clock))
+    for n in range(peers):
+        harness.feed(joined(n))
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    assert harness.run.phase is Phase.OPEN
+    assert len(harness.run.roster) == peers
+    return harness
+
+
+def contribute(harness: Harness, *numbers: int, holders: tuple[int, ...] | None = None) -> None:
+    """These peers publish, and these hold it all."""
+    tick = harness.ticks[-1]
+    claims = {n: claim_of(tick, n) for n in numbers}
+    for n, claim in claims.items():
+        harness.feed(Reported(key(n), claim=claim))
+    held = tuple((tick.step, key(n), claim.payload_sha256) for n, claim in claims.items())
+    for holder in numbers if holders is None else holders:
+        harness.feed(Reported(key(holder), holdings=held))
+
+
+def test_first_step_needs_an_agreed_initial_state() -> None:
+    harness = Harness(config(min_peers=2))
+    for n in range(2):
+        harness.feed(joined(n))
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),)))
+    assert harness.run.phase is Phase.WAITING
+    assert "initial state" in harness.run.reason
+    harness.feed(Reported(key(0), snapshots=(snapshot_at(0),)))
+    assert harness.run.phase is Phase.WAITING
+    harness.feed(Reported(key(1), snapshots=(snapshot_at(0),)))
+    assert harness.run.phase is Phase.OPEN
+
+
+def test_two_initial_states_one_counts_and_the_other_peer_is_told() -> None:
+    harness = Harness(config(min_peers=2))
+    for n in range(2):
+        harness.feed(joined(n))
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0, n),)))
+    assert harness.run.snapshot is not None
+    loser = 1 if harness.run.snapshot == snapshot_at(0, 0) else 0
+    resyncs = [e for _, e in harness.announced if isinstance(e, SendNotice) and e.kind is NoticeKind.RESYNC]
+    assert [e.to for e in resyncs] == [key(loser)]
+    harness.feed(Reported(key(loser), applied=((0, digest_of(0)),)))
+    assert harness.run.phase is Phase.OPEN
+
+
+def test_step_closes_when_everyone_holds_everything() -> None:
+    harness = opened()
+    contribute(harness, 0, 1, 2)
+    assert harness.run.head_step == 1
+    assert [c.public_key for c in harness.entries[0].contributions] == [key(0), key(1), key(2)]
+
+
+def test_holding_of_another_step_does_not_count() -> None:
+    harness = opened()
+    stale = tuple((7, key(n), sha("old", n, m)) for n in range(3) for m in range(3))
+    for n in range(3):
+        harness.feed(Reported(key(n), holdings=stale))
+    assert harness.run.step is not None
+    assert not harness.run.step.holders
+    contribute(harness, 0, 1, 2)
+    assert harness.run.head_step == 1
+
+
+def test_a_liar_cannot_crowd_out_honest_holders() -> None:
+    harness = opened(4)
+    lies = tuple((1, key(n), sha("lie", n, m)) for m in range(5) for n in range(4))
+    harness.feed(Reported(key(3), holdings=lies))
+    contribute(harness, 0, 1, 2, holders=(0, 1, 2))
+    harness.now = harness.run.step.deadline_at_ms if harness.run.step else 0
+    harness.feed(TimerFired())
+    assert harness.run.head_step == 1
+    assert len(harness.entries[0].contributions) == 3
+
+
+def test_deadline_closes_without_the_missing_and_returns_their_samples() -> None:
+    harness = opened()
+    contribute(harness, 0, 1)
+    assert harness.run.head_step == 0
+    assert harness.run.step is not None
+    harness.now = harness.run.step.deadline_at_ms
+    harness.feed(TimerFired())
+    assert harness.run.head_step == 1
+    assert sum(len(part) for part in harness.entries[0].returned_samples) > 0
+
+
+@pytest.mark.parametrize("contributors", [(), (0,)])
+def test_deadline_without_a_quorum_keeps_the_step_and_asks_again(contributors: tuple[int, ...]) -> None:
+    harness = opened()
+    contribute(harness, *contributors)
+    for _ in range(3):
+        assert harness.run.step is not None
+        harness.now = harness.run.step.deadline_at_ms
+        harness.feed(TimerFired())
+    assert harness.run.head_step == 0
+    assert harness.timer is not None
+    contribute(harness, 0, 1, 2)
+    assert harness.run.head_step == 1
+
+
+def test_timer_that_fires_early_is_set_again() -> None:
+    harness = opened()
+    assert harness.run.step is not None
+    harness.now = harness.run.step.deadline_at_ms - 1
+    harness.feed(TimerFired())
+    assert harness.timer == harness.run.step.deadline_at_ms
+
+
+def test_join_again_while_ready_waits_for_connect_and_keeps_the_step() -> None:
+    harness = opened()
+    harness.feed(joined(1))
+    assert harness.run.peers[key(1)].phase is PeerPhase.ABSENT
+    assert harness.run.phase is Phase.OPEN
+    contribute(harness, 0, 2)
+    assert harness.run.head_step == 0, "it said it comes back"
+    harness.feed(Connected(key(1)))
+    contribute(harness, 0, 1, 2)
+    assert harness.run.head_step == 1
+
+
+def test_second_stream_without_join_stays_ready() -> None:
+    harness = opened()
+    harness.feed(Connected(key(1)))
+    assert harness.run.peers[key(1)].phase is PeerPhase.READY
+
+
+def test_restart_first_peer_back_does_not_close_alone() -> None:
+    harness = opened()
+    tick = harness.ticks[-1]
+    harness.restart()
+    harness.feed(joined(0))
+    harness.feed(Connected(key(0)))
+    claim = claim_of(tick, 0)
+    harness.feed(Reported(key(0), claim=claim, holdings=((1, key(0), claim.payload_sha256),)))
+    assert harness.run.head_step == 0
+    assert harness.ticks == [tick]
+
+
+def test_restart_first_reporter_does_not_fix_the_digest() -> None:
+    harness = opened()
+    contribute(harness, 0, 1, 2)
+    harness.restart()
+    for n, digest in ((2, sha("damaged")), (0, digest_of(1)), (1, digest_of(1))):
+        harness.feed(joined(n))
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((1, digest),)))
+    assert harness.run.agreed_digests[1] == digest_of(1)
+    resyncs = [e.to for _, e in harness.announced if isinstance(e, SendNotice) and e.kind is NoticeKind.RESYNC]
+    assert resyncs == [key(2)]
+
+
+def test_minority_digest_is_told_to_resync_and_comes_back() -> None:
+    harness = opened()
+    contribute(harness, 0, 1, 2)
+    for n, digest in ((0, digest_of(1)), (2, sha("damaged")), (1, digest_of(1))):
+        harness.feed(Reported(key(n), applied=((1, digest),)))
+    assert harness.run.peers[key(2)].phase is PeerPhase.SYNCING
+    assert harness.run.peers[key(2)].applied_step == -1
+    harness.feed(Reported(key(2), applied=((1, digest_of(1)),)))
+    assert harness.run.peers[key(2)].phase is PeerPhase.READY
+
+
+def test_diverged_states_of_one_report_count_once() -> None:
+    harness = opened()
+    contribute(harness, 0, 1, 2)
+    for n in (0, 1):
+        harness.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    contribute(harness, 0, 1, 2)
+    effects = harness.feed(Reported(key(2), applied=((1, sha("x")), (2, sha("y")))))
+    assert [e.kind for e in effects if isinstance(e, SendNotice)] == [NoticeKind.RESYNC]
+    assert harness.run.peers[key(2)].phase is PeerPhase.SYNCING
+
+
+def test_strangers_do_not_vote_on_the_digest() -> None:
+    harness = opened(3, max_peers=10)
+    contribute(harness, 0, 1, 2)
+    for n in (5, 6, 7, 8):
+        harness.feed(joined(n))
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((1, sha("theirs")),)))
+    for n in (0, 1):
+        harness.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    assert harness.run.agreed_digests[1] == digest_of(1)
+
+
+def test_snapshot_is_agreed_by_a_majority_and_others_resync() -> None:
+    harness = opened()
+    for step in (1, 2):
+        contribute(harness, 0, 1, 2)
+        for n in range(3):
+            harness.feed(Reported(key(n), applied=((step, digest_of(step)),)))
+    harness.feed(Reported(key(2), snapshots=(snapshot_at(2, "other"),)))
+    harness.feed(Reported(key(0), snapshots=(snapshot_at(2),)))
+    assert harness.run.snapshot == snapshot_at(0)
+    harness.feed(Reported(key(1), snapshots=(snapshot_at(2),)))
+    assert harness.run.snapshot == snapshot_at(2)
+    assert [r.snapshot for r in harness.journal if isinstance(r, SnapshotAgreed)][-1] == snapshot_at(2)
+    assert harness.run.peers[key(2)].phase is PeerPhase.SYNCING
+    assert harness.run.peers[key(0)].phase is PeerPhase.READY
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (Reported(key(9)), "not connected"),
+        (Connected(key(9)), "join first"),
+        (Joined(key(9), "cpu", 1, sha("other"), ()), "layout"),
+        (Reported(key(0), applied=((5, digest_of(5)),)), "not committed yet"),
+        (Reported(key(0), snapshots=(snapshot_at(4),)), "the head is 0"),
+        (Reported(key(0), claim=Claim(2, RUN_ID, sha(1), 1, 1, 1, 1.0, 1)), "step 1 is open"),
+        (Reported(key(0), claim=Claim(1, sha(0), sha(1), 1, 1, 1, 1.0, 1)), "another log"),
+        (Reported(key(0), claim=Claim(1, RUN_ID, sha(1), 1, 10**9, 1, 1.0, 1)), "samples claimed"),
+    ],
+)
+def test_refusals_say_why(event: Event, reason: str) -> None:
+    harness = opened()
+    before = harness.run.head_step
+    harness.feed(event)
+    assert len(harness.refusals) == 1
+    assert reason in harness.refusals[0]
+    assert harness.run.head_step == before
+
+
+def test_snapshot_that_is_not_due_is_refused() -> None:
+    harness = opened()
+    contribute(harness, 0, 1, 2)
+    harness.feed(Reported(key(0), snapshots=(snapshot_at(1),)))
+    assert "none is due" in harness.refusals[-1]
+
+
+def test_run_full_counts_at_join_and_at_connect() -> None:
+    harness = Harness(config(max_peers=2))
+    for n in range(4):
+        harness.feed(joined(n))
+    assert not harness.refusals
+    for n in range(4):
+        harness.feed(Connected(key(n)))
+    assert [p.public_key for p in harness.run.with_phase(PeerPhase.SYNCING)] == [key(0), key(1)]
+    assert all("full" in reason for reason in harness.refusals)
+    harness.feed(joined(5))
+    assert "full" in harness.refusals[-1]
+    harness.feed(joined(0))
+    harness.feed(Connected(key(0)))
+    assert len(harness.refusals) == 3, "a peer that comes back has its place"
+
+
+def test_two_payloads_of_one_author() -> None:
+    harness = opened()
+    tick = harness.ticks[-1]
+    first, second = claim_of(tick, 0), claim_of(tick, 0, salt=1)
+    harness.feed(Reported(key(0), claim=first))
+    harness.feed(Reported(key(0), claim=second))
+    assert not harness.refusals, "nobody has the first: it died with its author"
+    harness.feed(Reported(key(1), holdings=((1, key(0), second.payload_sha256),)))
+    harness.feed(Reported(key(0), claim=first))
+    assert "the first one stands" in harness.refusals[-1]
+
+
+def test_memory_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "PEERS_KEPT", 6)
+    harness = opened(2)
+    contribute(harness, 0, 1)
+    for n in range(10, 40):
+        harness.feed(joined(n))
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((1, sha(n)),), snapshots=(snapshot_at(0, n),)))
+        harness.feed(Disconnected(key(n)))
+    assert len(harness.run.peers) <= 6
+    assert {key(0), key(1)} <= harness.run.peers.keys()
+    assert sum(len(r) for r in harness.run.reported_digests.values()) <= 6
+    contribute(harness, 0, 1)
+    assert harness.run.head_step == 2
+
+
+def test_returned_samples_go_out_first() -> None:
+    harness = opened()
+    contribute(harness, 0, 1)
+    assert harness.run.step is not None
+    harness.now = harness.run.step.deadline_at_ms
+    harness.feed(TimerFired())
+    back = harness.entries[0].returned_samples
+    for n in range(3):
+        harness.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    pool = harness.ticks[-1].pool
+    assert pool[: len(back)] == back
+    assert pool[-1] == Range(16, 16 + 16 - sum(len(p) for p in back))
+
+
+def test_appends_come_before_what_they_allow() -> None:
+    harness = opened()
+    tick = harness.ticks[-1]
+    held = tuple((1, key(n), claim_of(tick, n).payload_sha256) for n in range(3))
+    for n in range(3):
+        harness.feed(Reported(key(n), claim=claim_of(tick, n)))
+    harness.feed(Reported(key(0), holdings=held))
+    harness.feed(Reported(key(1), holdings=held))
+    kinds = [type(effect) for effect in harness.feed(Reported(key(2), holdings=held))]
+    assert kinds in ([Append, SendEntry, Append, SendTick, Arm], []), kinds
+    assert harness.run.head_step == 1
