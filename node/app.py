@@ -114,6 +114,8 @@ class _Peer:
             summary = Summary(self.identity.peer_id, _device_name(replica.demo.parameters[0].device))
             if self.settings.metrics_listen is not None:
                 metrics = serve_metrics(self.settings.metrics_listen, summary, swarm.counters)
+                host, port = metrics.server_address[:2]
+                self.log.info("metrics", url=f"http://{host}:{port}/metrics")
             steps = StepLog(self.folder / "steps.jsonl")
             trainer = self._trainer(config, replica, swarm, samples, store, summary, steps)
             self._enter(trainer, list(facts.bootstrap))

@@ -242,8 +242,9 @@ def _look(invite: Invite) -> dict[str, Any] | None:
 def _line(values: dict[str, Any]) -> str:
     loss = "" if values["loss"] is None else f", loss {values['loss']:.3f}"
     here = sum(peer["phase"] == "ready" for peer in values["peers"])
+    why = "" if values["phase"] == "open" else f" ({values['reason']})"
     moved = format_bytes(values["payload_bytes"])
-    return f"step {values['step']:>4} of {values['steps']}{loss}, {here} peers, {moved} of votes: {values['reason']}"
+    return f"step {values['step']:>3} of {values['steps']}{loss}, {here} peers ready, {moved} of votes{why}"
 
 
 def _view(values: dict[str, Any]) -> Table:
@@ -351,7 +352,7 @@ def _show(
 ) -> None:
     picture = loss_png({"training loss": points}, options.output / "loss.png", "swarmentum demo")
     width = min(console.width, 100)
-    console.print(loss_chart(points, width=width, title="loss (nats a byte)"), highlight=False, markup=False)
+    console.print(loss_chart(points, width=width, title="loss"), highlight=False, markup=False)
     console.print(
         render(peers_table([_row(summary) for summary in summaries], result["parameters"]), width), markup=False
     )
@@ -375,8 +376,9 @@ def _sample(checkpoint: Path, seed: int) -> str:
     from transformers import AutoModelForCausalLM
 
     from node.data.tokenizer import ByteTokenizer
-    from node.export import sample_text
+    from node.export import no_progress_bar, sample_text
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    with no_progress_bar():
+        model = AutoModelForCausalLM.from_pretrained(checkpoint)
     device = torch.device("cpu")
     return sample_text(model, ByteTokenizer(), "def ", SAMPLE_TOKENS, seed=seed, device=device)

@@ -61,7 +61,7 @@ def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[s
     from safetensors.torch import save_model
 
     if _is_huggingface(model):
-        with _no_progress_bar():
+        with no_progress_bar():
             model.save_pretrained(folder)  # type: ignore[operator]
     else:
         save_model(model, str(folder / "model.safetensors"))
@@ -71,7 +71,7 @@ def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[s
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
     """The library draws one while it writes, which would run through the live view."""
     from transformers.utils import logging
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -98,6 +99,7 @@ class BlobFetcher:
         self._wire = wire
         self._slots = asyncio.Semaphore(limits.PULLS_MAX)
         self._running: dict[bytes, asyncio.Task[bytes]] = {}
+        self._away: dict[bytes, float] = {}
         self.poisoned: dict[bytes, int] = {}
 
     async def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
@@ -119,7 +121,7 @@ class BlobFetcher:
         buffer = bytearray()
         problems = []
         async with self._slots:
-            for holder in [key for key in holders if key != self._host.identity.public_key]:
+            for holder in self._in_order(holders):
                 try:
                     await self._pull_from(holder, sha256, size, buffer)
                 except (NetworkError, Refusal, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
@@ -132,9 +134,21 @@ class BlobFetcher:
                 buffer.clear()
         raise NetworkError(f"no holder gave blob {sha256.hex()[:16]}: {'; '.join(problems) or 'nobody to ask'}")
 
+    def _in_order(self, holders: list[bytes]) -> list[bytes]:
+        """Those that answer first; who was just found away is asked only if there is nobody else."""
+        now = time.monotonic()
+        self._away = {key: until for key, until in self._away.items() if until > now}
+        others = [key for key in holders if key != self._host.identity.public_key]
+        return [key for key in others if key not in self._away] or others
+
     async def _pull_from(self, holder: bytes, sha256: bytes, size: int, buffer: bytearray) -> None:
         """Append what is missing; what arrived stays in `buffer` when the stream breaks."""
-        reader, writer = await self._host.open(holder, PROTOCOL)
+        try:
+            reader, writer = await self._host.open(holder, PROTOCOL)
+        except NetworkError:
+            self._away[holder] = time.monotonic() + limits.AWAY_SECONDS
+            raise
+        self._away.pop(holder, None)
         try:
             request = update_pb2.BlobRequest(sha256=sha256, offset=len(buffer))
             self._wire.sent += await _write_frame(writer, request.SerializeToString())

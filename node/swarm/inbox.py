@@ -1,11 +1,13 @@
 """The door for gossiped announcements, pure: bytes in; a verified announcement or a refusal with its reason out.
 
 Follows the log's head: takes announcements for the next step (and, for a peer that is a step ahead of our stream, the one
-after), once per author and step. Everything it remembers is bounded by the roster limit and forgotten with the step.
+after), once per author and step, from members of the step's roster only: a stranger's payload is not even pulled. What
+comes before the step's tick waits for it. Everything remembered is bounded by the roster limit and forgotten with the step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protos import limits
@@ -33,6 +35,7 @@ class Inbox:
     def __init__(self, run_id: bytes) -> None:
         self._run_id = run_id
         self._head = (0, run_id)
+        self._open: tuple[int, frozenset[bytes]] = (0, frozenset())
         self._seen: dict[tuple[int, bytes], Announced] = {}
 
     def move_head(self, step: int, entry_hash: bytes) -> None:
@@ -40,9 +43,15 @@ class Inbox:
         self._head = (step, entry_hash)
         self._seen = {key: value for key, value in self._seen.items() if step < key[0] <= step + STEPS_AHEAD_MAX}
 
-    def of_step(self, step: int) -> list[Announced]:
-        """What is announced for a step."""
+    def open_step(self, step: int, members: Iterable[bytes]) -> list[Announced]:
+        """The step's roster is known: returns what its members announced already; what others said is forgotten."""
+        self._open = (step, frozenset(members))
+        self._seen = {key: value for key, value in self._seen.items() if key[0] != step or key[1] in self._open[1]}
         return [announced for (at, _), announced in sorted(self._seen.items()) if at == step]
+
+    def may_pull(self, announced: Announced) -> bool:
+        """Whether the author is known to be in the roster of that step."""
+        return self._open[0] == announced.step and announced.author in self._open[1]
 
     def offer(self, data: bytes, payload_bytes_max: int) -> Announced:
         """Take a gossiped announcement, or raise `Refusal`: size, parse, kind, run, signature, range, step, replay.
@@ -59,6 +68,8 @@ class Inbox:
         head_step, head_hash = self._head
         if not head_step < body.step <= head_step + STEPS_AHEAD_MAX:
             raise Refusal(Reason.WRONG_STEP, f"announcement of step {body.step}, the head is {head_step}")
+        if body.step == self._open[0] and opened.public_key not in self._open[1]:
+            raise Refusal(Reason.UNKNOWN_SIGNER, f"the author is not in the roster of step {body.step}")
         if body.step == head_step + 1 and body.parent_hash != head_hash:
             raise Refusal(Reason.WRONG_PARENT, f"announcement of step {body.step} on another log")
         announced = Announced(opened.public_key, body.step, body.payload_sha256, body.payload_bytes, data)

@@ -174,6 +174,7 @@ class Session:
         if first:
             self._spawn(self._report_forever())
             self._spawn(self._discover_forever())
+            self._spawn(self._gossip_again_forever())
 
     @property
     def latest_snapshot(self) -> Snapshot | None:
@@ -318,6 +319,9 @@ class Session:
         self._tick = tick
         self._outbox.announce_again()
         self._dirty.set()
+        for announced in self._inbox.open_step(tick.step, (share.public_key for share in tick.roster)):
+            if announced.author != self._identity.public_key:
+                self._spawn(self._hold(announced))
         ranges = assign(tick.pool, tick.roster).get(self._identity.public_key)
         await self._emit(Opened(tick, ranges, event.deadline_ms))
 
@@ -411,6 +415,9 @@ class Session:
         return data
 
     async def _pull(self, step: int, sha256: bytes, size: int, author: bytes) -> bytes:
+        held = self._payloads.get(sha256)
+        if held is not None:
+            return held
         roster = [share.public_key for share in self._tick.roster] if self._tick is not None else []
         holders = [author, *roster, *(self._snapshots[-1].holders if self._snapshots else ())]
         data = await self.fetcher.fetch(sha256, size, holders)
@@ -430,10 +437,10 @@ class Session:
             elif envelope.public_key != self._identity.public_key:
                 announced = self._inbox.offer(data, self._door.bytes_max)
                 self.counters.announcements += 1
-                self._spawn(self._hold(announced))
+                if self._inbox.may_pull(announced):
+                    self._spawn(self._hold(announced))
         except Refusal as refusal:
-            late = envelope_is_late(refusal)
-            if not late:
+            if not _is_repeated_entry(refusal):
                 self._count(refusal)
 
     async def _hold(self, announced: Announced) -> None:
@@ -475,6 +482,21 @@ class Session:
             await self.host.publish(topic_of(self._invite.run_id), raw)
         except NetworkError as error:
             self._log.info("gossip failed", step=self._chain.step, why=str(error))
+
+    async def _gossip_again_forever(self) -> None:
+        """Say our announcement again, ever less often, until its step is decided."""
+        said, delay = 0, limits.GOSSIP_AGAIN_SECONDS_MIN
+        while True:
+            await asyncio.sleep(delay)
+            announcement = self._outbox.announcement
+            if announcement is None:
+                delay = limits.GOSSIP_AGAIN_SECONDS_MIN
+                continue
+            step, raw = announcement
+            if step == said:
+                await self._gossip(raw)
+            delay = min(delay * 2, limits.GOSSIP_AGAIN_SECONDS_MAX) if step == said else limits.GOSSIP_AGAIN_SECONDS_MIN
+            said = step
 
     def _count(self, refusal: Refusal) -> None:
         name = refusal.reason.value
@@ -540,6 +562,6 @@ class Session:
         await self._discovery.start(list(self._invite.bootstrap))
 
 
-def envelope_is_late(refusal: Refusal) -> bool:
-    """Late and repeated messages are normal in gossip: not worth a count as hostile."""
-    return refusal.reason is Reason.WRONG_STEP and "announcement" not in refusal.detail
+def _is_repeated_entry(refusal: Refusal) -> bool:
+    """Each entry comes from the coordinator and from several peers: the later copies are no fault."""
+    return refusal.reason is Reason.WRONG_STEP and refusal.detail.startswith("entry")

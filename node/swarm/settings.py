@@ -25,6 +25,11 @@ OVERLAY_PEERS_MAX = 64
 PULLS_MAX = 8
 SERVES_MAX = 64
 FETCH_ROUNDS_MAX = 6
+# A holder that could not be reached is asked last for this long.
+AWAY_SECONDS = 5.0
+# An announcement is gossiped again while its step is open: the first may have come before the mesh was there.
+GOSSIP_AGAIN_SECONDS_MIN = 1.0
+GOSSIP_AGAIN_SECONDS_MAX = 8.0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,199 @@
+"""A real swarm on loopback for tests: coordinator, relay and peers as the commands that a user runs, each a process.
+
+Waits are on what the processes write, with deadlines; nothing sleeps for a fixed time and hopes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from protos.invite import Invite
+
+T = TypeVar("T")
+READY_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.05
+
+TINY_MODEL = """
+[model.config]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 64
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 2
+intermediate_size = 128
+max_position_embeddings = 64
+tie_word_embeddings = true
+"""
+
+
+def wait_for(what: str, look: Callable[[], T | None], seconds: float = 90.0) -> T:
+    """The first thing that `look` finds; fails naming `what` after the deadline."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found = look()
+        if found:
+            return found
+        select.select([], [], [], POLL_SECONDS)
+    raise AssertionError(f"no {what} within {seconds} s")
+
+
+class Process:
+    """One command; its stderr is a log file, its stdout is read line by line."""
+
+    def __init__(self, log: Path, *command: str, environment: dict[str, str] | None = None) -> None:
+        self.log = log
+        self._file = log.open("a")
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdout=subprocess.PIPE,
+            stderr=self._file,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(environment or {})},
+            start_new_session=True,
+        )
+
+    def first_json(self) -> dict[str, Any]:
+        """The first line of stdout."""
+        assert self.child.stdout is not None
+        ready, _, _ = select.select([self.child.stdout], [], [], READY_SECONDS_MAX)
+        line = self.child.stdout.readline() if ready else ""
+        assert line, f"no first line; log:\n{self.log.read_text()[-3000:]}"
+        values: dict[str, Any] = json.loads(line)
+        return values
+
+    def interrupt(self) -> None:
+        self.child.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """kill -9, and nothing else."""
+        self.child.kill()
+        self.child.wait(10)
+        self.close()
+
+    def finish(self, seconds: float = 60.0) -> tuple[int, dict[str, Any]]:
+        """Exit code and the last JSON line of stdout."""
+        assert self.child.stdout is not None
+        out, _ = self.child.communicate(timeout=seconds)
+        self.close()
+        lines = [line for line in out.splitlines() if line.startswith("{")]
+        return self.child.returncode, json.loads(lines[-1]) if lines else {}
+
+    def close(self) -> None:
+        if self.child.poll() is None:
+            self.child.kill()
+            self.child.wait(10)
+        if self.child.stdout is not None:
+            self.child.stdout.close()
+        self._file.close()
+
+
+class LocalSwarm:
+    """A coordinator, a relay, and peers by name."""
+
+    def __init__(self, folder: Path, run_toml: str) -> None:
+        self.folder = folder
+        self.processes: dict[str, Process] = {}
+        relay = self.start("relay", "node", "relay", "--home", str(folder / "relay"), "--listen", "127.0.0.1:0",
+                           "--reachability", "auto", "--json")  # fmt: skip
+        self.serve(port=0)
+        self.bootstrap: list[str] = relay.first_json()["addresses"]
+        file = folder / "run.toml"
+        file.write_text(run_toml.replace("BOOTSTRAP", json.dumps(self.bootstrap[0])))
+        create = self.start("create", "coordinator", "run", "create", str(file), "--home", self.home, "--json")
+        self.link: str = create.first_json()["invite"]
+        create.finish()
+        self.invite = Invite.parse(self.link)
+
+    @property
+    def home(self) -> str:
+        return str(self.folder / "coordinator")
+
+    def start(self, name: str, *command: str, environment: dict[str, str] | None = None) -> Process:
+        process = Process(self.folder / f"{name}.log", *command, environment=environment)
+        self.processes[name] = process
+        return process
+
+    def serve(self, port: int) -> None:
+        """Start the coordinator (again)."""
+        serve = self.start(
+            "coordinator", "coordinator", "serve", "--home", self.home, "--listen", f"127.0.0.1:{port}", "--json"
+        )
+        self.serving = serve.first_json()
+
+    def join(self, name: str, *flags: str, environment: dict[str, str] | None = None) -> Process:
+        """A peer with a home of its own; the same name again is the same identity."""
+        home = ("--home", str(self.folder / name), "--listen", "127.0.0.1:0", "--threads", "1")
+        return self.start(name, "node", "join", self.link, *home, "--json", *flags, environment=environment)
+
+    def steps(self, name: str) -> list[dict[str, Any]]:
+        """What a peer wrote about its steps so far (whole lines)."""
+        path = self.folder / name / "runs" / self.invite.run_id.hex()[:16] / "steps.jsonl"
+        if not path.exists():
+            return []
+        text = path.read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def last_step(self, name: str) -> int:
+        steps = self.steps(name)
+        return int(steps[-1]["step"]) if steps else 0
+
+    def wait_step(self, name: str, step: int, seconds: float = 90.0) -> None:
+        """Until a peer has applied a step."""
+        wait_for(f"step {step} of {name}", lambda: self.last_step(name) >= step, seconds)
+
+    def events(self, name: str, event: str) -> list[dict[str, Any]]:
+        """Log lines of a process with this event."""
+        lines = (self.folder / f"{name}.log").read_text().splitlines()
+        values = [json.loads(line) for line in lines if line.startswith("{")]
+        return [value for value in values if value.get("event") == event]
+
+    def status(self) -> dict[str, Any]:
+        status = self.start("status", "node", "status", self.link, "--json")
+        code, values = status.finish()
+        assert code == 0
+        return values
+
+    def close(self) -> None:
+        for process in reversed(self.processes.values()):
+            if process.child.poll() is None:
+                process.interrupt()
+        for process in reversed(self.processes.values()):
+            try:
+                process.child.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            process.close()
+
+
+def digests_by_step(*peers: list[dict[str, Any]]) -> dict[int, set[str]]:
+    """Every digest that was written for a step, by any peer."""
+    found: dict[int, set[str]] = {}
+    for steps in peers:
+        for line in steps:
+            found.setdefault(line["step"], set()).add(line["digest"])
+    return found
+
+
+def processes_with(text: str) -> list[str]:
+    """Command lines of live processes that contain `text`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if text in line and int(entry.name) != os.getpid():
+                found.append(line)
+    return found
