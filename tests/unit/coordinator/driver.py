@@ -36,7 +36,7 @@ from coordinator.events import (
     TickOpened,
     TimerFired,
 )
-from coordinator.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, Phase, Run
+from coordinator.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, Phase
 from protos.assignment import Range, assign, merge
 from protos.log import Entry, Tick, entry_body, entry_hash
 from protos.run_config import ClockConfig, RunConfig

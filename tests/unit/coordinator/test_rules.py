@@ -1,0 +1,188 @@
+"""The clock's decisions, one by one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator import rules
+from coordinator.events import Claim, SnapshotFact
+from coordinator.state import OpenStep, Peer, PeerPhase, Run
+from protos.assignment import Range, Share, assign, merge
+from protos.identity import peer_id
+from protos.log import Tick
+from protos.run_config import AdmissionConfig, OptimizerConfig
+from tests.unit.coordinator.driver import LAYOUT, RUN_ID, config, key, sha
+
+READY, SYNCING, ABSENT = PeerPhase.READY, PeerPhase.SYNCING, PeerPhase.ABSENT
+
+
+@pytest.mark.parametrize(("members", "quorum", "needed"), [
+    (1, 0.5, 1), (2, 0.5, 2), (3, 0.5, 2), (4, 0.5, 3), (9, 0.5, 5), (4, 1.0, 4), (10, 0.01, 1), (0, 0.5, 1),
+])  # fmt: skip
+def test_quorum_is_more_than_the_part(members: int, quorum: float, needed: int) -> None:
+    assert rules.quorum_of(quorum, members) == needed
+
+
+@pytest.mark.parametrize(("durations", "deadline"), [
+    ([], 60_000), ([5, 5], 60_000), ([5_000] * 9, 5_000), ([100] * 9, 2_000), ([90_000] * 9, 60_000),
+    ([4_000, 5_000, 6_000], 5_000 + 6 * 1_000), ([5_000, 5_000, 50_000], 5_000),
+])  # fmt: skip
+def test_deadline_is_median_and_spread_within_bounds(durations: list[int], deadline: int) -> None:
+    assert rules.deadline_ms(config().clock, durations) == deadline
+
+
+@pytest.mark.parametrize(("reports", "members", "final", "value"), [
+    ("", 3, False, None), ("", 3, True, None), ("a", 1, False, "a"), ("a", 2, False, None), ("a", 2, True, "a"),
+    ("aab", 3, False, "a"), ("ab", 2, False, None), ("ab", 2, True, "a"), ("ba", 2, True, "a"),
+    ("aabb", 4, True, "a"), ("abb", 5, False, None), ("abb", 5, True, "b"), ("aaabb", 5, False, "a"),
+])  # fmt: skip
+def test_agree(reports: str, members: int, final: bool, value: str | None) -> None:
+    said = {key(n): letter.encode() for n, letter in enumerate(reports)}
+    agreed, reason = rules.agree(said, members, final=final)
+    assert agreed == (value.encode() if value else None)
+    assert reason
+
+
+def test_agree_snapshot() -> None:
+    a, b = SnapshotFact(5, b"a", 1), SnapshotFact(5, b"b", 1)
+    assert rules.agree_snapshot({key(0): a, key(1): a, key(2): b}, 3, final=False)[0] == a
+    assert rules.agree_snapshot({key(0): a, key(1): b}, 2, final=False)[0] is None
+    assert rules.agree_snapshot({key(0): b, key(1): a}, 2, final=True)[0] == a
+    assert rules.agree_snapshot({}, 2, final=True)[0] is None
+
+
+def test_learning_rate_shape() -> None:
+    cosine = OptimizerConfig(lr=1e-2, warmup_steps=10, lr_final_ratio=0.1)
+    lrs = [rules.learning_rate(cosine, 100, step) for step in range(1, 101)]
+    assert lrs[0] == pytest.approx(1e-3)
+    assert lrs[9] == 1e-2
+    assert lrs[10:] == sorted(lrs[10:], reverse=True)
+    assert lrs[-1] == pytest.approx(1e-3)
+    assert lrs[54] == pytest.approx(5.5e-3)
+    constant = OptimizerConfig(lr=1e-2, schedule="constant", warmup_steps=0)
+    assert {rules.learning_rate(constant, 100, step) for step in range(1, 101)} == {1e-2}
+
+
+@given(lr=st.floats(1e-6, 0.99), warmup=st.integers(0, 200), ratio=st.floats(0, 1), steps=st.integers(1, 150))
+@settings(derandomize=True, deadline=None)
+def test_learning_rate_is_always_usable(lr: float, warmup: int, ratio: float, steps: int) -> None:
+    optimizer = OptimizerConfig(lr=lr, warmup_steps=warmup, lr_final_ratio=ratio)
+    for step in (1, steps // 2 + 1, steps):
+        value = rules.learning_rate(optimizer, steps, step)
+        assert 0 <= value <= lr * (1 + 1e-12)
+        assert math.isfinite(value)
+
+
+ranges = st.lists(st.integers(0, 20), max_size=12).map(
+    lambda gaps: merge(Range(sum(gaps[:i]) + i, sum(gaps[: i + 1]) + i) for i in range(0, len(gaps), 2))
+)
+
+
+@given(returned=ranges, samples=st.integers(1, 60))
+@settings(derandomize=True, deadline=None)
+def test_draw_loses_and_doubles_nothing(returned: tuple[Range, ...], samples: int) -> None:
+    pool, left, following = rules.draw(returned, 1_000, samples)
+    assert sum(map(len, pool)) == samples
+    fresh = (Range(1_000, following),) if following > 1_000 else ()
+    assert merge([*pool, *left]) == merge([*returned, *fresh])
+    assert not (left and following > 1_000), "fresh samples while returned ones are left"
+
+
+@given(whole=ranges, samples=st.integers(0, 60))
+@settings(derandomize=True, deadline=None)
+def test_subtract_is_the_inverse_of_merge(whole: tuple[Range, ...], samples: int) -> None:
+    taken = assign(whole, [Share(b"", samples)])[b""]
+    left = rules.subtract(whole, taken)
+    assert merge([*left, *taken]) == merge(whole)
+
+
+def test_subtract_refuses_what_was_not_there() -> None:
+    with pytest.raises(AssertionError, match="not there"):
+        rules.subtract([Range(0, 5)], [Range(3, 8)])
+
+
+def test_bounded_keeps_the_longest_in_order() -> None:
+    parts = (Range(0, 1), Range(5, 9), Range(10, 12), Range(20, 21))
+    assert rules.bounded(parts, 4) == parts
+    assert rules.bounded(parts, 2) == (Range(5, 9), Range(10, 12))
+
+
+def run_of(*phases: PeerPhase, speeds: tuple[float, ...] = (), **clock: object) -> Run:
+    peers = {
+        key(n): Peer(key(n), phase, samples_per_second=speeds[n] if speeds else 0.0) for n, phase in enumerate(phases)
+    }
+    return replace(Run(RUN_ID, config(**clock), layout_digest=LAYOUT), peers=peers)
+
+
+def test_roster_shares_follow_speed_and_strict_ones_are_equal() -> None:
+    run = run_of(READY, READY, SYNCING, speeds=(30.0, 10.0, 99.0))
+    assert [s.samples for s in rules.roster_of(run, 42)] == [31, 11]
+    strict = run_of(READY, READY, READY, speeds=(30.0, 10.0, 99.0), strict=True)
+    assert [s.samples for s in rules.roster_of(strict, 16)] == [6, 5, 5]
+    unmeasured = run_of(READY, READY, READY, speeds=(30.0, 10.0, 0.0))
+    assert [s.samples for s in rules.roster_of(unmeasured, 63)][2] == 21
+
+
+def test_measured_speed_moves_half_way() -> None:
+    claim = Claim(1, RUN_ID, sha(0), 1, 50, 1, 1.0, 1_000)
+    assert rules.measured_speed(0.0, claim) == 50.0
+    assert rules.measured_speed(30.0, claim) == 40.0
+    assert math.isfinite(rules.measured_speed(30.0, replace(claim, compute_ms=0)))
+
+
+def test_admit_says_why_not() -> None:
+    run = run_of(READY, SYNCING, max_peers=2)
+    assert rules.admit(run, key(0), LAYOUT)[0], "it is here already"
+    assert "full" in rules.admit(run, key(5), LAYOUT)[1]
+    assert "layout" in rules.admit(run_of(READY), key(5), sha("other"))[1]
+    admission = AdmissionConfig(mode="allow_list", allowed=[peer_id(key(1))])
+    listed = run.config.model_copy(update={"admission": admission})
+    only = replace(run_of(), config=listed)
+    assert rules.admit(only, key(1), LAYOUT)[0]
+    assert "allow-list" in rules.admit(only, key(2), LAYOUT)[1]
+
+
+def open_step(run: Run, held: dict[int, list[int]]) -> OpenStep:
+    members = sorted(run.peers)
+    tick = Tick(1, RUN_ID, 1, tuple(Share(k, 1) for k in members), (Range(0, len(members)),), 0)
+    claims = {key(n): Claim(1, RUN_ID, sha(n), 1, 1, 1, 1.0, 1) for n in held}
+    holders = {(key(n), sha(n)): sum(1 << by for by in who) for n, who in held.items()}
+    return OpenStep(tick, 0, 1_000, claims=claims, holders=holders)
+
+
+EVERYONE = {n: [0, 1, 2] for n in range(3)}
+
+
+@pytest.mark.parametrize(("phases", "held", "now", "clock", "closes", "reason"), [
+    ([READY] * 3, EVERYONE, 0, {}, True, "all 3 payloads"),
+    ([READY] * 3, {0: [0, 1], 1: [0, 1], 2: [2]}, 0, {}, False, "waiting for"),
+    ([READY] * 3, {0: [0, 1], 1: [0, 1], 2: [2]}, 1_000, {}, True, "deadline: 2 payloads"),
+    ([READY] * 3, {0: [0], 1: [1], 2: [2]}, 1_000, {}, False, "0 of 3"),
+    ([READY] * 3, {}, 1_000, {}, False, "0 of 3"),
+    ([READY, READY, ABSENT], {0: [0, 1], 1: [0, 1]}, 0, {}, False, "waiting for"),
+    ([READY, READY, ABSENT], {0: [0, 1], 1: [0, 1]}, 1_000, {}, True, "all 2 payloads"),
+    ([READY, READY, SYNCING], {0: [0, 1], 1: [0, 1]}, 0, {}, False, "waiting for"),
+    ([READY, ABSENT, ABSENT], {0: [0]}, 1_000, {"min_peers": 2}, False, "1 of 2 peers needed"),
+    ([READY] * 3, {0: [0, 1, 2], 1: [0, 1, 2], 2: [1, 2]}, 0, {"strict": True}, False, "strict: waiting"),
+    ([READY] * 3, {0: [0, 1, 2], 1: [0, 1, 2]}, 99_999, {"strict": True}, False, "strict: waiting"),
+    ([READY] * 3, EVERYONE, 0, {"strict": True}, True, "all 3 payloads"),
+    ([READY] * 3, {n: [n, (n + 1) % 3] for n in range(3)}, 0, {"quorum": 0.9}, False, "0 of 3"),
+])  # fmt: skip
+def test_should_close(
+    phases: list[PeerPhase], held: dict[int, list[int]], now: int, clock: dict[str, object], closes: bool, reason: str
+) -> None:
+    run = run_of(*phases, **clock)
+    verdict, why = rules.should_close(run, open_step(run, held), now)
+    assert verdict == closes, why
+    assert reason in why
+
+
+def test_who_hung_up_is_not_waited_for() -> None:
+    run = run_of(READY, READY, ABSENT)
+    run = replace(run, peers={**run.peers, key(2): replace(run.peers[key(2)], gone=True)})
+    assert rules.should_close(run, open_step(run, {0: [0, 1], 1: [0, 1]}), 0)[0]
