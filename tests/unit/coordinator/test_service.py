@@ -1,0 +1,389 @@
+"""Runtime and gRPC service, with real TLS, a real journal and the peers' own client."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import sqlalchemy as sa
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from coordinator import runtime as runtime_module
+from coordinator.events import Disconnected, EntryCommitted, TickOpened, TimerFired
+from coordinator.state import PeerPhase, Phase
+from node.swarm.client import SessionLostError, fetch_certificate
+from protos.envelope import NO_RUN, Kind, seal
+from protos.errors import NetworkError, RefusedError
+from protos.identity import Identity
+from protos.log import Chain, tick_body
+from protos.run_config import AdmissionConfig, RunConfig
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import coordinator_pb2_grpc as rpc
+from protos.v1 import log_pb2
+from tests.unit.coordinator.driver import LAYOUT, config, digest_of, sha
+from tests.unit.coordinator.serving import (
+    COORDINATOR,
+    LivePeer,
+    Served,
+    create_request,
+    eventually,
+    identity,
+    operator_stub,
+    peers,
+    served,
+    tick_of,
+)
+
+WAITS = config(min_peers=2, steps=5)
+
+
+async def one_step(swarm: list[LivePeer]) -> list[pb.FollowResponse]:
+    """Everyone hears the tick, contributes and holds; the entries as each heard them."""
+    ticks = [tick_of(await peer.until("tick")) for peer in swarm]
+    for peer, tick in zip(swarm, ticks, strict=True):
+        assert await peer.contribute(tick, swarm) == []
+    heard = [await peer.until("entry") for peer in swarm]
+    for peer, tick in zip(swarm, ticks, strict=True):
+        state = pb.AppliedState(step=tick.step, state_digest=digest_of(tick.step))
+        assert await peer.client.report(pb.ReportBody(applied=[state])) == []
+    return heard
+
+
+async def begin(here: Served, swarm: list[LivePeer]) -> None:
+    for peer in swarm:
+        await peer.join()
+    for peer in swarm:
+        assert await peer.ready() == []
+    assert here.runtime.run.phase is Phase.OPEN
+
+
+async def test_two_peers_to_the_end(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
+        await begin(here, swarm)
+        chain = Chain(here.invite.run_id, COORDINATOR.public_key)
+        for _ in range(5):
+            heard = await one_step(swarm)
+            assert heard[0] == heard[1]
+            chain.extend(heard[0].entry.SerializeToString(deterministic=True))
+        notice = await swarm[0].until("notice")
+        while notice.notice.kind != pb.NoticeKind.NOTICE_KIND_FINISHED:
+            notice = await swarm[0].until("notice")
+        facts, _ = await swarm[0].client.get_run()
+        assert (facts.phase, facts.head_step) == (pb.Phase.PHASE_FINISHED, 5)
+        assert facts.head_hash == chain.head
+        assert {p.state_digest for p in facts.peers} == {digest_of(5)}
+        assert [p.votes_accepted for p in facts.peers] == [5, 5]
+        page, head = await swarm[0].client.entries(1)
+        assert (len(page), head) == (5, 5)
+        registry = here.hub.metrics.registry
+        name = here.invite.run_id.hex()[:16]
+        assert registry.get_sample_value("swarmentum_entries_total", {"run": name}) == 5
+        assert registry.get_sample_value("swarmentum_head_step", {"run": name}) == 5
+    async with served(tmp_path, WAITS) as again:
+        assert again.journal.entries(again.invite.run_id, 1, 9) == page, "bit for bit what it was before the restart"
+
+
+async def test_join_and_challenge_are_used_once(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, here.channel() as channel:
+        stub = rpc.CoordinatorServiceStub(channel)
+        run_id = here.invite.run_id
+        challenge = (await stub.GetChallenge(pb.GetChallengeRequest(run_id=run_id))).challenge
+        body = pb.JoinBody(challenge=challenge, layout_digest=LAYOUT, device="cpu")
+        request = pb.JoinRequest(envelope=seal(identity(0), Kind.KIND_JOIN, run_id, body))
+        assert len((await stub.Join(request)).session_id) == 16
+        for again in (request, pb.JoinRequest(envelope=seal(identity(1), Kind.KIND_JOIN, run_id, body))):
+            with pytest.raises(grpc.RpcError, match="replayed"):
+                await stub.Join(again)
+        assert here.refused("replayed") == 2
+
+
+async def test_a_report_counts_once_and_may_be_overtaken(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,), here.channel() as channel:
+        await peer.join()
+        stub = rpc.CoordinatorServiceStub(channel)
+
+        def request(sequence: int, session: bytes | None = None) -> pb.ReportRequest:
+            body = pb.ReportBody(session_id=session or peer.client._session, sequence=sequence)
+            return pb.ReportRequest(envelope=seal(identity(0), Kind.KIND_REPORT, here.invite.run_id, body))
+
+        await stub.Report(request(10))
+        await stub.Report(request(9))  # overtaken by 10
+        for sequence in (10, 9, 1, 0):  # 1 was the Follow
+            with pytest.raises(grpc.RpcError, match="replayed"):
+                await stub.Report(request(sequence))
+        await stub.Report(request(200))
+        with pytest.raises(grpc.RpcError, match="replayed"):
+            await stub.Report(request(11))  # too far behind to know
+        with pytest.raises(grpc.RpcError) as error:
+            await stub.Report(request(201, bytes(16)))
+        assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+
+
+async def test_strangers_bytes_are_refused_with_their_reason(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,), here.channel() as channel:
+        await peer.join()
+        stub = rpc.CoordinatorServiceStub(channel)
+        run_id = here.invite.run_id
+
+        def good() -> Any:
+            body = pb.ReportBody(session_id=peer.client._session, sequence=peer.client._next())
+            return seal(identity(0), Kind.KIND_REPORT, run_id, body)
+
+        async def refused(envelope: Any, reason: str, code: grpc.StatusCode) -> None:
+            before = here.refused(reason)
+            with pytest.raises(grpc.RpcError) as error:
+                await stub.Report(pb.ReportRequest(envelope=envelope))
+            assert error.value.code() == code  # type: ignore[attr-defined]
+            assert here.refused(reason) == before + 1
+
+        invalid = grpc.StatusCode.INVALID_ARGUMENT
+        changed = good()
+        changed.signature = bytes([changed.signature[0] ^ 1]) + changed.signature[1:]
+        await refused(changed, "bad_signature", invalid)
+        changed = good()
+        changed.body += b"\x00"
+        await refused(changed, "bad_signature", invalid)
+        await refused(seal(identity(0), Kind.KIND_FOLLOW, run_id, pb.FollowBody()), "wrong_kind", invalid)
+        await refused(
+            seal(identity(0), Kind.KIND_REPORT, bytes(32), pb.ReportBody()), "wrong_run", grpc.StatusCode.NOT_FOUND
+        )
+        changed = good()
+        changed.public_key = b"short"
+        await refused(changed, "malformed", invalid)
+        many = pb.ReportBody(holdings=[pb.Holding()] * 1025)
+        await refused(seal(identity(0), Kind.KIND_REPORT, run_id, many), "out_of_range", invalid)
+        foreign = pb.ReportBody(announcement=LivePeer(5, peer.client, run_id).announcement(_tick(run_id)))
+        await refused(seal(identity(0), Kind.KIND_REPORT, run_id, foreign), "unknown_signer", invalid)
+        nan = pb.ReportBody(announcement=peer.announcement(_tick(run_id), loss=float("nan")))
+        await refused(seal(identity(0), Kind.KIND_REPORT, run_id, nan), "out_of_range", invalid)
+        assert await peer.client.report(pb.ReportBody()) == [], "the peer itself is not disturbed"
+
+
+def _tick(run_id: bytes) -> log_pb2.Tick:
+    return log_pb2.Tick(step=1, parent_hash=run_id)
+
+
+async def test_the_pin_decides(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here:
+        address = here.invite.coordinators[0]
+        pem = await asyncio.to_thread(fetch_certificate, address, here.certificate.sha256)
+        assert pem.split() == here.certificate.certificate_pem.split()
+        with pytest.raises(RefusedError, match="not the invite's coordinator"):
+            await asyncio.to_thread(fetch_certificate, address, sha("another"))
+    with pytest.raises(NetworkError):
+        await asyncio.to_thread(fetch_certificate, address, here.certificate.sha256)
+
+
+async def test_health_and_reflection_answer(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, here.channel() as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "swarmentum.v1.CoordinatorService", "swarmentum.v1.OperatorService"):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        )
+        async for answer in call:
+            names = {service.name for service in answer.list_services_response.service}
+            assert {"swarmentum.v1.CoordinatorService", "swarmentum.v1.OperatorService"} <= names
+
+
+async def test_late_follower_gets_the_log_then_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of one entry, and entries committed while the follower reads: none missed, none doubled."""
+    monkeypatch.setattr(runtime_module, "ENTRIES_PAGE_MAX", 1)
+    async with served(tmp_path, config(min_peers=2, max_peers=3, steps=40)) as here, peers(here, 3) as swarm:
+        await begin(here, swarm[:2])
+        for _ in range(4):
+            await one_step(swarm[:2])
+        late, steps = swarm[2], [0]
+
+        async def read() -> None:
+            steps[0] = ((event := await late.join()).entry and 1) or 0
+            chain = Chain(here.invite.run_id, COORDINATOR.public_key)
+            while True:
+                if event.WhichOneof("event") == "entry":
+                    steps[0] = chain.extend(event.entry.SerializeToString(deterministic=True)).entry.step
+                event = await late.event()
+
+        reader = asyncio.get_running_loop().create_task(read())
+        for _ in range(12):
+            await one_step(swarm[:2])
+        await eventually(lambda: steps[0] == 16 or reader.done())
+        assert not reader.done(), reader.exception()
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+
+
+async def test_second_stream_ends_the_first(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,):
+        await peer.join()
+        first = peer.stream
+        assert first is not None
+        second = peer.client.follow(0)
+        assert (await anext(second)).HasField("notice")
+        with pytest.raises((StopAsyncIteration, NetworkError)):
+            await asyncio.wait_for(anext(first), 10)
+        assert here.runtime.run.peers[peer.key].phase is PeerPhase.SYNCING
+        assert await peer.ready() == []
+        peer.stream = second  # type: ignore[assignment]
+
+
+async def test_broken_stream_makes_the_peer_absent(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,):
+        await peer.join()
+        assert here.runtime.run.peers[peer.key].phase is PeerPhase.SYNCING
+        await peer.close()
+        await eventually(lambda: here.runtime.run.peers[peer.key].phase is PeerPhase.ABSENT)
+        assert here.runtime.run.peers[peer.key].gone
+
+
+async def test_follower_that_does_not_read_is_cut_and_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "FOLLOWER_EVENTS_MAX", 3)
+    async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,):
+        await peer.join()
+        runtime = here.runtime
+        for _ in range(4):
+            runtime._send(None, pb.FollowResponse(notice=pb.Notice(reason="x")))
+        assert not runtime._followers
+        await eventually(lambda: runtime.run.peers[peer.key].phase is PeerPhase.ABSENT)
+
+
+async def test_late_disconnect_does_not_hit_the_next_stream(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,):
+        await peer.join()
+        assert await here.runtime.handle(Disconnected(peer.key)) == []
+        assert here.runtime.run.peers[peer.key].phase is PeerPhase.SYNCING
+        await peer.client.report(pb.ReportBody(leaving=True))
+        assert here.runtime.run.peers[peer.key].phase is PeerPhase.ABSENT
+
+
+async def test_admission(tmp_path: Path) -> None:
+    listed = RunConfig(
+        clock=config(max_peers=1).clock,
+        admission=AdmissionConfig(mode="allow_list", allowed=[identity(0).peer_id, identity(1).peer_id]),
+    )
+    async with served(tmp_path, listed) as here, peers(here, 3) as swarm:
+        await swarm[0].join()
+        with pytest.raises(RefusedError, match="full"):
+            await swarm[1].join()
+        with pytest.raises(RefusedError, match="allow-list"):
+            await swarm[2].join()
+        with pytest.raises(RefusedError, match="layout"):
+            await swarm[0].join(layout=sha("other"))
+
+
+async def test_operator_requests_need_the_coordinators_key_and_count_once(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, here.channel() as channel:
+        stub = operator_stub(channel)
+        for request, reason in (
+            (create_request(WAITS, by=Identity.generate()), "unknown_signer"),
+            (create_request(WAITS, kind=Kind.KIND_JOIN), "wrong_kind"),
+        ):
+            with pytest.raises(grpc.RpcError, match=reason):
+                await stub.CreateRun(request)
+            assert here.refused(reason) == 1
+        request = create_request(WAITS)
+        await stub.CreateRun(request)
+        with pytest.raises(grpc.RpcError, match="replayed"):
+            await stub.CreateRun(request)
+        body = pb.ListRunsBody(nonce=bytes(16))
+        runs = (await stub.ListRuns(pb.ListRunsRequest(envelope=seal(COORDINATOR, Kind.KIND_ADMIN, NO_RUN, body)))).runs
+        assert len(runs) == 2
+    async with served(tmp_path, WAITS) as again, again.channel() as channel:
+        with pytest.raises(grpc.RpcError, match="replayed"):
+            await operator_stub(channel).CreateRun(request)
+        assert len(again.hub.runs) == 2
+
+
+async def test_a_log_that_is_behind_the_peers_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,):
+        with pytest.raises(RefusedError, match="wrong_step"):
+            await peer.join(from_step=7)
+        assert (await peer.client.entries((1 << 64) - 1))[0] == []
+
+
+async def test_request_of_a_peer_that_hangs_up_is_done_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled between the journal and the new state, the same entry would be written twice."""
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
+        await begin(here, swarm)
+        tick = tick_of(await swarm[0].until("tick"))
+        await swarm[0].contribute(tick, swarm)
+        gate, writing, append = asyncio.Event(), asyncio.Event(), here.journal.append
+        loop = asyncio.get_running_loop()
+
+        def slow(run_id: bytes, record: Any) -> None:
+            if isinstance(record, EntryCommitted):
+                loop.call_soon_threadsafe(writing.set)
+                asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20)
+            append(run_id, record)
+
+        monkeypatch.setattr(here.journal, "append", slow)
+        call = loop.create_task(swarm[1].contribute(tick, swarm))
+        await asyncio.wait_for(writing.wait(), 20)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await swarm[1].close()
+        gate.set()
+        await eventually(lambda: here.runtime.run.head_step == 1)
+        await eventually(lambda: here.runtime.run.peers[swarm[1].key].phase is PeerPhase.ABSENT)
+        records = list(here.journal.records(here.invite.run_id))
+        assert sum(isinstance(r, EntryCommitted) for r in records) == 1
+        assert sum(isinstance(r, TickOpened) for r in records) == 2
+
+
+@pytest.mark.parametrize("kind", ["tick", "entry"])
+async def test_failing_disk_stops_nothing_for_good(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers are told UNAVAILABLE, come back, tell again; no step is lost, none is there twice."""
+    monkeypatch.setattr(runtime_module, "JOURNAL_RETRY_MS", 20)
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
+        await begin(here, swarm)
+        await one_step(swarm)
+        tick = tick_of(await swarm[0].until("tick"))
+        engine = here.journal._engine
+        with engine.begin() as connection:
+            stop = f"CREATE TRIGGER full BEFORE INSERT ON records WHEN NEW.kind = '{kind}' "
+            connection.execute(sa.text(stop + "BEGIN SELECT RAISE(ABORT, 'disk full'); END"))
+        await swarm[0].contribute(tick, swarm)
+        with pytest.raises(NetworkError):
+            await swarm[1].contribute(tick, swarm)
+        await eventually(lambda: not here.runtime._streams)
+        with engine.begin() as connection:
+            connection.execute(sa.text("DROP TRIGGER full"))
+        head = len(here.journal.entries(here.invite.run_id, 1, 99))
+        assert head == (1 if kind == "entry" else 2)
+        for peer in swarm:
+            await peer.join(from_step=head)
+        for peer in swarm:
+            await peer.ready(head)
+        if here.runtime.run.step is None:
+            await eventually(lambda: here.runtime.run.step is not None)
+        for peer in swarm:
+            await peer.contribute(_open_tick(here), swarm)
+        await eventually(lambda: here.runtime.run.head_step == head + 1)
+        entries = [r for r in here.journal.records(here.invite.run_id) if isinstance(r, EntryCommitted)]
+        assert [r.entry.step for r in entries] == list(range(1, head + 2))
+
+
+async def test_peer_that_a_failing_disk_made_unknown_is_told_to_join_again(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,):
+        await peer.join()
+        here.runtime._stale = True
+        with pytest.raises(NetworkError):
+            await anext(peer.client.follow(0))
+        await here.runtime.handle(TimerFired())
+        with pytest.raises(SessionLostError, match="join first"):
+            await anext(peer.client.follow(0))
+        assert peer.key not in here.runtime._streams
+        await peer.join()
+        assert await peer.ready() == []
+
+
+def _open_tick(here: Served) -> log_pb2.Tick:
+    assert here.runtime.run.step is not None
+    return tick_body(here.runtime.run.step.tick)
