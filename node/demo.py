@@ -15,11 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -28,6 +30,8 @@ from node.report import PeerRow, allreduce_bytes, format_bytes, loss_chart, loss
 from node.status import as_values, fetch
 from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.invite import Invite
+from protos.run_config import RunConfig
+from protos.toml_file import describe
 
 READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 10.0
@@ -155,6 +159,10 @@ def run_demo(options: DemoOptions) -> int:
     """Run it all; 0 only if every replica is equal and the loss fell."""
     if options.data is not None and not options.data.exists():
         raise OperatorError(f"--data {options.data}: no such file or folder")
+    try:
+        RunConfig.model_validate(tomllib.loads(run_toml(options, "/ip4/127.0.0.1/tcp/1/p2p/12D3KooW")))
+    except ValidationError as error:
+        raise OperatorError("wrong flags:\n" + describe(error)) from error
     console = Console(stderr=options.as_json, soft_wrap=False)
     prepare_output(options.output)
     logs = options.output / "logs"

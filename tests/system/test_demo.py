@@ -1,0 +1,119 @@
+"""`swarmentum demo` as a newcomer runs it: what it shows, what it promises about bytes, and that strict runs repeat."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos.limits import UPDATE_HEADER_BYTES_MAX
+from tests.system.local_swarm import processes_with
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+PEERS, STEPS = 4, 100
+
+
+def demo(*flags: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, the JSON object of the last line, and what people would have seen."""
+    done = subprocess.run(
+        [sys.executable, "-m", "node", "demo", "--json", *flags],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    return done.returncode, json.loads(lines[-1]) if lines else {}, done.stderr
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
+    output = tmp_path_factory.mktemp("demo") / "out"
+    code, values, shown = demo("--peers", str(PEERS), "--steps", str(STEPS), "--output", str(output))
+    assert code == 0, shown
+    return values, shown, output
+
+
+def test_the_default_run_learns_and_no_replica_ever_differs(result: tuple[dict[str, Any], str, Path]) -> None:
+    values, shown, output = result
+    assert values["steps"] == STEPS
+    assert values["loss_last"] < 0.6 * values["loss_first"]
+    assert len({peer["digest"] for peer in values["peers"]}) == 1
+    by_step: dict[int, set[str]] = {}
+    for index in range(PEERS):
+        lines = (output / f"peer-{index}.steps.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
+        for line in lines:
+            step = json.loads(line)
+            by_step.setdefault(step["step"], set()).add(step["digest"])
+    assert all(len(digests) == 1 for digests in by_step.values()), "digests differ after some step"
+    assert len({next(iter(digests)) for digests in by_step.values()}) == STEPS, "a step changed nothing"
+    assert (output / "loss.png").read_bytes().startswith(b"\x89PNG")
+    for word in ("digests: all equal", "A sample of what the model writes", "Model (loads with Hugging Face)"):
+        assert word in shown
+
+
+def test_payloads_are_one_byte_a_vote_and_arrive_once(result: tuple[dict[str, Any], str, Path]) -> None:
+    values, _, output = result
+    bound = values["parameters"] * 8 / 4096 * 32 / 8 * 1.02
+    payload = max(json.loads(line)["payload_bytes"] / json.loads(line)["peers"] for line in _lines(output))
+    assert payload <= bound
+    assert payload - values["parameters"] / 128 <= 32 + UPDATE_HEADER_BYTES_MAX
+    for peer in values["peers"]:
+        assert peer["payload_bytes_sent"] <= bound * STEPS
+        assert peer["wire_bytes_received"] <= 1.1 * peer["payload_bytes_received"]
+        assert peer["payload_bytes_received"] <= 1.1 * payload * (PEERS - 1) * STEPS
+        assert peer["votes_accepted"] >= STEPS * 0.9
+    assert values["allreduce_bytes_per_peer_step"] == 8 * values["parameters"]
+
+
+def _lines(output: Path) -> list[str]:
+    return (output / "peer-0.steps.jsonl").read_text().splitlines()
+
+
+def test_the_exported_model_is_the_replicated_state_bit_for_bit(result: tuple[dict[str, Any], str, Path]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from node.optim.digest import state_digest
+
+    values, _, _ = result
+    model = AutoModelForCausalLM.from_pretrained(values["checkpoint"])
+    assert state_digest([parameter for _, parameter in model.named_parameters()]).hex() == values["peers"][0]["digest"]
+    tokenizer = AutoTokenizer.from_pretrained(values["checkpoint"])
+    assert tokenizer.decode(tokenizer("def f(x): ...")["input_ids"]) == "def f(x): ..."
+
+
+def test_nothing_is_left_running(result: tuple[dict[str, Any], str, Path]) -> None:
+    assert result[0]["steps"] == STEPS
+    assert processes_with("swarmentum-demo-") == []
+
+
+def test_a_strict_run_repeats_bit_for_bit(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} squared is {number * number}.\n" for number in range(3000)))
+    flags = ("--peers", "2", "--steps", "6", "--seed", "3", "--strict", "--data", str(text))
+    first = demo(*flags, "--output", str(tmp_path / "a"))
+    second = demo(*flags, "--output", str(tmp_path / "b"))
+    assert first[0] == second[0] == 0, first[2] + second[2]
+    assert first[1]["peers"][0]["digest"] == second[1]["peers"][0]["digest"]
+    assert {peer["id"] for peer in first[1]["peers"]}.isdisjoint(peer["id"] for peer in second[1]["peers"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--data", "/no/such/text"), "/no/such/text"),
+        (("--group-size", "100"), "group_size"),
+        (("--output", "/proc"), "/proc"),
+    ],
+)
+def test_wrong_use_is_said_before_anything_starts(flags: tuple[str, ...], word: str, tmp_path: Path) -> None:
+    output = () if "--output" in flags else ("--output", str(tmp_path / "out"))
+    code, _, shown = demo("--peers", "1", "--steps", "1", *output, *flags)
+    assert code == 2
+    assert word in shown
+    assert "Traceback" not in shown

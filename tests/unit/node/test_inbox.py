@@ -1,0 +1,96 @@
+"""The door for gossiped announcements."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.swarm.inbox import Inbox
+from protos.envelope import Kind, seal
+from protos.errors import Reason, Refusal
+from protos.identity import Identity
+from protos.v1 import envelope_pb2, update_pb2
+
+RUN = b"r" * 32
+ADA, BOB, EVE = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+BYTES_MAX = 1000
+
+
+def announcement(
+    author: Identity = ADA,
+    step: int = 1,
+    parent: bytes = RUN,
+    payload: bytes = b"p" * 32,
+    size: int = 10,
+    run: bytes = RUN,
+) -> bytes:
+    body = update_pb2.Announcement(step=step, parent_hash=parent, payload_sha256=payload, payload_bytes=size)
+    return seal(author, Kind.KIND_ANNOUNCEMENT, run, body).SerializeToString()
+
+
+def inbox(*members: Identity) -> Inbox:
+    made = Inbox(RUN)
+    made.open_step(1, [member.public_key for member in members or (ADA, BOB)])
+    return made
+
+
+def reason(box: Inbox, data: bytes) -> Reason:
+    with pytest.raises(Refusal) as caught:
+        box.offer(data, BYTES_MAX)
+    return caught.value.reason
+
+
+def test_members_are_taken_once() -> None:
+    box = inbox()
+    taken = box.offer(announcement(), BYTES_MAX)
+    assert (taken.author, taken.step, taken.payload_bytes) == (ADA.public_key, 1, 10)
+    assert box.may_pull(taken)
+    assert reason(box, announcement()) is Reason.REPLAYED
+    assert reason(box, announcement(payload=b"q" * 32)) is Reason.REPLAYED
+    assert box.offer(announcement(BOB), BYTES_MAX).author == BOB.public_key
+
+
+def test_each_fault_has_its_reason() -> None:
+    box = inbox()
+    tampered = envelope_pb2.SignedEnvelope.FromString(announcement())
+    tampered.body = tampered.body + b"\x40\x01"
+    assert reason(box, tampered.SerializeToString()) is Reason.BAD_SIGNATURE
+    assert reason(box, bytes(2000)) is Reason.TOO_LARGE
+    assert reason(box, b"\x01\x02") is Reason.MALFORMED
+    assert reason(box, announcement(run=b"x" * 32)) is Reason.WRONG_RUN
+    assert reason(box, announcement(EVE)) is Reason.UNKNOWN_SIGNER
+    assert reason(box, announcement(step=0)) is Reason.WRONG_STEP
+    assert reason(box, announcement(step=9)) is Reason.WRONG_STEP
+    assert reason(box, announcement(parent=b"x" * 32)) is Reason.WRONG_PARENT
+    assert reason(box, announcement(size=BYTES_MAX + 1)) is Reason.OUT_OF_RANGE
+    assert reason(box, announcement(payload=b"short")) is Reason.MALFORMED
+    record = seal(ADA, Kind.KIND_PEER_RECORD, RUN, update_pb2.PeerRecord()).SerializeToString()
+    assert reason(box, record) is Reason.WRONG_KIND
+
+
+def test_what_comes_before_the_tick_waits_for_the_roster() -> None:
+    box = inbox()
+    early = box.offer(announcement(step=2, parent=b"h" * 32), BYTES_MAX)
+    stranger = box.offer(announcement(EVE, step=2, parent=b"h" * 32), BYTES_MAX)
+    assert not box.may_pull(early)
+    box.move_head(1, b"h" * 32)
+    assert box.open_step(2, [ADA.public_key]) == [early]
+    assert box.may_pull(early)
+    assert not box.may_pull(stranger)
+    assert reason(box, announcement(EVE, step=2, parent=b"h" * 32)) is Reason.UNKNOWN_SIGNER
+
+
+def test_strangers_cannot_fill_it_for_good() -> None:
+    box = inbox()
+    for number in range(40):
+        box.offer(announcement(Identity.from_seed(number.to_bytes(32, "big")), step=2), BYTES_MAX)
+    box.move_head(1, b"h" * 32)
+    assert box.open_step(2, [ADA.public_key]) == []
+    assert box.offer(announcement(step=2, parent=b"h" * 32), BYTES_MAX).author == ADA.public_key
+
+
+@given(st.binary(max_size=1500))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(Refusal):
+        inbox().offer(data, BYTES_MAX)

@@ -1,0 +1,83 @@
+"""What is told to the coordinator: everything once, everything again after a lost session, nothing that is decided."""
+
+from __future__ import annotations
+
+from node.swarm.outbox import Outbox
+from node.swarm.payloads import Payloads
+from protos import limits
+
+
+def told(box: Outbox) -> tuple[int, int, int, bool]:
+    report = box.take()
+    if report is None:
+        return 0, 0, 0, False
+    body, facts = report
+    box.sent(facts)
+    return len(body.holdings), len(body.applied), len(body.snapshots), body.HasField("announcement")
+
+
+def full() -> Outbox:
+    box = Outbox()
+    box.announcement = (5, b"")
+    box.holdings = {(b"a" * 32, b"p" * 32): 5, (b"b" * 32, b"q" * 32): 5}
+    box.add_applied(3, b"x" * 32)
+    box.add_applied(4, b"y" * 32)
+    box.snapshots[0] = (b"s" * 32, 100)
+    return box
+
+
+def test_everything_is_told_once() -> None:
+    box = full()
+    assert told(box) == (2, 2, 1, True)
+    assert told(box) == (0, 0, 0, False)
+    box.holdings[b"c" * 32, b"r" * 32] = 5
+    assert told(box) == (1, 0, 0, False)
+
+
+def test_a_report_that_failed_is_told_again() -> None:
+    box = full()
+    assert box.take() is not None
+    assert told(box) == (2, 2, 1, True)
+
+
+def test_a_new_session_hears_everything_that_still_matters() -> None:
+    box = full()
+    told(box)
+    box.everything_again()
+    assert told(box) == (2, 2, 1, True)
+
+
+def test_another_roster_hears_payloads_again_only() -> None:
+    box = full()
+    told(box)
+    box.announce_again()
+    assert told(box) == (2, 0, 0, True)
+
+
+def test_decided_steps_are_forgotten() -> None:
+    box = full()
+    box.move_head(5)
+    assert told(box) == (0, 2, 1, False)
+
+
+def test_it_stays_bounded_over_a_long_run() -> None:
+    box = Outbox()
+    for step in range(1, 3000):
+        box.add_applied(step, step.to_bytes(32, "big"))
+        box.snapshots[step] = (step.to_bytes(32, "big"), 1)
+        box.holdings[b"a" * 32, step.to_bytes(32, "big")] = step
+        told(box)
+        box.move_head(step)
+    assert len(box.applied) <= limits.APPLIED_MAX
+    assert len(box.snapshots) <= 4
+    assert len(box._told) <= 5 * limits.HOLDINGS_MAX
+
+
+def test_payloads_are_bounded_and_the_oldest_step_goes_first() -> None:
+    store = Payloads(bytes_max=100)
+    for step in range(10):
+        store.put(step, bytes([step]) * 32, bytes(30))
+    assert store.get(bytes([9]) * 32) is not None
+    assert store.get(bytes([0]) * 32) is None
+    store.forget_until(9)
+    assert store.get(bytes([9]) * 32) is None
