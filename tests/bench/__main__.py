@@ -6,9 +6,9 @@ Each subcommand is a module of this package with `arguments(parser)` and `measur
 import argparse
 import json
 
-from tests.bench import codec, optimizer
+from tests.bench import codec, optimizer, swarm
 
-SUBCOMMANDS = {"optimizer": optimizer, "codec": codec}
+SUBCOMMANDS = {"optimizer": optimizer, "codec": codec, "swarm": swarm}
 
 
 def main() -> None:
