@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,35 +78,30 @@ def own_address() -> str:
 async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None]) -> None:
     """Serve until SIGINT or SIGTERM. `ready` is told once where."""
     home = settings.home
-    lock = lock_home(home, "coordinator")
-    identity = Identity.load_or_create(home / "identity.key")
-    certificate = tls.load_or_create(home)
-    metrics = Metrics()
-    journal = Journal(settings.database or Journal.sqlite_url(home), identity)
-    hub = Hub(journal, identity, metrics)
-    hub.restore()
-    server, port = await _listen(settings, hub, certificate)
-    metrics_server = _serve_metrics(settings, metrics)
-    serving = _serving(settings, identity, certificate, port, metrics_server)
-    (home / "serving.json").write_text(json.dumps(asdict(serving)))
-    log = structlog.get_logger("coordinator")
-    log.info("serving", address=serving.advertise, runs=len(hub.runs), home=str(home), step=0, peer="-")
-    ready(serving)
-    try:
+    async with AsyncExitStack() as stack:
+        stack.enter_context(lock_home(home, "coordinator"))
+        identity = Identity.load_or_create(home / "identity.key")
+        certificate = tls.load_or_create(home)
+        metrics = Metrics()
+        metrics_server = _serve_metrics(settings, metrics, stack)
+        hub = Hub(Journal(settings.database or Journal.sqlite_url(home), identity), identity, metrics)
+        stack.callback(hub.close)
+        hub.restore()
+        stack.push_async_callback(hub.stop)  # what the last requests began
+        server, port = await _listen(settings, hub, certificate)
+        stack.push_async_callback(server.stop, STOP_SECONDS_MAX)
+        stack.push_async_callback(hub.stop)
+        serving = _serving(settings, identity, certificate, port, metrics_server)
+        (home / "serving.json").write_text(json.dumps(asdict(serving)))
+        stack.callback((home / "serving.json").unlink, missing_ok=True)
+        log = structlog.get_logger("coordinator")
+        log.info("serving", address=serving.advertise, runs=len(hub.runs), home=str(home), step=0, peer="-")
+        ready(serving)
         await _signalled()
-    finally:
-        (home / "serving.json").unlink(missing_ok=True)
-        await hub.stop()
-        await server.stop(STOP_SECONDS_MAX)
-        await hub.stop()  # what the last requests began
-        hub.close()
-        if metrics_server is not None:
-            metrics_server.shutdown()
-            metrics_server.server_close()
-        lock.close()
 
 
 async def _listen(settings: CoordinatorSettings, hub: Hub, certificate: tls.Certificate) -> tuple[Any, int]:
+    split_address(settings.listen)
     server = grpc.aio.server(options=_GRPC_OPTIONS, maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX)
     sessions = Sessions()
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(CoordinatorService(hub, sessions), server)
@@ -117,10 +112,10 @@ async def _listen(settings: CoordinatorSettings, hub: Hub, certificate: tls.Cert
         await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])
-    split_address(settings.listen)
     try:
         port = server.add_secure_port(settings.listen, credentials)
     except RuntimeError as error:
+        await server.stop(None)
         raise OperatorError(
             f"--listen {settings.listen}: cannot listen there ({error}); is the port in use? port 0 takes a free one"
         ) from error
@@ -128,14 +123,17 @@ async def _listen(settings: CoordinatorSettings, hub: Hub, certificate: tls.Cert
     return server, port
 
 
-def _serve_metrics(settings: CoordinatorSettings, metrics: Metrics) -> Any:
+def _serve_metrics(settings: CoordinatorSettings, metrics: Metrics, stack: AsyncExitStack) -> Any:
     if settings.metrics_listen is None:
         return None
     host, port = split_address(settings.metrics_listen)
     try:
-        server, _ = start_http_server(port, host, registry=metrics.registry)
+        server, thread = start_http_server(port, host, registry=metrics.registry)
     except OSError as error:
         raise OperatorError(f"--metrics-listen {settings.metrics_listen}: {error.strerror}") from error
+    stack.callback(thread.join)
+    stack.callback(server.server_close)
+    stack.callback(server.shutdown)
     return server
 
 
