@@ -1,0 +1,75 @@
+"""Invite links: round trip; what is damaged on the way is said so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protos.errors import OperatorError
+from protos.invite import SCHEME, Invite
+from protos.limits import INVITE_BYTES_MAX
+
+deterministic = settings(derandomize=True, deadline=None)
+hashes = st.binary(min_size=32, max_size=32)
+texts = st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=40), max_size=3).map(tuple)
+INVITE = Invite(bytes([1]) * 32, ("[::1]:7700", "host:1"), bytes([2]) * 32, bytes([3]) * 32, ("/ip4/1.2.3.4",), "tiny")
+
+
+@given(
+    invite=st.builds(
+        Invite, hashes, texts.filter(bool), hashes, hashes, texts, st.text(st.characters(codec="utf-8"), max_size=64)
+    )
+)
+@deterministic
+def test_round_trip(invite: Invite) -> None:
+    link = invite.link()
+    assert Invite.parse(f"  {link}\n") == invite
+    assert not set(link) & set(" \t\"'$&;|<>()*?!`\\"), "a shell changes nothing in it"
+
+
+@given(at=st.integers(0, 1 << 16), character=st.characters(codec="utf-8"))
+@deterministic
+def test_damage_is_told(at: int, character: str) -> None:
+    link = INVITE.link()
+    at %= len(link)
+    damaged = link[:at] + character + link[at + 1 :]
+    try:
+        opened = Invite.parse(damaged)
+    except OperatorError as error:
+        opened, words = None, str(error)
+    if opened is None:
+        assert "invite link" in words
+    else:  # the same character, or bits of the last one that mean nothing
+        assert opened == INVITE
+
+
+def test_every_truncation_is_told() -> None:
+    link = INVITE.link()
+    for length in range(len(link)):
+        with pytest.raises(OperatorError, match="invite link"):
+            Invite.parse(link[:length])
+
+
+@given(text=st.text(max_size=100))
+@deterministic
+def test_any_text_is_told(text: str) -> None:
+    for link in (text, SCHEME + text):
+        with pytest.raises(OperatorError):
+            Invite.parse(link)
+
+
+@pytest.mark.parametrize("field", ["run_id", "coordinators", "coordinator_public_key", "certificate_sha256"])
+def test_a_missing_field_is_another_version(field: str) -> None:
+    old = replace(INVITE, **{field: () if field == "coordinators" else b""})  # type: ignore[arg-type]
+    with pytest.raises(OperatorError, match="another version"):
+        Invite.parse(old.link())
+
+
+def test_too_long_is_refused() -> None:
+    with pytest.raises(OperatorError):
+        Invite.parse(SCHEME + "A" * INVITE_BYTES_MAX)
+    largest = Invite(bytes(32), ("h" * 60 + ":7700",), bytes(32), bytes(32), ("/" + "a" * 255,) * 16, "n" * 64)
+    assert Invite.parse(largest.link()) == largest, "what the limits allow fits"
