@@ -1,0 +1,116 @@
+"""Rules of the house that matter enough to be tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protos import generate
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("protos", "coordinator", "node")
+SECONDS_MAX = 120
+
+# Third parties first (what they do at import is theirs), then all of ours: what changes then is our doing.
+_IMPORT_ALL = """
+import importlib, json, os, pkgutil, sys, threading
+package, theirs = sys.argv[1], sys.argv[2].split(",")
+for name in theirs:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+import logging, random, signal
+before = dict(os.environ), set(threading.enumerate()), logging.root.handlers[:], random.getstate()
+handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+names = [package]
+top = importlib.import_module(package)
+for module in pkgutil.walk_packages(top.__path__, package + "."):
+    if not any(module.name.startswith(other) for other in sys.argv[3:]):
+        names.append(module.name)
+        importlib.import_module(module.name)
+after = dict(os.environ), set(threading.enumerate()), logging.root.handlers[:], random.getstate()
+assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)), "signal handlers"
+for what, one, other in zip(("environment", "threads", "log handlers", "random state"), before, after):
+    assert one == other, f"importing {package} changes the {what}: {one} -> {other}"
+print(json.dumps({"imported": len(names), "torch": "torch" in sys.modules, "hivemind": "hivemind" in sys.modules}))
+"""
+
+
+def _import_all(package: str, theirs: str = "", without: tuple[str, ...] = ()) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT_ALL, package, theirs, *without],
+        cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    facts: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return facts
+
+
+def test_generated_code_is_what_the_proto_files_say() -> None:
+    assert generate.drift() == []
+
+
+def test_who_may_import_whom() -> None:
+    script = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [str(script), "--config", str(ROOT / "tests/house/importlinter.ini"), "--no-cache"],
+        cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert "0 broken" in done.stdout, done.stdout[done.stdout.find("Contracts") :] + done.stderr
+
+
+@pytest.mark.parametrize("package", ["protos", "coordinator"])
+def test_importing_the_coordinators_side_does_nothing(package: str) -> None:
+    facts = _import_all(package, "grpc,grpc_tools,sqlalchemy,typer,rich,structlog,prometheus_client,pydantic_settings")
+    assert facts["imported"] >= 10  # type: ignore[operator]
+    assert not facts["torch"]
+    assert not facts["hivemind"]
+
+
+def test_importing_the_peers_side_does_nothing() -> None:
+    theirs = "grpc,torch,transformers,safetensors.torch,hivemind,structlog,typer,rich,matplotlib.pyplot,plotext"
+    facts = _import_all("node", theirs, without=("node.watch",))
+    assert facts["imported"] >= 20  # type: ignore[operator]
+
+
+def test_watching_needs_neither_torch_nor_hivemind() -> None:
+    pytest.importorskip("libp2p", reason="needs the extra swarmentum[watch]")
+    facts = _import_all("node.watch", "libp2p,trio,grpc,structlog,typer,rich")
+    assert not facts["torch"]
+    assert not facts["hivemind"]
+
+
+def test_peers_side_of_the_wire_loads_no_torch() -> None:
+    """The modules beside hivemind (which loads torch itself)."""
+    names = ["client", "inbox", "outbox", "payloads", "settings", "events"]
+    code = f"import sys\nfrom node.swarm import {', '.join(names)}\nfrom node.wire import codec\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=SECONDS_MAX)
+
+
+def test_every_folder_of_tests_is_a_package_and_none_is_named_like_ours() -> None:
+    for folder in (ROOT / "tests").rglob("*"):
+        if folder.is_dir() and any(folder.glob("*.py")):
+            assert (folder / "__init__.py").exists(), f"{folder} has no __init__.py"
+    assert not {path.name for path in (ROOT / "tests").iterdir()} & set(PACKAGES)
+
+
+def test_nothing_is_left_to_do_in_the_tree() -> None:
+    marks = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    wanted = (".py", ".proto", ".md", ".toml", ".sh", ".yml", ".yaml", "Makefile")
+    found = [
+        f"{name}:{number}: {line.strip()}"
+        for name in listed.splitlines()
+        if name.endswith(wanted) and (ROOT / name).is_file()
+        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1)
+        if marks.search(line)
+    ]
+    assert not found, "\n".join(found)
