@@ -91,7 +91,8 @@ def test_watching_needs_neither_torch_nor_hivemind() -> None:
 def test_peers_side_of_the_wire_loads_no_torch() -> None:
     """The modules beside hivemind (which loads torch itself)."""
     names = ["client", "inbox", "outbox", "payloads", "settings", "events"]
-    code = f"import sys\nfrom node.swarm import {', '.join(names)}\nfrom node.wire import codec\nassert 'torch' not in sys.modules"
+    code = f"import sys; from node.swarm import {', '.join(names)}; from node.wire import codec"
+    code += "; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=SECONDS_MAX)
 
 
