@@ -36,7 +36,8 @@ runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_
 app.add_typer(runs, name="run")
 
 Home = Annotated[
-    Path | None, typer.Option(help="Folder of the key, the certificate and the journal [~/.swarmentum/coordinator].")
+    Path | None,
+    typer.Option(help="Folder of the key, the certificate and the journal (default: ~/.swarmentum/coordinator)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
 
@@ -52,13 +53,15 @@ def _settings(**flags: Any) -> CoordinatorSettings:
 def serve(
     home: Home = None,
     listen: Annotated[
-        str | None, typer.Option(help="host:port to listen on [0.0.0.0:7700]; port 0: a free one.")
+        str | None, typer.Option(help="host:port to listen on (default: 0.0.0.0:7700); port 0: a free one.")
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(help="host:port that invites name [this machine's address and the port].")
+        str | None, typer.Option(help="host:port that invites name (default: this machine's address and the port).")
     ] = None,
-    database: Annotated[str | None, typer.Option(help="SQLAlchemy URL of the journal [SQLite in --home].")] = None,
-    metrics_listen: Annotated[str | None, typer.Option(help="host:port of Prometheus metrics [off].")] = None,
+    database: Annotated[
+        str | None, typer.Option(help="SQLAlchemy URL of the journal (default: SQLite in --home).")
+    ] = None,
+    metrics_listen: Annotated[str | None, typer.Option(help="host:port of Prometheus metrics (default: off).")] = None,
     as_json: Json = False,
 ) -> None:
     """Serve until Ctrl-C. Stopped or killed, it goes on at the same step when started again with the same --home."""

@@ -26,7 +26,9 @@ app = typer.Typer(
 InviteLink = Annotated[str, typer.Argument(metavar="INVITE", help="The run's invite link, swarmentum://...")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs; logs go to stderr.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More log lines.")]
-Listen = Annotated[str | None, typer.Option(help="IP:port of the overlay, TCP and UDP [0.0.0.0:0, a free port].")]
+Listen = Annotated[
+    str | None, typer.Option(help="IP:port of the overlay, TCP and UDP (default: 0.0.0.0:0, a free port).")
+]
 Announce = Annotated[
     list[str] | None, typer.Option(help="Multiaddress to tell others, e.g. /ip4/203.0.113.5/tcp/4001.")
 ]
@@ -47,16 +49,18 @@ def _need_node_extra() -> None:
 def join(
     invite: InviteLink,
     home: Annotated[
-        Path | None, typer.Option(help="Folder of identity, snapshots, momentum [~/.swarmentum/peer].")
+        Path | None, typer.Option(help="Folder of identity, snapshots, momentum (default: ~/.swarmentum/peer).")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto (cuda, mps, cpu) or a torch device such as cuda:1.")] = None,
     precision: Annotated[str | None, typer.Option(help="Forward pass: auto, bf16 or fp32.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the training.")] = None,
-    micro_batch: Annotated[int | None, typer.Option(help="Samples in one forward pass [8].")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="Samples in one forward pass (default: 8).")] = None,
     group_size: Annotated[
-        int | None, typer.Option(help="Coefficients a vote chooses from: 8 to 128 [the run's].")
+        int | None, typer.Option(help="Coefficients a vote chooses from: 8 to 128 (default: the run's).")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="This machine's training text or tokens [the run's].")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="This machine's training text or tokens (default: the run's).")
+    ] = None,
     listen: Listen = None,
     announce: Announce = None,
     bootstrap: Bootstrap = None,
@@ -64,9 +68,9 @@ def join(
         list[str] | None, typer.Option("--relay", help="Relay to be reachable through; repeatable.")
     ] = None,
     reachability: Reachability = None,
-    metrics_listen: Annotated[str | None, typer.Option(help="IP:port of Prometheus metrics [off].")] = None,
+    metrics_listen: Annotated[str | None, typer.Option(help="IP:port of Prometheus metrics (default: off).")] = None,
     patience_seconds: Annotated[
-        float | None, typer.Option(help="How long to wait for a silent coordinator [600].")
+        float | None, typer.Option(help="How long to wait for a silent coordinator (default: 600).")
     ] = None,
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Let the run call a function of this machine.")
@@ -77,6 +81,8 @@ def join(
 ) -> None:
     """Take part in a run until it is finished. Ctrl-C leaves cleanly; the others go on."""
     _need_node_extra()
+    # A donor's machine does other things too: threads that wait shall sleep, not spin (OpenMP reads this when torch loads).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure_logging(as_json=as_json, verbose=verbose)
     from node.app import join as join_run
     from node.config import load_settings
@@ -137,7 +143,7 @@ def watch(
 
 @app.command(epilog=EXIT_CODES)
 def relay(
-    home: Annotated[Path | None, typer.Option(help="Folder of the identity [~/.swarmentum/relay].")] = None,
+    home: Annotated[Path | None, typer.Option(help="Folder of the identity (default: ~/.swarmentum/relay).")] = None,
     listen: Annotated[str, typer.Option(help="IP:port, TCP and UDP; port 0 takes free ones.")] = "0.0.0.0:4001",
     announce: Announce = None,
     bootstrap: Bootstrap = None,
@@ -162,7 +168,9 @@ def demo(
     peers: Annotated[int, typer.Option(min=1, max=32, help="How many peers to start.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Clock steps to train.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="Of the initial weights and the order of samples.")] = 0,
-    data: Annotated[Path | None, typer.Option(help="A text file or folder [this Python's standard library].")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A text file or folder (default: this Python's standard library).")
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder of the results; made, or its demo results replaced.")] = Path(
         "swarmentum-out"
     ),

@@ -51,6 +51,7 @@ class Trainer:
     steps: StepLog
     stopping: Callable[[], bool]
     resyncs_in_a_row: int = 0
+    taking_part: bool = False
 
     def __post_init__(self) -> None:
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
@@ -93,6 +94,9 @@ class Trainer:
             return
         if tick.parent_hash != replica.head:
             raise DivergedError(f"step {tick.step} was opened on another log than the one that is applied here")
+        if not self.taking_part:
+            self.taking_part = True
+            self.log.info("taking part", step=tick.step, peers=len(tick.roster))
         started = time.monotonic()
 
         def decided() -> bool:
@@ -172,6 +176,7 @@ class Trainer:
         self.resyncs_in_a_row += 1
         if self.resyncs_in_a_row > RESYNCS_IN_A_ROW_MAX:
             raise DivergedError(f"still another state after {RESYNCS_IN_A_ROW_MAX} re-syncs: {reason}")
+        self.taking_part = False
         self.swarm.halt()
         wanted = snapshot or self.swarm.latest_snapshot()
         if wanted is None:
