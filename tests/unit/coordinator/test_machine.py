@@ -508,3 +508,39 @@ def test_appends_come_before_what_they_allow() -> None:
     kinds = [type(effect) for effect in harness.feed(Reported(key(2), holdings=held))]
     assert kinds in ([Append, SendEntry, Append, SendTick, Arm], []), kinds
     assert harness.run.head_step == 1
+
+
+def test_returned_samples_wait_where_the_next_step_is_smaller() -> None:
+    """Six peers took six samples and four of them vanish: a step of two takes two of the four that came back."""
+    harness = opened(2, batch_samples=2, max_peers=9)
+    for n in range(2, 6):
+        harness.feed(joined(n))
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),)))
+    contribute(harness, 0, 1)
+    for n in range(6):
+        harness.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    assert len(harness.run.roster) == 6
+    contribute(harness, 0, 1)
+    for n in range(2, 6):
+        harness.feed(Disconnected(key(n)))
+    assert sum(map(len, harness.entries[1].returned_samples)) == 4
+    assert len(harness.run.roster) == 2
+    assert sum(map(len, harness.run.returned_samples)) == 2
+    contribute(harness, 0, 1)
+    assert sum(map(len, harness.entries[2].returned_samples)) == 2, "what no step has taken yet stays"
+
+
+def test_a_new_life_holds_nothing_until_it_says_so() -> None:
+    harness = opened()
+    tick = harness.ticks[-1]
+    payload = claim_of(tick, 0).payload_sha256
+    harness.feed(Reported(key(0), claim=claim_of(tick, 0)))
+    for n in (0, 1):
+        harness.feed(Reported(key(n), holdings=((1, key(0), payload),)))
+    assert harness.run.step is not None
+    assert harness.run.step.holders[key(0), payload] == 0b011
+    harness.feed(joined(1))
+    assert harness.run.step.holders[key(0), payload] == 0b001
+    harness.feed(joined(0))
+    assert harness.run.step.holders[key(0), payload] == 0b001, "its own word that it is its payload stands"

@@ -387,3 +387,16 @@ async def test_peer_that_a_failing_disk_made_unknown_is_told_to_join_again(tmp_p
 def _open_tick(here: Served) -> log_pb2.Tick:
     assert here.runtime.run.step is not None
     return tick_body(here.runtime.run.step.tick)
+
+
+async def test_finished_run_that_was_restarted_ends_without_its_peers(tmp_path: Path) -> None:
+    short = config(min_peers=2, steps=1, deadline_ms_min=100, deadline_ms_max=100)
+    async with served(tmp_path, short) as here, peers(here, 2) as swarm:
+        await begin(here, swarm)
+        ticks = [tick_of(await peer.until("tick")) for peer in swarm]
+        for peer, tick in zip(swarm, ticks, strict=True):
+            await peer.contribute(tick, swarm)
+        assert here.runtime.run.phase is Phase.FINISHED
+        assert not here.runtime.run.finished_told
+    async with served(tmp_path, short) as again:
+        await eventually(lambda: again.runtime.run.finished_told)
