@@ -1,0 +1,190 @@
+"""Streams, blobs, gossip and discovery between real libp2p daemons on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hivemind.dht.validation import DHTRecord
+from hivemind.utils import MSGPackSerializer
+
+from node.swarm import blobs as blob_module
+from node.swarm.blobs import PROTOCOL, BlobFetcher, BlobServer, WireBytes
+from node.swarm.dht import Discovery, _OwnRecordsOnly, open_record
+from node.swarm.host import Host, check_port_free
+from node.swarm.settings import OverlaySettings
+from protos.envelope import Kind, seal
+from protos.errors import NetworkError, OperatorError, Reason, Refusal
+from protos.identity import Identity
+from protos.v1 import update_pb2
+
+RUN = b"r" * 32
+BLOB = os.urandom(300_000)
+NAME = hashlib.sha256(BLOB).digest()
+
+
+@asynccontextmanager
+async def hosts(folder: Path, count: int) -> AsyncIterator[list[Host]]:
+    made: list[Host] = []
+    try:
+        for index in range(count):
+            path = folder / f"{index}.key"
+            bootstrap = tuple((await made[0].addresses())[:1]) if made else ()
+            host = Host(Identity.load_or_create(path), path, OverlaySettings("127.0.0.1", bootstrap=bootstrap))
+            await host.start()
+            made.append(host)
+        yield made
+    finally:
+        for host in made:
+            await host.stop()
+
+
+async def until(what: str, look: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not look():
+            await asyncio.sleep(0.02)
+    assert look(), what
+
+
+async def serve(host: Host, lookup: Callable[[bytes], bytes | None]) -> WireBytes:
+    wire = WireBytes()
+    await host.serve(PROTOCOL, BlobServer(lookup, wire, lambda refusal: None).handle)
+    return wire
+
+
+async def test_a_blob_arrives_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 2) as (server, client):
+        served = await serve(server, {NAME: BLOB}.get)
+        wire = WireBytes()
+        fetcher = BlobFetcher(client, wire)
+        holders = [server.identity.public_key]
+        got = await asyncio.gather(*(fetcher.fetch(NAME, len(BLOB), holders) for _ in range(5)))
+        assert got == [BLOB] * 5
+        assert wire.blob_received == len(BLOB)
+        assert wire.received <= len(BLOB) * 1.01
+        assert served.blob_sent == len(BLOB)
+        with pytest.raises(NetworkError, match="does not hold it"):
+            await fetcher.fetch(b"x" * 32, 10, holders)
+        with pytest.raises(NetworkError, match="offers 300000 bytes, expected 10"):
+            await fetcher.fetch(NAME, 10, holders)
+
+
+async def test_a_broken_transfer_resumes_from_another_holder(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 3) as (breaks, serves, client):
+
+        async def stop_half_way(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await blob_module._read_frame(reader)
+            response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(BLOB))
+            await blob_module._write_frame(writer, response.SerializeToString())
+            writer.write(BLOB[:100_000])
+            await writer.drain()
+
+        await breaks.serve(PROTOCOL, stop_half_way)
+        served = await serve(serves, {NAME: BLOB}.get)
+        wire = WireBytes()
+        holders = [breaks.identity.public_key, serves.identity.public_key]
+        assert await BlobFetcher(client, wire).fetch(NAME, len(BLOB), holders) == BLOB
+        assert wire.blob_received == len(BLOB), "bytes that had arrived were fetched again"
+        assert served.blob_sent < len(BLOB)
+
+
+async def test_a_poisoned_blob_is_found_by_its_hash_and_comes_from_another(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 3) as (liar, honest, client):
+        await serve(liar, lambda name: bytes(len(BLOB)))
+        await serve(honest, {NAME: BLOB}.get)
+        fetcher = BlobFetcher(client, WireBytes())
+        holders = [liar.identity.public_key, honest.identity.public_key]
+        assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
+        assert fetcher.poisoned == {liar.identity.public_key: 1}
+
+
+async def test_an_unreachable_holder_is_asked_last(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 2) as (server, client):
+        await serve(server, {NAME: BLOB}.get)
+        fetcher = BlobFetcher(client, WireBytes())
+        gone = Identity.generate().public_key
+        assert await fetcher.fetch(NAME, len(BLOB), [gone, server.identity.public_key]) == BLOB
+        assert fetcher._in_order([gone, server.identity.public_key]) == [server.identity.public_key]
+        assert fetcher._in_order([gone]) == [gone]
+
+
+async def test_hostile_requests_are_counted_and_the_server_goes_on(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 2) as (server, client):
+        refused: list[Refusal] = []
+        server_side = BlobServer({NAME: BLOB}.get, WireBytes(), refused.append)
+        await server.serve(PROTOCOL, server_side.handle)
+        for frame in (b"\xff\xff\xff\xff", b"\x00\x00\x00\x03\xff\xff\xff", b"\x00\x00\x00\x00"):
+            reader, writer = await client.open(server.identity.public_key, PROTOCOL)
+            writer.write(frame)
+            await writer.drain()
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            writer.close()
+        reasons = [refusal.reason for refusal in refused]
+        assert reasons == [Reason.TOO_LARGE, Reason.MALFORMED, Reason.MALFORMED]
+        assert await BlobFetcher(client, WireBytes()).fetch(NAME, len(BLOB), [server.identity.public_key]) == BLOB
+
+
+async def test_a_killed_daemon_comes_back_with_its_identity_streams_and_gossip(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 2) as (ada, bob):
+        heard: list[bytes] = []
+        await serve(ada, {NAME: BLOB}.get)
+        await ada.subscribe("topic", heard.append)
+        await bob.subscribe("topic", lambda message: None)
+        ada.p2p._child.kill()
+        await until("the daemon came back", lambda: ada.restarts == 1 and ada.p2p._child.returncode is None)
+        async with asyncio.timeout(20):
+            while not await bob.connect(await ada.addresses() or ["/p2p/x"]):
+                await asyncio.sleep(0.05)
+        assert ada.p2p.peer_id.to_base58() == ada.identity.peer_id
+        assert await BlobFetcher(bob, WireBytes()).fetch(NAME, len(BLOB), [ada.identity.public_key]) == BLOB
+        async with asyncio.timeout(20):
+            while not heard:
+                await bob.publish("topic", b"hello")
+                await asyncio.sleep(0.1)
+        assert set(heard) == {b"hello"}
+
+
+async def test_peers_find_each_other_through_a_relay_and_forged_records_are_refused(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 3) as (relay, ada, bob):
+        bootstrap = (await relay.addresses())[:1]
+        nodes = [Discovery(relay, None), Discovery(ada, RUN), Discovery(bob, RUN)]
+        try:
+            for index, node in enumerate(nodes):
+                await node.start([] if index == 0 else bootstrap)
+            assert await nodes[1].announce(await ada.addresses())
+            assert await nodes[2].peers() == {ada.identity.public_key: tuple(await ada.addresses())}
+        finally:
+            for node in nodes:
+                await node.stop()
+
+    def validates(signer: Identity, subkey: str) -> bool:
+        record = update_pb2.PeerRecord(addresses=[f"/ip4/1.2.3.4/tcp/1/p2p/{signer.peer_id}"])
+        value = seal(signer, Kind.KIND_PEER_RECORD, RUN, record).SerializeToString()
+        packed = DHTRecord(b"key", MSGPackSerializer.dumps(subkey), MSGPackSerializer.dumps(value), 1.0)
+        return _OwnRecordsOnly().validate(packed)
+
+    mallory = Identity.generate()
+    assert validates(mallory, mallory.peer_id)
+    assert not validates(mallory, ada.identity.peer_id)
+    assert not _OwnRecordsOnly().validate(DHTRecord(b"key", b"\xc1", b"\xc1", 1.0))
+
+
+def test_a_record_can_only_name_its_signers_addresses() -> None:
+    ada, bob = Identity.generate(), Identity.generate()
+    record = update_pb2.PeerRecord(addresses=[f"/ip4/1.2.3.4/tcp/1/p2p/{bob.peer_id}"])
+    with pytest.raises(Refusal, match="not the signer's"):
+        open_record(seal(ada, Kind.KIND_PEER_RECORD, RUN, record).SerializeToString(), RUN)
+
+
+async def test_a_busy_port_is_an_error_that_names_it() -> None:
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(OperatorError, match=str(port)):
+        check_port_free("127.0.0.1", port)
+    server.close()
+    await server.wait_closed()
