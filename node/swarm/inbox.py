@@ -1,7 +1,7 @@
 """The door for gossiped announcements, pure: bytes in; a verified announcement or a refusal with its reason out.
 
 Follows the log's head: takes announcements for the next step (and, for a peer that is a step ahead of our stream, the one
-after), once per author and step, from members of the step's roster only: a stranger's payload is not even pulled. What
+after), each once and at most two of an author and step, from members of the step's roster only: a stranger's payload is not even pulled. What
 comes before the step's tick waits for it. Everything remembered is bounded by the roster limit and forgotten with the step.
 """
 
@@ -16,6 +16,8 @@ from protos.errors import Reason, Refusal
 from protos.v1 import update_pb2
 
 STEPS_AHEAD_MAX = 2
+# A peer that died with its payload and came back within the step has another one; which counts is the coordinator's choice.
+PAYLOADS_AN_AUTHOR_MAX = 2
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Inbox:
         self._run_id = run_id
         self._head = (0, run_id)
         self._open: tuple[int, frozenset[bytes]] = (0, frozenset())
-        self._seen: dict[tuple[int, bytes], Announced] = {}
+        self._seen: dict[tuple[int, bytes, bytes], Announced] = {}
 
     def move_head(self, step: int, entry_hash: bytes) -> None:
         """The log has grown (or was started again from a snapshot)."""
@@ -47,7 +49,7 @@ class Inbox:
         """The step's roster is known: returns what its members announced already; what others said is forgotten."""
         self._open = (step, frozenset(members))
         self._seen = {key: value for key, value in self._seen.items() if key[0] != step or key[1] in self._open[1]}
-        return [announced for (at, _), announced in sorted(self._seen.items()) if at == step]
+        return [announced for key, announced in sorted(self._seen.items()) if key[0] == step]
 
     def may_pull(self, announced: Announced) -> bool:
         """Whether the author is known to be in the roster of that step."""
@@ -73,11 +75,12 @@ class Inbox:
         if body.step == head_step + 1 and body.parent_hash != head_hash:
             raise Refusal(Reason.WRONG_PARENT, f"announcement of step {body.step} on another log")
         announced = Announced(opened.public_key, body.step, body.payload_sha256, body.payload_bytes, data)
-        before = self._seen.get((body.step, opened.public_key))
-        if before is not None:
-            what = "again" if before.payload_sha256 == body.payload_sha256 else "with two payloads"
-            raise Refusal(Reason.REPLAYED, f"step {body.step} announced {what}")
+        if (body.step, opened.public_key, body.payload_sha256) in self._seen:
+            raise Refusal(Reason.REPLAYED, f"step {body.step} announced again")
+        others = sum(key[:2] == (body.step, opened.public_key) for key in self._seen)
+        if others >= PAYLOADS_AN_AUTHOR_MAX:
+            raise Refusal(Reason.REPLAYED, f"step {body.step} announced with {others + 1} payloads")
         if len(self._seen) >= limits.ROSTER_PEERS_MAX * STEPS_AHEAD_MAX:
             raise Refusal(Reason.OUT_OF_RANGE, "more announcements than a roster can have")
-        self._seen[body.step, opened.public_key] = announced
+        self._seen[body.step, opened.public_key, body.payload_sha256] = announced
         return announced

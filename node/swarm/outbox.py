@@ -19,6 +19,8 @@ class Outbox:
     snapshots: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
     _told: set[object] = field(default_factory=set)
+    _generation: int = 0
+    _taken_in: int = 0
 
     def move_head(self, step: int) -> None:
         """Forget what belongs to steps that are decided."""
@@ -34,11 +36,13 @@ class Outbox:
 
     def everything_again(self) -> None:
         """A new session: what still matters is told again (of the applied states, the last)."""
+        self._generation += 1
         self._told.clear()
         self.applied = {step: self.applied[step] for step in sorted(self.applied)[-2:]}
 
     def announce_again(self) -> None:
         """The open step has another roster: say again what we have for it."""
+        self._generation += 1
         self._told = {fact for fact in self._told if not (isinstance(fact, tuple) and fact[0] in ("payload", "held"))}
 
     def restart(self) -> None:
@@ -49,6 +53,7 @@ class Outbox:
     def take(self) -> tuple[pb.ReportBody, list[object]] | None:
         """A report of everything that was not told yet, and its facts; None if there is nothing."""
         body, facts = pb.ReportBody(), list[object]()
+        self._taken_in = self._generation
         if self.announcement is not None and self._new(("payload", self.announcement), facts):
             body.announcement.CopyFrom(envelope_pb2.SignedEnvelope.FromString(self.announcement[1]))
         for (author, payload), step in list(self.holdings.items())[: limits.HOLDINGS_MAX]:
@@ -71,7 +76,12 @@ class Outbox:
         return True
 
     def sent(self, facts: list[object]) -> None:
-        """The coordinator has these facts. Applied states but the last two, and old snapshots, need no keeping."""
+        """The coordinator has these facts. Applied states but the last two, and old snapshots, need no keeping.
+
+        If something was to be told again while the report was under way, its answer does not count: it is told again.
+        """
+        if self._taken_in != self._generation:
+            return
         self._told.update(facts)
         for step in sorted(self.applied)[:-2]:
             self._told.discard(("applied", step, self.applied.pop(step)))

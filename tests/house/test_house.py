@@ -60,7 +60,7 @@ def test_generated_code_is_what_the_proto_files_say() -> None:
 def test_who_may_import_whom() -> None:
     script = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run(
-        [str(script), "--config", str(ROOT / "tests/house/importlinter.ini"), "--no-cache"],
+        [str(script), "--no-cache"],
         cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
