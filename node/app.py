@@ -101,7 +101,8 @@ class _Peer:
         door = _LateDoor()
         overlay = self.settings.overlay()
         swarm = Swarm(
-            lambda emit: Session(self.invite, self.identity, self.identity_path, overlay, door, store.get, emit)
+            lambda emit: Session(self.invite, self.identity, self.identity_path, overlay, door, store.get, emit),
+            self.stop,
         )
         metrics: Any = None
         finished = False
@@ -183,10 +184,8 @@ class _Peer:
         replica = trainer.replica
         about = About(replica.layout_digest, replica.demo.layout.parameters, trainer.summary.device)
         welcome = trainer.swarm.join(about, bootstrap)
-        if welcome.snapshot is not None:
-            own = replica.snapshot(trainer.store)
-            if welcome.snapshot.root != own.root:
-                trainer.load_snapshot(welcome.snapshot)
+        if welcome.snapshot is not None and welcome.snapshot.root != replica.packed()[0].root:
+            trainer.load_snapshot(welcome.snapshot)
         if replica.load_private(trainer.private_path):
             self.log.info("momentum taken up again")
         trainer.follow()

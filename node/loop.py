@@ -61,6 +61,7 @@ class Trainer:
     def run(self) -> bool:
         """Train until the run is finished (True) or `stopping` (False). Raises what the network side fails with."""
         opened: Opened | None = None
+        finished = False
         while not self.stopping():
             event = self.swarm.next_event(EVENT_SECONDS_MAX)
             match event:
@@ -76,10 +77,11 @@ class Trainer:
                 case Waiting():
                     self.log.info("waiting", step=self.replica.step, why=event.reason)
                 case Finished():
-                    if self.replica.step >= self.config.clock.steps:
-                        return True
+                    finished = True  # a late joiner hears it before it has replayed the log
                 case Failed():
                     raise event.error
+            if finished and self.replica.step >= self.config.clock.steps:
+                return True
             if opened is not None and opened.tick.step == self.replica.step + 1:
                 self._contribute(opened)
                 opened = None

@@ -45,6 +45,7 @@ class Replica:
         self.demo = DeMo(model, config)
         self.layout_digest = self.demo.layout.digest()
         self._manifests: list[Manifest] = []
+        self._digest: bytes | None = None
 
     # ---- a clock step ------------------------------------------------------------------------------------------------
 
@@ -64,12 +65,14 @@ class Replica:
         if self.demo.pending and self.published is not None and self.published[0] <= entry.step:
             self.demo.settle(accepted)
         self.demo.apply([(update.group_size, update.votes) for update in updates], entry.lr)
-        self.step, self.head = entry.step, signed.hash
+        self.step, self.head, self._digest = entry.step, signed.hash, None
         return accepted
 
     def digest(self) -> bytes:
         """Digest of this step's state (a rotating part of it for large models)."""
-        return state_digest(self.demo.parameters, self.step)
+        if self._digest is None:
+            self._digest = state_digest(self.demo.parameters, self.step)
+        return self._digest
 
     def whole_digest(self) -> bytes:
         """Digest of every parameter bit."""
@@ -89,12 +92,15 @@ class Replica:
 
     # ---- snapshots ---------------------------------------------------------------------------------------------------
 
+    def packed(self) -> tuple[Manifest, bytes]:
+        """The state as a safetensors file, and its manifest."""
+        data = pack(parameters_of(self.model))
+        run_id, layout_digest = self.run_id, self.layout_digest
+        return describe(data, run_id=run_id, step=self.step, entry_hash=self.head, layout_digest=layout_digest), data
+
     def snapshot(self, store: PieceStore) -> Manifest:
         """Put the state into the store, as pieces; older snapshots but SNAPSHOTS_KEPT go."""
-        data = pack(parameters_of(self.model))
-        manifest = describe(
-            data, run_id=self.run_id, step=self.step, entry_hash=self.head, layout_digest=self.layout_digest
-        )
+        manifest, data = self.packed()
         self._manifests = [m for m in self._manifests if m.step != manifest.step][-(SNAPSHOTS_KEPT - 1) :]
         self.keep(store)
         for piece in iterate_pieces(data, manifest.piece_bytes):
@@ -110,7 +116,7 @@ class Replica:
     def load(self, manifest: Manifest, data: bytes) -> None:
         """Become the state of a verified snapshot. Votes that are out are taken back into the momentum."""
         load(data, self.model)
-        self.step = manifest.step
+        self.step, self._digest = manifest.step, None
         self.head = manifest.entry_hash if manifest.step else self.run_id
         if self.demo.pending:
             self.demo.settle(False)

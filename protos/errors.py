@@ -5,6 +5,7 @@ SwarmentumError
 |- NetworkError    the network: unreachable, silent, too slow                      exit code 3
 |- RefusedError    the other side said no, with its reason                         exit code 4
 |- DivergedError   replicas differ where they must not                             exit code 5
+|- StoppedError    the person running it stopped it                               exit code 130
 `- Refusal         a stranger's bytes did not get through the door (never ends a program)
 """
 
@@ -41,6 +42,12 @@ class DivergedError(SwarmentumError):
     """Two replicas of one state differ."""
 
     exit_code = 5
+
+
+class StoppedError(SwarmentumError):
+    """Ctrl-C or SIGTERM came while something was waited for."""
+
+    exit_code = 130
 
 
 class Reason(Enum):

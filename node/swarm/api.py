@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from node.swarm.events import Event, Snapshot, Welcome
 from node.swarm.session import About, Counters, Session
-from protos.errors import NetworkError
+from protos.errors import NetworkError, StoppedError
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
 
@@ -23,13 +24,15 @@ EVENTS_MAX = 256
 START_SECONDS_MAX = 90.0
 FETCH_SECONDS_MAX = 600.0
 STOP_SECONDS_MAX = 10.0
+SLICE_SECONDS = 0.25
 T = TypeVar("T")
 
 
 class Swarm:
     """A thread with an event loop and a `Session` on it, made by `make(emit)` on that loop."""
 
-    def __init__(self, make: Any) -> None:
+    def __init__(self, make: Any, stopping: Callable[[], bool]) -> None:
+        self._stopping = stopping
         self._events: queue.Queue[Event] = queue.Queue(EVENTS_MAX)
         self._loop = asyncio.new_event_loop()
         self._room = ThreadPoolExecutor(1, thread_name_prefix="events")
@@ -48,15 +51,22 @@ class Swarm:
         except queue.Full:
             await self._loop.run_in_executor(self._room, self._events.put, event, True, FETCH_SECONDS_MAX)
 
-    def _call(self, work: Coroutine[Any, Any, T], seconds_max: float) -> T:
+    def _call(self, work: Coroutine[Any, Any, T], seconds_max: float, *, stoppable: bool = False) -> T:
+        """Wait in slices, so that Ctrl-C ends a `stoppable` call at once."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(seconds_max)
-        except FutureTimeoutError as error:
-            if future.done():
-                raise
-            future.cancel()
-            raise NetworkError(f"the network side did not answer within {seconds_max:.0f} s") from error
+        until = time.monotonic() + seconds_max
+        while True:
+            try:
+                return future.result(min(max(until - time.monotonic(), 0.0), SLICE_SECONDS))
+            except FutureTimeoutError as error:
+                if future.done():
+                    return future.result()  # it came in the very moment, or failed with a timeout of its own
+                if stoppable and self._stopping():
+                    future.cancel()
+                    raise StoppedError("stopped") from error
+                if time.monotonic() >= until:
+                    future.cancel()
+                    raise NetworkError(f"the network side did not answer within {seconds_max:.0f} s") from error
 
     @staticmethod
     async def _drain() -> None:
@@ -80,11 +90,11 @@ class Swarm:
 
     def connect(self) -> pb.GetRunResponse:
         """Reach the coordinator and read the run's facts."""
-        return self._call(self._session.connect(), START_SECONDS_MAX)
+        return self._call(self._session.connect(), START_SECONDS_MAX, stoppable=True)
 
     def join(self, about: About, bootstrap: Sequence[str]) -> Welcome:
         """Get on the overlay and join the run."""
-        return self._call(self._session.start(about, bootstrap), START_SECONDS_MAX)
+        return self._call(self._session.start(about, bootstrap), START_SECONDS_MAX, stoppable=True)
 
     def follow_from(self, step: int, head: bytes) -> None:
         """Follow the log after `step`."""
@@ -128,7 +138,7 @@ class Swarm:
 
     def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
         """A blob by hash; NetworkError if no holder gives it."""
-        return self._call(self._session.fetch(sha256, size, holders), FETCH_SECONDS_MAX)
+        return self._call(self._session.fetch(sha256, size, holders), FETCH_SECONDS_MAX, stoppable=True)
 
     def close(self, *, leaving: bool) -> None:
         """Stop the network side; `leaving` says goodbye first. Safe to call twice."""

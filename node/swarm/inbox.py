@@ -1,8 +1,9 @@
 """The door for gossiped announcements, pure: bytes in; a verified announcement or a refusal with its reason out.
 
 Follows the log's head: takes announcements for the next step (and, for a peer that is a step ahead of our stream, the one
-after), each once and at most two of an author and step, from members of the step's roster only: a stranger's payload is not even pulled. What
-comes before the step's tick waits for it. Everything remembered is bounded by the roster limit and forgotten with the step.
+after), each once and at most two of an author and step, from members of the step's roster only: a stranger's payload is
+not even pulled. What comes before the step's tick waits for it. Everything remembered is bounded by the roster limit and
+forgotten with the step.
 """
 
 from __future__ import annotations
