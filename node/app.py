@@ -26,6 +26,7 @@ from node.replica import Replica
 from node.snapshot.store import PieceStore
 from node.swarm.api import Swarm
 from node.swarm.client import check_genesis
+from node.swarm.payloads import Payloads
 from node.swarm.session import About, Session
 from node.telemetry import StepLog, Summary, serve_metrics
 from node.wire.validate import UpdateDoor
@@ -98,10 +99,13 @@ class _Peer:
     def run(self, export_to: Path | None) -> Outcome:
         """Connect, build, join, train, export, leave."""
         store = PieceStore(self.folder / "pieces", int(self.settings.snapshots_gb * BYTES_A_GB))
+        payloads = Payloads(self.folder / "payloads")
         door = _LateDoor()
         overlay = self.settings.overlay()
         swarm = Swarm(
-            lambda emit: Session(self.invite, self.identity, self.identity_path, overlay, door, store.get, emit),
+            lambda emit: Session(
+                self.invite, self.identity, self.identity_path, overlay, door, store.get, payloads, emit
+            ),
             self.stop,
         )
         metrics: Any = None

@@ -2,11 +2,14 @@
 
 Offers addresses, connections, streams and gossip, all as bytes. Starts the daemon again with the same identity if it dies,
 and registers everything again: hivemind itself does not notice (OVERLAY.md). Refuses messages beyond the gossip limit.
+p2pd runs no GossipSub over relayed connections: peers that are reached through a relay only get each message on a stream.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -16,19 +19,26 @@ from typing import Any
 import structlog
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, read_pbmsg_safe, write_pbmsg
+from hivemind.p2p.p2p_daemon_bindings.utils import (
+    P2PDaemonError,
+    raise_if_failed,
+    read_pbmsg_safe,
+    write_pbmsg,
+)
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from node.swarm import settings as limits
 from node.swarm.settings import OverlaySettings
 from protos.errors import NetworkError, OperatorError
-from protos.identity import Identity, peer_id
+from protos.identity import Identity, peer_id, public_key_of
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
 
 StreamHandler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 MessageHandler = Callable[[bytes], None]
 DAEMON_RESTARTS_MAX = 100
+PUSH_PROTOCOL = "/swarmentum/push/1"
+CIRCUIT = "/p2p-circuit"
 _FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, TimeoutError)
 
 
@@ -56,6 +66,17 @@ def check_port_free(host: str, port: int) -> None:
             ) from error
 
 
+def is_public(address: str) -> bool:
+    """Whether anybody can dial a multiaddress: neither through a relay nor in a private network."""
+    words = address.split("/")
+    if CIRCUIT in address or len(words) < 3:
+        return False
+    try:
+        return words[1].startswith("dns") or ipaddress.ip_address(words[2]).is_global
+    except ValueError:
+        return False
+
+
 class Host:
     """One p2pd. `peer_ids` and addresses are text; everything raises NetworkError in bounded time."""
 
@@ -67,6 +88,8 @@ class Host:
         self._handlers: dict[str, StreamHandler] = {}
         self._topics: dict[str, MessageHandler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pushes, self._takes = asyncio.Semaphore(limits.PUSHES_MAX), asyncio.Semaphore(limits.PUSHES_MAX)
+        self._heard: dict[bytes, bool] = {}
         self._closing = False
         self.restarts = 0
         self.on_restart: Callable[[], Awaitable[None]] | None = None
@@ -87,6 +110,7 @@ class Host:
         """Start p2pd and connect to the bootstrap peers that answer. Raises NetworkError or OperatorError."""
         check_port_free(self._settings.listen_host, self._settings.listen_port)
         self._bootstrap = tuple(dict.fromkeys([*self._settings.bootstrap, *bootstrap]))
+        self._handlers[PUSH_PROTOCOL] = self._on_push
         await self._launch()
 
     async def _launch(self) -> None:
@@ -158,13 +182,17 @@ class Host:
         outside = [address for address in found if "/127.0.0.1/" not in address and "/::1/" not in address]
         return outside or found
 
-    async def connected(self) -> set[str]:
-        """Peer ids that this peer has a connection to."""
+    async def connected(self) -> dict[str, bool]:
+        """Peer ids that this peer has a connection to, and whether it is direct (False: through a relay only)."""
         try:
             peers = await asyncio.wait_for(self.p2p.list_peers(), limits.CONNECT_SECONDS_MAX)
         except _FAILURES:
-            return set()
-        return {peer.peer_id.to_base58() for peer in peers}
+            return {}
+        found: dict[str, bool] = {}
+        for peer in peers:
+            direct = any(CIRCUIT not in str(address) for address in peer.addrs)
+            found[peer.peer_id.to_base58()] = found.get(peer.peer_id.to_base58(), False) or direct
+        return found
 
     async def connect(self, addresses: list[str]) -> bool:
         """Dial one peer at its addresses (all ending in the same /p2p/<id>). False if none answers."""
@@ -176,6 +204,18 @@ class Host:
         except (ValueError, *_FAILURES):
             return False
         return True
+
+    async def straighten(self, remote: str, addresses: list[str]) -> bool:
+        """Change a relayed connection into a direct one to these public addresses; whether it is direct now.
+
+        p2pd takes a relayed connection for a connection and dials no other, so it is closed first: streams on it break.
+        """
+        try:
+            await asyncio.wait_for(self.p2p._client.disconnect(PeerID.from_base58(remote)), limits.CONNECT_SECONDS_MAX)
+        except (ValueError, *_FAILURES):
+            return False
+        await self.connect(addresses)
+        return (await self.connected()).get(remote, False)
 
     # ---- streams -----------------------------------------------------------------------------------------------------
 
@@ -199,12 +239,24 @@ class Host:
 
     async def open(self, remote: bytes, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream to the peer with this public key; NetworkError if it cannot be reached."""
-        target = PeerID.from_base58(peer_id(remote))
         try:
-            call = self.p2p.call_binary_stream_handler(target, protocol)
-            _, reader, writer = await asyncio.wait_for(call, limits.STREAM_OPEN_SECONDS_MAX)
+            return await asyncio.wait_for(self._open(peer_id(remote), protocol), limits.STREAM_OPEN_SECONDS_MAX)
         except _FAILURES as error:
             raise NetworkError(f"peer {peer_id(remote)} cannot be reached: {error or type(error).__name__}") from error
+
+    async def _open(self, remote: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """hivemind's own call leaves its connection to p2pd open when the stream is refused or the wait is cancelled."""
+        target = PeerID.from_base58(remote)
+        reader, writer = await DaemonConnector(self.p2p.daemon_listen_maddr).open_connection()
+        try:
+            wanted = p2pd_pb2.StreamOpenRequest(peer=target.to_bytes(), proto=[protocol])
+            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=wanted))
+            response = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, response)
+            raise_if_failed(response)
+        except BaseException:
+            writer.close()
+            raise
         return reader, writer
 
     # ---- gossip ------------------------------------------------------------------------------------------------------
@@ -215,7 +267,6 @@ class Host:
         self._spawn(self._listen(topic))
 
     async def _listen(self, topic: str) -> None:
-        handler = self._topics[topic]
         reader, writer = await DaemonConnector(self.p2p.daemon_listen_maddr).open_connection()
         try:
             subscribe = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.SUBSCRIBE, topic=topic)
@@ -226,7 +277,7 @@ class Host:
                 message = p2pd_pb2.PSMessage()
                 await read_pbmsg_safe(reader, message)
                 if len(message.data) <= GOSSIP_MESSAGE_BYTES_MAX:
-                    handler(message.data)
+                    self._hear(topic, message.data, pushed=False)
         except _FAILURES:
             return  # the daemon is gone; _watch starts it and listens again
         finally:
@@ -235,6 +286,7 @@ class Host:
     async def publish(self, topic: str, data: bytes) -> None:
         """Gossip a small message. NetworkError if the daemon does not take it."""
         assert len(data) <= GOSSIP_MESSAGE_BYTES_MAX, f"{len(data)} bytes are not for gossip"
+        self._spawn(self._push_to_relayed(topic, data))
         try:
             await asyncio.wait_for(self._publish(topic, data), limits.GOSSIP_SECONDS_MAX)
         except _FAILURES as error:
@@ -251,6 +303,44 @@ class Host:
                 raise NetworkError(f"gossip failed: {response.error.msg}")
         finally:
             writer.close()
+
+    async def _push_to_relayed(self, topic: str, data: bytes) -> None:
+        here = await self.connected()
+        await asyncio.gather(*(self._push(remote, topic, data) for remote, direct in here.items() if not direct))
+
+    async def _push(self, remote: str, topic: str, data: bytes) -> None:
+        """One message to one peer that gossip does not reach; best effort, as gossip is."""
+        name = topic.encode()
+        with suppress(NetworkError, OperatorError, *_FAILURES):  # OperatorError: no Ed25519 peer, none of ours
+            async with self._pushes:
+                reader, writer = await self.open(public_key_of(remote), PUSH_PROTOCOL)
+                try:
+                    writer.write(len(name).to_bytes(2, "big") + name + len(data).to_bytes(4, "big") + data)
+                    await asyncio.wait_for(writer.drain(), limits.GOSSIP_SECONDS_MAX)
+                    await asyncio.wait_for(reader.read(1), limits.GOSSIP_SECONDS_MAX)  # it closes first, see blobs.py
+                finally:
+                    writer.close()
+
+    async def _on_push(self, _remote: str, reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        """A pushed message goes through the same door as a gossiped one; the stream is closed on return."""
+        async with asyncio.timeout(limits.GOSSIP_SECONDS_MAX), self._takes:
+            name = await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big"))
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            if size > GOSSIP_MESSAGE_BYTES_MAX:
+                return
+            data = await reader.readexactly(size)
+        topic = name.decode(errors="replace")
+        if topic in self._topics:
+            self._hear(topic, data, pushed=True)
+
+    def _hear(self, topic: str, data: bytes, *, pushed: bool) -> None:
+        """A message may come both ways: the second way is no repetition. Repetitions on one way are for the door to judge."""
+        key = hashlib.sha256(data).digest()
+        first = self._heard.setdefault(key, pushed)
+        while len(self._heard) > limits.HEARD_MAX:
+            del self._heard[next(iter(self._heard))]
+        if first == pushed:
+            self._topics[topic](data)
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)

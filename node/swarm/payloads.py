@@ -1,39 +1,70 @@
-"""The payloads that this peer holds, in memory, by hash; forgotten by step. Bounded in bytes: the oldest step goes first."""
+"""The payloads that this peer holds, on its disk, by hash; forgotten by step. Bounded in bytes: the oldest step goes first.
+
+They outlive the process, so that a swarm whose peers all died can replay its log. Not synced to the disk one by one: a file
+that a power cut has damaged does not have its hash, and counts as missing.
+"""
 
 from __future__ import annotations
 
-PAYLOADS_BYTES_MAX = 1 << 31
+import hashlib
+import re
+from pathlib import Path
+
+PAYLOADS_BYTES_MAX = 1 << 32
+_NAME = re.compile(r"(\d{1,13})-([0-9a-f]{64})")
 
 
 class Payloads:
-    """Not thread-safe: belongs to the network thread."""
+    """A folder of files `<step>-<sha256>`. Not thread-safe: belongs to the network thread."""
 
-    def __init__(self, bytes_max: int = PAYLOADS_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self._by_hash: dict[bytes, bytes] = {}
-        self._by_step: dict[int, set[bytes]] = {}
-        self._total = 0
+    def __init__(self, folder: Path, bytes_max: int = PAYLOADS_BYTES_MAX) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._bytes_max = folder, bytes_max
+        self._steps: dict[bytes, int] = {}
+        self._sizes: dict[bytes, int] = {}
+        for path in folder.iterdir():
+            if match := _NAME.fullmatch(path.name):
+                sha256 = bytes.fromhex(match[2])
+                self._steps[sha256], self._sizes[sha256] = int(match[1]), path.stat().st_size
+            else:
+                path.unlink(missing_ok=True)  # half written when the process was killed
+        self._total = sum(self._sizes.values())
 
     def get(self, sha256: bytes) -> bytes | None:
-        """The payload, or None."""
-        return self._by_hash.get(sha256)
+        """The payload, verified; None if it is not here."""
+        if sha256 not in self._steps:
+            return None
+        try:
+            data = self._path(sha256).read_bytes()
+        except FileNotFoundError:
+            data = b""
+        if hashlib.sha256(data).digest() != sha256:
+            self._forget(sha256)
+            return None
+        return data
 
     def put(self, step: int, sha256: bytes, data: bytes) -> bool:
         """Keep a payload (its hash is checked already); False if it was here."""
-        if sha256 in self._by_hash:
+        if sha256 in self._steps:
             return False
-        self._by_hash[sha256] = data
-        self._by_step.setdefault(step, set()).add(sha256)
+        temporary = self._folder / "incoming"
+        temporary.write_bytes(data)
+        self._steps[sha256], self._sizes[sha256] = step, len(data)
+        temporary.rename(self._path(sha256))
         self._total += len(data)
-        while self._total > self._bytes_max and len(self._by_step) > 1:
-            self._forget(min(self._by_step))
+        while self._total > self._bytes_max and (oldest := min(self._steps.values())) < step:
+            self.forget_until(oldest)
         return True
 
     def forget_until(self, step: int) -> None:
         """Drop the payloads of this step and of all before."""
-        for old in [at for at in self._by_step if at <= step]:
-            self._forget(old)
+        for sha256 in [name for name, at in self._steps.items() if at <= step]:
+            self._forget(sha256)
 
-    def _forget(self, step: int) -> None:
-        for sha256 in self._by_step.pop(step):
-            self._total -= len(self._by_hash.pop(sha256))
+    def _forget(self, sha256: bytes) -> None:
+        self._path(sha256).unlink(missing_ok=True)
+        del self._steps[sha256]
+        self._total -= self._sizes.pop(sha256)
+
+    def _path(self, sha256: bytes) -> Path:
+        return self._folder / f"{self._steps[sha256]}-{sha256.hex()}"

@@ -31,7 +31,7 @@ from node.swarm.events import (
     Waiting,
     Welcome,
 )
-from node.swarm.host import Host
+from node.swarm.host import Host, is_public
 from node.swarm.inbox import Announced, Inbox
 from node.swarm.outbox import Outbox
 from node.swarm.payloads import Payloads
@@ -100,6 +100,7 @@ class Session:
         overlay: OverlaySettings,
         door: Door,
         pieces: Callable[[bytes], bytes | None],
+        payloads: Payloads,
         emit: Callable[[Event], Awaitable[None]],
     ) -> None:
         self.counters = Counters()
@@ -109,7 +110,7 @@ class Session:
         self.committed_step = 0
         self._invite, self._identity, self._overlay = invite, identity, overlay
         self._door, self._emit = door, emit
-        self._payloads = Payloads()
+        self._payloads = payloads
         self._server = BlobServer(
             lambda sha256: self._payloads.get(sha256) or pieces(sha256), self.counters.wire, self._count
         )
@@ -124,6 +125,7 @@ class Session:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._following: asyncio.Task[Any] | None = None
         self._telling = False
+        self._straightened: dict[str, float] = {}
         self._log = structlog.get_logger("swarm").bind(peer=short(identity.public_key))
 
     # ---- life --------------------------------------------------------------------------------------------------------
@@ -530,7 +532,7 @@ class Session:
     # ---- the overlay -------------------------------------------------------------------------------------------------
 
     async def _discover_forever(self) -> None:
-        announced, addresses = 0.0, self._outbox.addresses
+        announced, addresses, ways = 0.0, self._outbox.addresses, dict[str, bool]()
         while True:
             found = tuple(await self.host.addresses())
             if found and found != addresses:
@@ -543,6 +545,11 @@ class Session:
                 announced = time.monotonic()
             peers = await self._discovery.peers()
             await self._connect_to([address for theirs in peers.values() for address in theirs])
+            here = await self.host.connected()
+            if here != ways:
+                ways, relayed = here, sorted(peer[-8:] for peer, direct in here.items() if not direct)
+                direct = sorted(peer[-8:] for peer in here if here[peer])
+                self._log.info("connections", step=self.committed_step, direct=direct, relayed=relayed)
             await asyncio.sleep(limits.DISCOVER_SECONDS)
 
     async def _connect_to(self, addresses: list[str]) -> None:
@@ -554,6 +561,20 @@ class Session:
         new = [theirs for peer, theirs in by_peer.items() if peer not in here and peer != self.host.peer_id]
         room = max(limits.OVERLAY_PEERS_MAX - len(here), 0)
         await asyncio.gather(*(self.host.connect(theirs) for theirs in new[:room]))
+        await self._straighten({peer: theirs for peer, theirs in by_peer.items() if here.get(peer) is False})
+
+    async def _straighten(self, relayed: dict[str, list[str]]) -> None:
+        """A public peer that dialled us through our relay first is not left there: the relay's bandwidth is everybody's."""
+        now = time.monotonic()
+        self._straightened = {
+            peer: at for peer, at in self._straightened.items() if now - at < limits.STRAIGHTEN_SECONDS
+        }
+        for peer, theirs in relayed.items():
+            public = [address for address in theirs if is_public(address)]
+            if public and peer not in self._straightened:
+                self._straightened[peer] = now
+                direct = await self.host.straighten(peer, public)
+                self._log.info("relayed connection to a public peer", step=self.committed_step, to=peer, direct=direct)
 
     async def _overlay_again(self) -> None:
         """p2pd was started again: the DHT and the connections are new."""

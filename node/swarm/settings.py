@@ -18,12 +18,17 @@ DHT_SECONDS_MAX = 10.0
 DHT_RECORD_SECONDS = 240.0
 DHT_REFRESH_SECONDS = 60.0
 DISCOVER_SECONDS = 10.0
+# A peer that should be dialable, but was reached through a relay, is dialled directly this often.
+STRAIGHTEN_SECONDS = 60.0
 ADDRESS_REFRESH_SECONDS = 15.0
 RETRY_SECONDS_MIN = 0.2
 RETRY_SECONDS_MAX = 5.0
 OVERLAY_PEERS_MAX = 64
 PULLS_MAX = 8
 SERVES_MAX = 64
+# Messages on their way at once to peers that are reached through a relay only, and messages remembered to know them again.
+PUSHES_MAX = 64
+HEARD_MAX = 4096
 FETCH_ROUNDS_MAX = 6
 # A holder that could not be reached is asked last for this long.
 AWAY_SECONDS = 5.0

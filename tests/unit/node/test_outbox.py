@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 from node.swarm.outbox import Outbox
 from node.swarm.payloads import Payloads
 from protos import limits
@@ -73,11 +76,18 @@ def test_it_stays_bounded_over_a_long_run() -> None:
     assert len(box._told) <= 5 * limits.HOLDINGS_MAX
 
 
-def test_payloads_are_bounded_and_the_oldest_step_goes_first() -> None:
-    store = Payloads(bytes_max=100)
-    for step in range(10):
-        store.put(step, bytes([step]) * 32, bytes(30))
-    assert store.get(bytes([9]) * 32) is not None
-    assert store.get(bytes([0]) * 32) is None
-    store.forget_until(9)
-    assert store.get(bytes([9]) * 32) is None
+def test_payloads_are_bounded_outlive_the_process_and_rot_is_noticed(tmp_path: Path) -> None:
+    store = Payloads(tmp_path, bytes_max=100)
+    blobs = [bytes([step]) * 30 for step in range(10)]
+    names = [hashlib.sha256(blob).digest() for blob in blobs]
+    for step, (name, blob) in enumerate(zip(names, blobs, strict=True)):
+        assert store.put(step, name, blob)
+        assert not store.put(step, name, blob)
+    assert [store.get(name) is not None for name in names] == [False] * 7 + [True] * 3
+    (tmp_path / "incoming").write_bytes(b"half")
+    again = Payloads(tmp_path, bytes_max=100)
+    assert again.get(names[9]) == blobs[9]
+    (tmp_path / f"8-{names[8].hex()}").write_bytes(b"rotten")
+    assert again.get(names[8]) is None
+    again.forget_until(9)
+    assert list(tmp_path.iterdir()) == []

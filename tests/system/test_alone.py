@@ -1,0 +1,48 @@
+"""A swarm of one: killed in mid-run and started again, it goes on from its own disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
+
+RUN = f"""
+name = "alone"
+{TINY_MODEL}
+[data]
+source = "DATA"
+context = 32
+[clock]
+steps = 100000
+batch_samples = 4
+snapshot_every = 20
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+
+
+def test_the_last_peer_is_killed_and_the_run_goes_on_from_its_disk(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(Path(os.__file__).read_bytes())
+    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)))
+    try:
+        swarm.join("ada")
+        swarm.wait_step("ada", 50)
+        swarm.processes["ada"].kill()
+        at, before = swarm.last_step("ada"), len(swarm.steps("ada"))
+        swarm.join("ada")
+        swarm.wait_step("ada", at + 10)
+        steps = swarm.steps("ada")
+        replayed = [line["step"] for line in steps[before:] if line["step"] <= at]
+        assert replayed, "it took up no log"
+        assert replayed[0] > 20, "it started again from the beginning, not from its snapshot"
+        assert all(len(digests) == 1 for digests in digests_by_step(steps).values()), "the replay gave other bits"
+        assert not swarm.events("ada", "re-syncing")
+        assert swarm.events("ada", "momentum taken up again")
+    finally:
+        swarm.close()
