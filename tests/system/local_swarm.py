@@ -50,11 +50,13 @@ def wait_for(what: str, look: Callable[[], T | None], seconds: float = 90.0) -> 
 class Process:
     """One command; its stderr is a log file, its stdout is read line by line."""
 
-    def __init__(self, log: Path, *command: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, log: Path, *command: str, environment: dict[str, str] | None = None, inside: tuple[str, ...] = ()
+    ) -> None:
         self.log = log
         self._file = log.open("a")
         self.child = subprocess.Popen(
-            [sys.executable, "-m", *command],
+            [*inside, sys.executable, "-m", *command],
             stdout=subprocess.PIPE,
             stderr=self._file,
             stdin=subprocess.DEVNULL,
@@ -119,8 +121,13 @@ class LocalSwarm:
     def home(self) -> str:
         return str(self.folder / "coordinator")
 
+    def inside(self, name: str) -> tuple[str, ...]:
+        """What is put before the command of a process; nothing on loopback."""
+        return ()
+
     def start(self, name: str, *command: str, environment: dict[str, str] | None = None) -> Process:
-        process = Process(self.folder / f"{name}.log", *command, environment=environment)
+        inside = self.inside(name)
+        process = Process(self.folder / f"{name}.log", *command, environment=environment, inside=inside)
         self.processes[name] = process
         return process
 

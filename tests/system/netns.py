@@ -1,0 +1,140 @@
+"""A small internet on one machine for tests: network namespaces, routers and home NATs that nothing leaves.
+
+    pub (11.1.0.2) ---- inet (router) ---- nat1 (11.2.0.2 | 192.168.1.1) ---- home1 (192.168.1.2)
+                              |
+                              +----------- nat2 (11.3.0.2 | 192.168.1.1) ---- home2 (192.168.1.2)
+
+No link leads to the machine's own network. The addresses look public because libp2p neither relays nor punches through
+private ones, and go-multiaddr counts 192.0.2.0/24, 198.51.100.0/24 and 203.0.113.0/24 as private, too. Both homes have the
+same private network, as homes do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+PUBLIC = {"pub": "11.1.0.2", "nat1": "11.2.0.2", "nat2": "11.3.0.2"}
+HOMES = {"home1": "nat1", "home2": "nat2"}
+HOME_ADDRESS, HOME_ROUTER = "192.168.1.2", "192.168.1.1"
+NAME = re.compile(r"^swarmentum-(\d+)-\w+$")
+CONNECT_SECONDS_MAX = 1.0
+
+# What a home router does: lets its home out under its own address, and nobody in who was not asked.
+HOME_NAT = """
+table ip home {
+  chain out { type nat hook postrouting priority srcnat; policy accept; oifname "wan" masquerade; }
+  chain here { type filter hook input priority filter; policy drop;
+    iifname { "lo", "lan" } accept; ct state established,related accept; }
+  chain through { type filter hook forward priority filter; policy drop;
+    iifname "lan" accept; ct state established,related accept; }
+}
+"""
+CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=float(sys.argv[3])).close()
+except TimeoutError:
+    print("dropped")
+except OSError as error:
+    print(error)
+else:
+    print("connected")
+"""
+
+
+class NotHereError(Exception):
+    """This machine cannot make network namespaces with NAT; the text says why."""
+
+
+def _run(*command: str, given: str | None = None) -> str:
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode:
+        raise NotHereError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+class Internet:
+    """Made by the constructor, which raises NotHereError; `close` ends every process in it and removes it."""
+
+    def __init__(self) -> None:
+        if os.geteuid() != 0:
+            raise NotHereError("needs root")
+        missing = [tool for tool in ("ip", "nft") if shutil.which(tool) is None]
+        if missing:
+            raise NotHereError(f"needs {' and '.join(missing)} (apt-get install iproute2 nftables)")
+        _remove(name for name in _names() if not Path("/proc", _owner(name)).exists())
+        try:
+            self._make()
+        except NotHereError:
+            self.close()
+            raise
+
+    def _make(self) -> None:
+        for place in ("inet", *PUBLIC, *HOMES):
+            _run("ip", "netns", "add", self.name(place))
+            self._ip(place, "link", "set", "lo", "up")
+        for place, address in PUBLIC.items():
+            router = address.rpartition(".")[0] + ".1"
+            self._link("inet", place, f"{router}/24", place, "wan", f"{address}/24")
+            self._ip(place, "route", "add", "default", "via", router)
+        for home, nat in HOMES.items():
+            self._link(nat, "lan", f"{HOME_ROUTER}/24", home, "eth", f"{HOME_ADDRESS}/24")
+            self._ip(home, "route", "add", "default", "via", HOME_ROUTER)
+            _run(*self.inside(nat), "nft", "-f", "-", given=HOME_NAT)
+        for router in ("inet", *HOMES.values()):
+            _run(*self.inside(router), "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+
+    def _link(self, near: str, near_end: str, near_address: str, far: str, far_end: str, far_address: str) -> None:
+        peer = ("peer", "name", far_end, "netns", self.name(far))
+        self._ip(near, "link", "add", near_end, "type", "veth", *peer)
+        for place, end, address in ((near, near_end, near_address), (far, far_end, far_address)):
+            self._ip(place, "address", "add", address, "dev", end)
+            self._ip(place, "link", "set", end, "up")
+
+    def _ip(self, place: str, *words: str) -> None:
+        _run("ip", "-n", self.name(place), *words)
+
+    @staticmethod
+    def name(place: str) -> str:
+        """Namespace of a place; carries this process's id, so that a later run finds what a killed one left."""
+        return f"swarmentum-{os.getpid()}-{place}"
+
+    def inside(self, place: str) -> tuple[str, ...]:
+        """What to put before a command that is to run there; it keeps its process id."""
+        return ("ip", "netns", "exec", self.name(place))
+
+    def connect(self, place: str, address: str, port: int) -> str:
+        """What a TCP connection attempt from `place` comes to: connected, dropped, or the error."""
+        words = (sys.executable, "-c", CONNECT, address, str(port), str(CONNECT_SECONDS_MAX))
+        return _run(*self.inside(place), *words).strip()
+
+    def close(self) -> None:
+        """End what runs inside, and remove the namespaces with their links and rules."""
+        _remove(name for name in _names() if _owner(name) == str(os.getpid()))
+
+
+def _names() -> list[str]:
+    listed = _run("ip", "netns", "list").splitlines()
+    return [name for line in listed if line and NAME.match(name := line.split()[0])]
+
+
+def _owner(name: str) -> str:
+    found = NAME.match(name)
+    assert found is not None, name
+    return found[1]
+
+
+def _remove(names: Iterable[str]) -> None:
+    for name in names:
+        for pid in _run("ip", "netns", "pids", name).split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        _run("ip", "netns", "delete", name)
