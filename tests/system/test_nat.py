@@ -106,7 +106,7 @@ def trained_together(swarm: NatSwarm, names: tuple[str, ...]) -> None:
     first = max(swarm.steps(name)[0]["step"] for name in names)
     upto = first + STEPS
     for name in names:
-        swarm.wait_step(name, upto, 60)
+        swarm.wait_step(name, upto)
     lines = {name: [line for line in swarm.steps(name) if first <= line["step"] < upto] for name in names}
     for name in names:
         assert [line["step"] for line in lines[name]] == list(range(first, upto)), f"{name} did not apply every step"
@@ -131,14 +131,14 @@ def test_two_homes_behind_nats_and_a_public_peer_train_together(internet: Intern
         for home in HOMES:
             swarm.join_from(home, "quic-v1")
         for home in HOMES:
-            wait_for(f"{home} in the run", lambda home=home: swarm.events(home, "waiting"), 60)  # type: ignore[misc]
+            wait_for(f"{home} in the run", lambda home=home: swarm.events(home, "waiting"))  # type: ignore[misc]
         swarm.join(PUBLIC_PEER, "--listen", f"{PUBLIC['pub']}:{PEER_PORT}", "--reachability", "public")
         for name in PEERS:
-            swarm.wait_step(name, 1, 60)
+            swarm.wait_step(name, 1)
         trained_together(swarm, PEERS)
         for home in HOMES:
             # once known, a public peer is no burden on the relay
-            wait_for(f"direct connection to {home}", lambda home=home: swarm.way(home, PUBLIC_PEER) == "direct", 60)  # type: ignore[misc]
+            wait_for(f"direct connection to {home}", lambda home=home: swarm.way(home, PUBLIC_PEER) == "direct")  # type: ignore[misc]
             assert internet.connect("pub", PUBLIC[HOMES[home]], PEER_PORT) == "dropped"
         assert internet.connect("pub", PUBLIC["pub"], PEER_PORT) == "connected", "the probe itself does not work"
         ways = {swarm.way("home1", "home2"), swarm.way("home2", "home1")}
@@ -156,7 +156,7 @@ def test_two_homes_train_through_nothing_but_a_relay_over_tcp(internet: Internet
         for home in HOMES:
             swarm.join_from(home, "tcp")
         for home in HOMES:
-            swarm.wait_step(home, 1, 60)
+            swarm.wait_step(home, 1)
         trained_together(swarm, tuple(HOMES))
         wait_for("connection of the homes", lambda: swarm.way("home1", "home2"), 30)
         leaves_cleanly(swarm, tuple(HOMES))
