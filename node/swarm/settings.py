@@ -20,7 +20,6 @@ DHT_REFRESH_SECONDS = 60.0
 DISCOVER_SECONDS = 10.0
 # A peer that should be dialable, but was reached through a relay, is dialled directly this often.
 STRAIGHTEN_SECONDS = 60.0
-ADDRESS_REFRESH_SECONDS = 15.0
 RETRY_SECONDS_MIN = 0.2
 RETRY_SECONDS_MAX = 5.0
 OVERLAY_PEERS_MAX = 64
