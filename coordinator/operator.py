@@ -70,7 +70,7 @@ class Operator:
     def _call(self, name: str, request: Any) -> Any:
         credentials = grpc.ssl_channel_credentials(self._certificate.certificate_pem)
         options = [("grpc.ssl_target_name_override", TLS_NAME)]
-        with grpc.secure_channel(f"127.0.0.1:{self.serving.port}", credentials, options) as channel:
+        with grpc.secure_channel(f"{self.serving.host}:{self.serving.port}", credentials, options) as channel:
             try:
                 return getattr(rpc.OperatorServiceStub(channel), name)(request, timeout=CALL_SECONDS_MAX)
             except grpc.RpcError as error:

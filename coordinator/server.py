@@ -49,6 +49,7 @@ CONCURRENT_CALLS_MAX = 4096
 class Serving:
     """Where a coordinator listens and how to know it; `serve` writes it to `serving.json` in the home folder."""
 
+    host: str
     port: int
     advertise: str
     public_key: str
@@ -147,7 +148,9 @@ def _serving(
     if metrics_server is not None:
         metrics_host, metrics_port = metrics_server.server_address[:2]
         metrics = f"http://{metrics_host}:{metrics_port}/metrics"
+    local = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
     return Serving(
+        host=f"[{local}]" if ":" in local else local,
         port=port,
         advertise=settings.advertise or at,
         public_key=identity.public_key.hex(),

@@ -56,6 +56,10 @@ class Stop:
     def __call__(self) -> bool:
         return self._asked.is_set()
 
+    def wait(self, seconds: float) -> bool:
+        """Sleep, but not over a stop."""
+        return self._asked.wait(seconds)
+
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Only on the main thread; handlers are put back."""

@@ -12,10 +12,9 @@ One thread; the network side has its own, and hands over events in order. Bytes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -33,6 +32,16 @@ from protos.v1 import update_pb2
 
 EVENT_SECONDS_MAX = 0.5
 RESYNCS_IN_A_ROW_MAX = 5
+SNAPSHOT_TRIES_MAX = 8
+SNAPSHOT_RETRY_SECONDS = 0.5
+
+
+class Stopping(Protocol):
+    """Whether the person asked to stop; `wait` sleeps, or returns at once if so."""
+
+    def __call__(self) -> bool: ...
+
+    def wait(self, seconds: float) -> bool: ...
 
 
 @dataclass
@@ -49,7 +58,7 @@ class Trainer:
     autocast: Any
     summary: Summary
     steps: StepLog
-    stopping: Callable[[], bool]
+    stopping: Stopping
     resyncs_in_a_row: int = 0
     taking_part: bool = False
 
@@ -180,7 +189,7 @@ class Trainer:
             raise DivergedError(f"still another state after {RESYNCS_IN_A_ROW_MAX} re-syncs: {reason}")
         self.taking_part = False
         self.swarm.halt()
-        wanted = snapshot or self.swarm.latest_snapshot()
+        wanted = snapshot or self.swarm.newest_snapshot()
         if wanted is None:
             raise DivergedError(f"{reason}, and no snapshot is agreed to start again from")
         self.load_snapshot(wanted)
@@ -188,17 +197,25 @@ class Trainer:
         self.follow()
 
     def load_snapshot(self, snapshot: Snapshot) -> None:
-        """Become the state of an agreed snapshot."""
-        self.log.info("loading snapshot", step=snapshot.step, bytes=snapshot.total_bytes, holders=len(snapshot.holders))
+        """Become the state of an agreed snapshot; of a newer one if nobody gives this one any more."""
+        for attempt in range(1, SNAPSHOT_TRIES_MAX + 1):
+            self.log.info(
+                "loading snapshot", step=snapshot.step, bytes=snapshot.total_bytes, holders=len(snapshot.holders)
+            )
+            try:
+                found = fetch_snapshot(self.swarm, self.store, snapshot, self.replica.layout_digest, self._progress)
+            except (NetworkError, Refusal) as error:
+                if attempt == SNAPSHOT_TRIES_MAX:
+                    raise NetworkError(f"the snapshot of step {snapshot.step} cannot be had: {error}") from error
+                self.log.info("snapshot not loaded; trying the newest", step=snapshot.step, why=str(error))
+                self.stopping.wait(attempt * SNAPSHOT_RETRY_SECONDS)
+                snapshot = self.swarm.newest_snapshot() or snapshot
+                continue
+            self.replica.load(*found)
+            return
 
-        def progress(done: int, total: int) -> None:
-            self.log.info("snapshot", step=snapshot.step, percent=100 * done // max(total, 1))
-
-        try:
-            found = fetch_snapshot(self.swarm, self.store, snapshot, self.replica.layout_digest, progress)
-        except Refusal as refusal:
-            raise NetworkError(f"the snapshot of step {snapshot.step} cannot be used: {refusal}") from refusal
-        self.replica.load(*found)
+    def _progress(self, done: int, total: int) -> None:
+        self.log.info("snapshot", step=self.replica.step, percent=100 * done // max(total, 1))
 
     def follow(self) -> None:
         """Follow the log from the state that is here, and say which it is."""

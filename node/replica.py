@@ -6,6 +6,7 @@ Knows no network.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from protos.log import SignedEntry
 from protos.run_config import OptimizerConfig
 
 SNAPSHOTS_KEPT = 3
+# A joiner that has heard of a snapshot gets this long to load it, if the disk has room (settings.RETAIN_SECONDS).
+RETAIN_SECONDS = 60.0
 
 
 class Replica:
@@ -45,6 +48,7 @@ class Replica:
         self.demo = DeMo(model, config)
         self.layout_digest = self.demo.layout.digest()
         self._manifests: list[Manifest] = []
+        self._stored_at: dict[int, float] = {}
         self._digest: bytes | None = None
 
     # ---- a clock step ------------------------------------------------------------------------------------------------
@@ -101,13 +105,22 @@ class Replica:
     def snapshot(self, store: PieceStore) -> Manifest:
         """Put the state into the store, as pieces; older snapshots but SNAPSHOTS_KEPT go."""
         manifest, data = self.packed()
-        self._manifests = [m for m in self._manifests if m.step != manifest.step][-(SNAPSHOTS_KEPT - 1) :]
+        self._manifests = [m for m in self._manifests if m.step != manifest.step]
+        self._retain(manifest.total_bytes, store.bytes_max, time.monotonic())
         self.keep(store)
         for piece in iterate_pieces(data, manifest.piece_bytes):
             store.put(piece)
         store.put(manifest.encoded)
         self._manifests.append(manifest)
+        self._stored_at[manifest.step] = time.monotonic()
         return manifest
+
+    def _retain(self, following_bytes: int, bytes_max: int, now: float) -> None:
+        """Keep the last snapshots, and as long as there is room those that somebody may still be loading."""
+        young = [m for m in self._manifests if now - self._stored_at.get(m.step, 0.0) < RETAIN_SECONDS]
+        most = max(SNAPSHOTS_KEPT - 1, min(len(young) + 1, bytes_max // (2 * max(following_bytes, 1))))
+        self._manifests = self._manifests[-most:]
+        self._stored_at = {m.step: self._stored_at.get(m.step, 0.0) for m in self._manifests}
 
     def keep(self, store: PieceStore) -> None:
         """Delete what no kept snapshot needs."""

@@ -35,7 +35,7 @@ class PieceStore:
         folder.mkdir(parents=True, exist_ok=True)
         for stray in folder.glob(f"{TEMPORARY}*"):
             stray.unlink(missing_ok=True)
-        self._folder, self._bytes_max = folder, bytes_max
+        self._folder, self.bytes_max = folder, bytes_max
         self._sizes = {
             bytes.fromhex(path.name): path.stat().st_size for path in folder.iterdir() if NAME.fullmatch(path.name)
         }
@@ -63,10 +63,10 @@ class PieceStore:
         with self._lock:
             if digest in self._sizes:
                 return digest
-            if self._total + len(piece) > self._bytes_max:
+            if self._total + len(piece) > self.bytes_max:
                 raise StoreFullError(
                     f"snapshot store {self._folder}: {self._total} bytes are used and {len(piece)} more do not fit "
-                    f"its limit of {self._bytes_max}; raise the limit, or keep fewer snapshots"
+                    f"its limit of {self.bytes_max}; raise the limit, or keep fewer snapshots"
                 )
             temporary = self._folder / f"{TEMPORARY}{next(self._serial)}"
             write_atomic(self._path(digest), temporary, lambda file: file.write(piece))

@@ -109,9 +109,9 @@ class Swarm:
             except queue.Empty:
                 return
 
-    def latest_snapshot(self) -> Snapshot | None:
-        """The newest agreed snapshot that this peer has heard of."""
-        return self._session.latest_snapshot
+    def newest_snapshot(self) -> Snapshot | None:
+        """The snapshot that is agreed now, as the coordinator says."""
+        return self._call(self._session.newest_snapshot(), START_SECONDS_MAX, stoppable=True)
 
     def next_event(self, seconds_max: float) -> Event | None:
         """The next event, or None after `seconds_max`."""

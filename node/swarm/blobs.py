@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from node.swarm import settings as limits
 from node.swarm.host import Host
@@ -25,6 +26,8 @@ FRAME_BYTES_MAX = 256
 CHUNK_BYTES = 1 << 16
 
 Lookup = Callable[[bytes], bytes | None]
+_Reader: TypeAlias = asyncio.StreamReader
+_Writer: TypeAlias = asyncio.StreamWriter
 
 
 @dataclass
@@ -118,15 +121,19 @@ class BlobFetcher:
             task.exception()
 
     async def _pull(self, sha256: bytes, size: int, holders: list[bytes]) -> bytes:
-        buffer = bytearray()
-        problems = []
+        buffer, problems = bytearray(), list[str]()
         async with self._slots:
-            for holder in self._in_order(holders):
+            left = self._in_order(holders)
+            while left and (stream := await self._open_first(left, problems)) is not None:
+                holder, reader, writer = stream
+                left.remove(holder)
                 try:
-                    await self._pull_from(holder, sha256, size, buffer)
+                    await self._transfer(reader, writer, sha256, size, buffer)
                 except (NetworkError, Refusal, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                     problems.append(f"{short(holder)}: {error or type(error).__name__}")
                     continue
+                finally:
+                    writer.close()
                 if hashlib.sha256(buffer).digest() == sha256:
                     return bytes(buffer)
                 self.poisoned[holder] = self.poisoned.get(holder, 0) + 1
@@ -134,39 +141,66 @@ class BlobFetcher:
                 buffer.clear()
         raise NetworkError(f"no holder gave blob {sha256.hex()[:16]}: {'; '.join(problems) or 'nobody to ask'}")
 
+    async def _open_first(self, left: list[bytes], problems: list[str]) -> tuple[bytes, _Reader, _Writer] | None:
+        """A stream to the first holder of `left` that answers; each gets HEDGE_SECONDS before the next is asked too.
+
+        A dead peer costs a second, not a dial's whole timeout. Who does not answer is taken out of `left`.
+        """
+        asked: dict[asyncio.Task[tuple[_Reader, _Writer]], bytes] = {}
+        waiting = list(left)
+        try:
+            while waiting or asked:
+                if waiting:
+                    holder = waiting.pop(0)
+                    asked[asyncio.get_running_loop().create_task(self._host.open(holder, PROTOCOL))] = holder
+                hedge = limits.HEDGE_SECONDS if waiting else None  # the last ones have the open's own deadline
+                done, _ = await asyncio.wait(asked, timeout=hedge, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    holder = asked[task]
+                    if task.exception() is None:
+                        del asked[task]
+                        self._away.pop(holder, None)
+                        return holder, *task.result()
+                    del asked[task]
+                    left.remove(holder)
+                    self._away[holder] = time.monotonic() + limits.AWAY_SECONDS
+                    problems.append(f"{short(holder)}: {task.exception()}")
+            return None
+        finally:
+            await self._give_up(asked)
+
+    async def _give_up(self, asked: dict[asyncio.Task[tuple[_Reader, _Writer]], bytes]) -> None:
+        for task, holder in asked.items():
+            task.cancel()
+            self._away[holder] = time.monotonic() + limits.AWAY_SECONDS
+        for outcome in await asyncio.gather(*asked, return_exceptions=True):
+            if not isinstance(outcome, BaseException):
+                outcome[1].close()
+
     def _in_order(self, holders: list[bytes]) -> list[bytes]:
-        """Those that answer first; who was just found away is asked only if there is nobody else."""
+        """Those that answer first; who was just found away last (it may be the only one that has it)."""
         now = time.monotonic()
         self._away = {key: until for key, until in self._away.items() if until > now}
         others = [key for key in holders if key != self._host.identity.public_key]
-        return [key for key in others if key not in self._away] or others
+        return sorted(others, key=lambda key: key in self._away)
 
-    async def _pull_from(self, holder: bytes, sha256: bytes, size: int, buffer: bytearray) -> None:
+    async def _transfer(self, reader: _Reader, writer: _Writer, sha256: bytes, size: int, buffer: bytearray) -> None:
         """Append what is missing; what arrived stays in `buffer` when the stream breaks."""
-        try:
-            reader, writer = await self._host.open(holder, PROTOCOL)
-        except NetworkError:
-            self._away[holder] = time.monotonic() + limits.AWAY_SECONDS
-            raise
-        self._away.pop(holder, None)
-        try:
-            request = update_pb2.BlobRequest(sha256=sha256, offset=len(buffer))
-            self._wire.sent += await _write_frame(writer, request.SerializeToString())
-            frame = await _read_frame(reader)
-            self._wire.received += 4 + len(frame)
-            response = parse(update_pb2.BlobResponse, frame)
-            if not response.found:
-                raise NetworkError("does not hold it")
-            if response.total_bytes != size or response.remaining_bytes != size - len(buffer):
-                raise Refusal(Reason.OUT_OF_RANGE, f"offers {response.total_bytes} bytes, expected {size}")
-            while len(buffer) < size:
-                part = await asyncio.wait_for(
-                    reader.read(min(CHUNK_BYTES, size - len(buffer))), limits.STREAM_IDLE_SECONDS_MAX
-                )
-                if not part:
-                    raise NetworkError("the stream ended early")
-                buffer += part
-                self._wire.received += len(part)
-                self._wire.blob_received += len(part)
-        finally:
-            writer.close()
+        request = update_pb2.BlobRequest(sha256=sha256, offset=len(buffer))
+        self._wire.sent += await _write_frame(writer, request.SerializeToString())
+        frame = await _read_frame(reader)
+        self._wire.received += 4 + len(frame)
+        response = parse(update_pb2.BlobResponse, frame)
+        if not response.found:
+            raise NetworkError("does not hold it")
+        if response.total_bytes != size or response.remaining_bytes != size - len(buffer):
+            raise Refusal(Reason.OUT_OF_RANGE, f"offers {response.total_bytes} bytes, expected {size}")
+        while len(buffer) < size:
+            part = await asyncio.wait_for(
+                reader.read(min(CHUNK_BYTES, size - len(buffer))), limits.STREAM_IDLE_SECONDS_MAX
+            )
+            if not part:
+                raise NetworkError("the stream ended early")
+            buffer += part
+            self._wire.received += len(part)
+            self._wire.blob_received += len(part)

@@ -120,6 +120,7 @@ class Session:
         self._outbox, self._dirty = Outbox(), asyncio.Event()
         self._tick: Tick | None = None
         self._snapshots: list[Snapshot] = []
+        self._agreed_at: dict[int, float] = {}
         self._about: About | None = None
         self._entries: asyncio.Queue[asyncio.Task[Committed | None]] = asyncio.Queue(ENTRIES_AHEAD_MAX)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -341,11 +342,22 @@ class Session:
             await self._emit(Waiting(notice.reason))
 
     def _remember(self, snapshot: Snapshot) -> None:
-        """Payloads up to the last snapshot but one are no longer needed by anyone who joins."""
+        """Payloads before the newest snapshot that everybody had time to load are no longer needed by anyone."""
+        now = time.monotonic()
+        self._agreed_at.setdefault(snapshot.step, now)
         others = [known for known in self._snapshots if known.step != snapshot.step]
         self._snapshots = sorted([*others, snapshot], key=lambda known: known.step)[-2:]
-        if len(self._snapshots) == 2:
-            self._payloads.forget_until(self._snapshots[0].step)
+        settled = [step for step, at in self._agreed_at.items() if now - at > limits.RETAIN_SECONDS]
+        if settled:
+            self._payloads.forget_until(max(settled))
+            self._agreed_at = {step: at for step, at in self._agreed_at.items() if step >= max(settled)}
+
+    async def newest_snapshot(self) -> Snapshot | None:
+        """Ask the coordinator which snapshot is agreed now."""
+        response, _ = await self.client.get_run()
+        if response.HasField("snapshot"):
+            self._remember(snapshot_of(response.snapshot))
+        return self.latest_snapshot
 
     async def _extend(self, data: bytes, *, gossip: bool) -> None:
         """The next entry, from the coordinator or from gossip: whichever comes first."""

@@ -30,7 +30,11 @@ PUSHES_MAX = 64
 HEARD_MAX = 4096
 FETCH_ROUNDS_MAX = 6
 # A holder that could not be reached is asked last for this long.
-AWAY_SECONDS = 5.0
+AWAY_SECONDS = 30.0
+# How long one holder may take to open a stream before the next is asked too.
+HEDGE_SECONDS = 1.0
+# Payloads and snapshots stay at least this long after a newer snapshot is agreed: somebody may be on its way from them.
+RETAIN_SECONDS = 60.0
 # An announcement is gossiped again while its step is open: the first may have come before the mesh was there.
 GOSSIP_AGAIN_SECONDS_MIN = 1.0
 GOSSIP_AGAIN_SECONDS_MAX = 8.0
