@@ -1,7 +1,8 @@
 """Blobs by hash: serve what this peer holds, pull what it lacks from any holder; resumable, bounded, each blob once.
 
-Framing on a stream: uint32 big-endian length + protobuf BlobRequest; the same + BlobResponse, then the raw bytes.
-Knows no payloads or snapshots: what a blob means is checked by those who asked for it.
+Framing on a stream: uint32 big-endian length + protobuf BlobRequest; the same + BlobResponse, then the raw bytes; then the
+next request. Streams are kept and used again: opening one costs a round trip, and p2pd leaks something of every stream that it
+closes over QUIC (ADR 6). Knows no payloads or snapshots: what a blob means is checked by those who asked for it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from node.swarm import settings as limits
 from node.swarm.host import Host
@@ -26,8 +26,6 @@ FRAME_BYTES_MAX = 256
 CHUNK_BYTES = 1 << 16
 
 Lookup = Callable[[bytes], bytes | None]
-_Reader: TypeAlias = asyncio.StreamReader
-_Writer: TypeAlias = asyncio.StreamWriter
 
 
 @dataclass
@@ -40,44 +38,60 @@ class WireBytes:
     blob_received: int = 0
 
 
+@dataclass(frozen=True)
+class Stream:
+    """An open blob stream to a holder; `used`: it was kept from an earlier transfer."""
+
+    holder: bytes
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    used: bool = False
+
+
 async def _write_frame(writer: asyncio.StreamWriter, data: bytes) -> int:
     writer.write(len(data).to_bytes(4, "big") + data)
     await asyncio.wait_for(writer.drain(), limits.STREAM_IDLE_SECONDS_MAX)
     return 4 + len(data)
 
 
-async def _read_frame(reader: asyncio.StreamReader) -> bytes:
-    size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), limits.STREAM_IDLE_SECONDS_MAX), "big")
+async def _read_frame(reader: asyncio.StreamReader, wait_seconds: float = limits.STREAM_IDLE_SECONDS_MAX) -> bytes:
+    """One frame; it may take `wait_seconds` to begin."""
+    size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), wait_seconds), "big")
     if size > FRAME_BYTES_MAX:
         raise Refusal(Reason.TOO_LARGE, f"frame of {size} bytes, at most {FRAME_BYTES_MAX}")
     return await asyncio.wait_for(reader.readexactly(size), limits.STREAM_IDLE_SECONDS_MAX)
 
 
 class BlobServer:
-    """Answers blob requests from `lookup`. At most SERVES_MAX at once; a silent reader is cut off."""
+    """Answers blob requests from `lookup`, one after the other on each stream. At most SERVES_MAX at once."""
 
     def __init__(self, lookup: Lookup, wire: WireBytes, refused: Callable[[Refusal], None]) -> None:
         self._lookup = lookup
         self._wire = wire
         self._refused = refused
         self._slots = asyncio.Semaphore(limits.SERVES_MAX)
+        self._streams: dict[str, int] = {}
 
-    async def handle(self, _remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One stream: one request, one answer."""
-        async with self._slots:
-            try:
-                frame = await _read_frame(reader)
+    async def handle(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One stream, until the other side closes it, says nothing for long, or says something wrong."""
+        if self._streams.get(remote, 0) >= limits.STREAMS_A_PEER_MAX:
+            return
+        self._streams[remote] = self._streams.get(remote, 0) + 1
+        try:
+            while True:
+                frame = await _read_frame(reader, limits.STREAM_KEPT_SECONDS)
                 request = parse(update_pb2.BlobRequest, frame)
                 if len(request.sha256) != HASH_BYTES:
                     raise Refusal(Reason.MALFORMED, f"hash of {len(request.sha256)} bytes")
-            except Refusal as refusal:
-                self._refused(refusal)
-                return
-            self._wire.received += 4 + len(frame)
-            await self._answer(request, writer)
-            # When either side closes its socket, p2pd closes and then resets the stream, and over QUIC a reset drops what is
-            # still under way (measured: 8 % of blobs cut short). So the side that receives closes first.
-            await asyncio.wait_for(reader.read(1), limits.STREAM_IDLE_SECONDS_MAX)
+                self._wire.received += 4 + len(frame)
+                async with self._slots:
+                    await self._answer(request, writer)
+        except Refusal as refusal:
+            self._refused(refusal)
+        finally:
+            self._streams[remote] -= 1
+            if not self._streams[remote]:
+                del self._streams[remote]
 
     async def _answer(self, request: update_pb2.BlobRequest, writer: asyncio.StreamWriter) -> None:
         blob = self._lookup(request.sha256)
@@ -103,6 +117,7 @@ class BlobFetcher:
         self._slots = asyncio.Semaphore(limits.PULLS_MAX)
         self._running: dict[bytes, asyncio.Task[bytes]] = {}
         self._away: dict[bytes, float] = {}
+        self._kept: dict[bytes, list[Stream]] = {}
         self.poisoned: dict[bytes, int] = {}
 
     async def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
@@ -121,61 +136,100 @@ class BlobFetcher:
             task.exception()
 
     async def _pull(self, sha256: bytes, size: int, holders: list[bytes]) -> bytes:
-        buffer, problems = bytearray(), list[str]()
+        buffer, problems, resumed = bytearray(), list[str](), False
         async with self._slots:
             left = self._in_order(holders)
             while left and (stream := await self._open_first(left, problems)) is not None:
-                holder, reader, writer = stream
-                left.remove(holder)
+                began, why = len(buffer), "other bytes than it named"
                 try:
-                    await self._transfer(reader, writer, sha256, size, buffer)
+                    found = await self._transfer(stream, sha256, size, buffer)
                 except (NetworkError, Refusal, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
-                    problems.append(f"{short(holder)}: {error or type(error).__name__}")
-                    continue
-                finally:
-                    writer.close()
-                if hashlib.sha256(buffer).digest() == sha256:
-                    return bytes(buffer)
-                self.poisoned[holder] = self.poisoned.get(holder, 0) + 1
-                problems.append(f"{short(holder)}: other bytes than it named")
-                buffer.clear()
+                    stream.writer.close()
+                    if stream.used and len(buffer) == began:
+                        self._drop(stream.holder)  # it had died unnoticed: that says nothing about the holder
+                        continue
+                    why = str(error) or type(error).__name__
+                else:
+                    self._keep(stream)
+                    if hashlib.sha256(buffer).digest() == sha256:
+                        return bytes(buffer)
+                    if not found:
+                        why = "does not hold it"
+                    elif began and not resumed:
+                        resumed = True  # what somebody else had sent before may be the bad part: again, from the start
+                        buffer.clear()
+                        continue
+                    else:
+                        self.poisoned[stream.holder] = self.poisoned.get(stream.holder, 0) + 1
+                        buffer.clear()
+                left.remove(stream.holder)
+                problems.append(f"{short(stream.holder)}: {why}")
         raise NetworkError(f"no holder gave blob {sha256.hex()[:16]}: {'; '.join(problems) or 'nobody to ask'}")
 
-    async def _open_first(self, left: list[bytes], problems: list[str]) -> tuple[bytes, _Reader, _Writer] | None:
+    # ---- streams -----------------------------------------------------------------------------------------------------
+
+    async def _stream(self, holder: bytes) -> Stream:
+        """One that is kept, or a new one."""
+        kept = self._kept.get(holder, [])
+        while kept:
+            stream = kept.pop()
+            if not stream.reader.at_eof():
+                return Stream(holder, stream.reader, stream.writer, used=True)
+            stream.writer.close()
+        reader, writer = await self._host.open(holder, PROTOCOL)
+        return Stream(holder, reader, writer)
+
+    def _keep(self, stream: Stream) -> None:
+        kept = self._kept.setdefault(stream.holder, [])
+        if len(kept) < limits.STREAMS_KEPT_MAX:
+            kept.append(stream)
+        else:
+            stream.writer.close()
+
+    def _drop(self, holder: bytes) -> None:
+        for stream in self._kept.pop(holder, []):
+            stream.writer.close()
+
+    def close(self) -> None:
+        """Close every kept stream."""
+        for holder in list(self._kept):
+            self._drop(holder)
+
+    async def _open_first(self, left: list[bytes], problems: list[str]) -> Stream | None:
         """A stream to the first holder of `left` that answers; each gets HEDGE_SECONDS before the next is asked too.
 
         A dead peer costs a second, not a dial's whole timeout. Who does not answer is taken out of `left`.
         """
-        asked: dict[asyncio.Task[tuple[_Reader, _Writer]], bytes] = {}
+        asked: dict[asyncio.Task[Stream], bytes] = {}
         waiting = list(left)
         try:
             while waiting or asked:
                 if waiting:
                     holder = waiting.pop(0)
-                    asked[asyncio.get_running_loop().create_task(self._host.open(holder, PROTOCOL))] = holder
+                    asked[asyncio.get_running_loop().create_task(self._stream(holder))] = holder
                 hedge = limits.HEDGE_SECONDS if waiting else None  # the last ones have the open's own deadline
                 done, _ = await asyncio.wait(asked, timeout=hedge, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     holder = asked[task]
-                    if task.exception() is None:
-                        del asked[task]
-                        self._away.pop(holder, None)
-                        return holder, *task.result()
+                    error = task.exception()
                     del asked[task]
+                    if error is None:
+                        self._away.pop(holder, None)
+                        return task.result()
                     left.remove(holder)
                     self._away[holder] = time.monotonic() + limits.AWAY_SECONDS
-                    problems.append(f"{short(holder)}: {task.exception()}")
+                    problems.append(f"{short(holder)}: {error}")
             return None
         finally:
             await self._give_up(asked)
 
-    async def _give_up(self, asked: dict[asyncio.Task[tuple[_Reader, _Writer]], bytes]) -> None:
+    async def _give_up(self, asked: dict[asyncio.Task[Stream], bytes]) -> None:
         for task, holder in asked.items():
             task.cancel()
             self._away[holder] = time.monotonic() + limits.AWAY_SECONDS
         for outcome in await asyncio.gather(*asked, return_exceptions=True):
-            if not isinstance(outcome, BaseException):
-                outcome[1].close()
+            if isinstance(outcome, Stream):
+                self._keep(outcome)
 
     def _in_order(self, holders: list[bytes]) -> list[bytes]:
         """Those that answer first; who was just found away last (it may be the only one that has it)."""
@@ -184,23 +238,24 @@ class BlobFetcher:
         others = [key for key in holders if key != self._host.identity.public_key]
         return sorted(others, key=lambda key: key in self._away)
 
-    async def _transfer(self, reader: _Reader, writer: _Writer, sha256: bytes, size: int, buffer: bytearray) -> None:
-        """Append what is missing; what arrived stays in `buffer` when the stream breaks."""
+    async def _transfer(self, stream: Stream, sha256: bytes, size: int, buffer: bytearray) -> bool:
+        """Append what is missing; False if the holder does not have it. What arrived stays when the stream breaks."""
         request = update_pb2.BlobRequest(sha256=sha256, offset=len(buffer))
-        self._wire.sent += await _write_frame(writer, request.SerializeToString())
-        frame = await _read_frame(reader)
+        self._wire.sent += await _write_frame(stream.writer, request.SerializeToString())
+        frame = await _read_frame(stream.reader)
         self._wire.received += 4 + len(frame)
         response = parse(update_pb2.BlobResponse, frame)
         if not response.found:
-            raise NetworkError("does not hold it")
+            return False
         if response.total_bytes != size or response.remaining_bytes != size - len(buffer):
             raise Refusal(Reason.OUT_OF_RANGE, f"offers {response.total_bytes} bytes, expected {size}")
         while len(buffer) < size:
             part = await asyncio.wait_for(
-                reader.read(min(CHUNK_BYTES, size - len(buffer))), limits.STREAM_IDLE_SECONDS_MAX
+                stream.reader.read(min(CHUNK_BYTES, size - len(buffer))), limits.STREAM_IDLE_SECONDS_MAX
             )
             if not part:
                 raise NetworkError("the stream ended early")
             buffer += part
             self._wire.received += len(part)
             self._wire.blob_received += len(part)
+        return True

@@ -90,6 +90,7 @@ class Host:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pushes, self._takes = asyncio.Semaphore(limits.PUSHES_MAX), asyncio.Semaphore(limits.PUSHES_MAX)
         self._heard: dict[bytes, bool] = {}
+        self._stuck: dict[str, int] = {}
         self._closing = False
         self.restarts = 0
         self.on_restart: Callable[[], Awaitable[None]] | None = None
@@ -239,10 +240,24 @@ class Host:
 
     async def open(self, remote: bytes, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream to the peer with this public key; NetworkError if it cannot be reached."""
+        target = peer_id(remote)
         try:
-            return await asyncio.wait_for(self._open(peer_id(remote), protocol), limits.STREAM_OPEN_SECONDS_MAX)
+            stream = await asyncio.wait_for(self._open(target, protocol), limits.STREAM_OPEN_SECONDS_MAX)
         except _FAILURES as error:
-            raise NetworkError(f"peer {peer_id(remote)} cannot be reached: {error or type(error).__name__}") from error
+            if isinstance(error, TimeoutError):
+                self._stuck[target] = self._stuck.get(target, 0) + 1
+                if self._stuck[target] >= limits.OPENS_STUCK_MAX:
+                    self._spawn(self._renew(target))
+            raise NetworkError(f"peer {target} cannot be reached: {str(error) or type(error).__name__}") from error
+        self._stuck.pop(target, None)
+        return stream
+
+    async def _renew(self, target: str) -> None:
+        """A connection on which no stream opens any more is no connection: the next stream dials again."""
+        self._stuck.pop(target, None)
+        self._log.info("no stream opens; dialling again", to=target[-8:])
+        with suppress(*_FAILURES):
+            await asyncio.wait_for(self.p2p._client.disconnect(PeerID.from_base58(target)), limits.CONNECT_SECONDS_MAX)
 
     async def _open(self, remote: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """hivemind's own call leaves its connection to p2pd open when the stream is refused or the wait is cancelled."""
@@ -290,7 +305,7 @@ class Host:
         try:
             await asyncio.wait_for(self._publish(topic, data), limits.GOSSIP_SECONDS_MAX)
         except _FAILURES as error:
-            raise NetworkError(f"gossip failed: {error or type(error).__name__}") from error
+            raise NetworkError(f"gossip failed: {str(error) or type(error).__name__}") from error
 
     async def _publish(self, topic: str, data: bytes) -> None:
         reader, writer = await DaemonConnector(self.p2p.daemon_listen_maddr).open_connection()

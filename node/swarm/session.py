@@ -205,6 +205,7 @@ class Session:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.fetcher.close()
         await self._discovery.stop()
         await self.host.stop()
         await self.client.close()

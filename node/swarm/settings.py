@@ -25,6 +25,12 @@ RETRY_SECONDS_MAX = 5.0
 OVERLAY_PEERS_MAX = 64
 PULLS_MAX = 8
 SERVES_MAX = 64
+# Idle blob streams: how long a server keeps one, how many it takes from a peer, how many a client keeps to a holder.
+STREAM_KEPT_SECONDS = 900.0
+STREAMS_A_PEER_MAX = 32
+STREAMS_KEPT_MAX = 4
+# After this many opens in a row that ran into their deadline, the connection is given up and dialled again.
+OPENS_STUCK_MAX = 2
 # Messages on their way at once to peers that are reached through a relay only, and messages remembered to know them again.
 PUSHES_MAX = 64
 HEARD_MAX = 4096

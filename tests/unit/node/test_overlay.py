@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -51,6 +51,15 @@ async def until(what: str, look: Callable[[], bool], seconds: float = 20.0) -> N
     assert look(), what
 
 
+@asynccontextmanager
+async def fetching(host: Host, wire: WireBytes | None = None) -> AsyncIterator[BlobFetcher]:
+    fetcher = BlobFetcher(host, wire or WireBytes())
+    try:
+        yield fetcher
+    finally:
+        fetcher.close()
+
+
 async def serve(host: Host, lookup: Callable[[bytes], bytes | None]) -> WireBytes:
     wire = WireBytes()
     await host.serve(PROTOCOL, BlobServer(lookup, wire, lambda refusal: None).handle)
@@ -58,10 +67,10 @@ async def serve(host: Host, lookup: Callable[[bytes], bytes | None]) -> WireByte
 
 
 async def test_a_blob_arrives_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
-    async with hosts(tmp_path, 2) as (server, client):
+    async with hosts(tmp_path, 2) as (server, client), AsyncExitStack() as stack:
         served = await serve(server, {NAME: BLOB}.get)
         wire = WireBytes()
-        fetcher = BlobFetcher(client, wire)
+        fetcher = await stack.enter_async_context(fetching(client, wire))
         holders = [server.identity.public_key]
         got = await asyncio.gather(*(fetcher.fetch(NAME, len(BLOB), holders) for _ in range(5)))
         assert got == [BLOB] * 5
@@ -88,7 +97,8 @@ async def test_a_broken_transfer_resumes_from_another_holder(tmp_path: Path) -> 
         served = await serve(serves, {NAME: BLOB}.get)
         wire = WireBytes()
         holders = [breaks.identity.public_key, serves.identity.public_key]
-        assert await BlobFetcher(client, wire).fetch(NAME, len(BLOB), holders) == BLOB
+        async with fetching(client, wire) as fetcher:
+            assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
         assert wire.blob_received == len(BLOB), "bytes that had arrived were fetched again"
         assert served.blob_sent < len(BLOB)
 
@@ -97,19 +107,55 @@ async def test_a_poisoned_blob_is_found_by_its_hash_and_comes_from_another(tmp_p
     async with hosts(tmp_path, 3) as (liar, honest, client):
         await serve(liar, lambda name: bytes(len(BLOB)))
         await serve(honest, {NAME: BLOB}.get)
-        fetcher = BlobFetcher(client, WireBytes())
         holders = [liar.identity.public_key, honest.identity.public_key]
-        assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
-        assert fetcher.poisoned == {liar.identity.public_key: 1}
+        async with fetching(client) as fetcher:
+            assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
+            assert fetcher.poisoned == {liar.identity.public_key: 1}
+
+
+async def test_junk_that_a_liar_began_with_is_not_blamed_on_the_honest(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 3) as (liar, honest, client):
+
+        async def junk(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await blob_module._read_frame(reader)
+            response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(BLOB))
+            await blob_module._write_frame(writer, response.SerializeToString())
+            writer.write(bytes(1000))
+            await writer.drain()
+
+        await liar.serve(PROTOCOL, junk)
+        await serve(honest, {NAME: BLOB}.get)
+        holders = [liar.identity.public_key, honest.identity.public_key]
+        async with fetching(client) as fetcher:
+            assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
+            assert fetcher.poisoned == {}
+
+
+async def test_more_pulls_than_a_connection_has_streams(tmp_path: Path) -> None:
+    """p2pd over QUIC opens no stream any more after some 550 that were closed: streams are kept and used again."""
+    async with hosts(tmp_path, 1) as (server,):
+        path = tmp_path / "client.key"
+        quic = tuple(address for address in await server.addresses() if "quic" in address)
+        client = Host(Identity.load_or_create(path), path, OverlaySettings("127.0.0.1", bootstrap=quic))
+        await client.start()
+        try:
+            small = b"small"
+            name = hashlib.sha256(small).digest()
+            await serve(server, {name: small}.get)
+            async with fetching(client) as fetcher:
+                for _ in range(1200):
+                    assert await fetcher.fetch(name, len(small), [server.identity.public_key]) == small
+        finally:
+            await client.stop()
 
 
 async def test_an_unreachable_holder_is_asked_last(tmp_path: Path) -> None:
     async with hosts(tmp_path, 2) as (server, client):
         await serve(server, {NAME: BLOB}.get)
-        fetcher = BlobFetcher(client, WireBytes())
         gone = Identity.generate().public_key
-        assert await fetcher.fetch(NAME, len(BLOB), [gone, server.identity.public_key]) == BLOB
-        assert fetcher._in_order([gone, server.identity.public_key]) == [server.identity.public_key, gone]
+        async with fetching(client) as fetcher:
+            assert await fetcher.fetch(NAME, len(BLOB), [gone, server.identity.public_key]) == BLOB
+            assert fetcher._in_order([gone, server.identity.public_key]) == [server.identity.public_key, gone]
 
 
 async def test_hostile_requests_are_counted_and_the_server_goes_on(tmp_path: Path) -> None:
@@ -125,7 +171,8 @@ async def test_hostile_requests_are_counted_and_the_server_goes_on(tmp_path: Pat
             writer.close()
         reasons = [refusal.reason for refusal in refused]
         assert reasons == [Reason.TOO_LARGE, Reason.MALFORMED, Reason.MALFORMED]
-        assert await BlobFetcher(client, WireBytes()).fetch(NAME, len(BLOB), [server.identity.public_key]) == BLOB
+        async with fetching(client) as fetcher:
+            assert await fetcher.fetch(NAME, len(BLOB), [server.identity.public_key]) == BLOB
 
 
 async def test_a_killed_daemon_comes_back_with_its_identity_streams_and_gossip(tmp_path: Path) -> None:
@@ -140,7 +187,8 @@ async def test_a_killed_daemon_comes_back_with_its_identity_streams_and_gossip(t
             while not await bob.connect(await ada.addresses() or ["/p2p/x"]):
                 await asyncio.sleep(0.05)
         assert ada.p2p.peer_id.to_base58() == ada.identity.peer_id
-        assert await BlobFetcher(bob, WireBytes()).fetch(NAME, len(BLOB), [ada.identity.public_key]) == BLOB
+        async with fetching(bob) as fetcher:
+            assert await fetcher.fetch(NAME, len(BLOB), [ada.identity.public_key]) == BLOB
         async with asyncio.timeout(20):
             while not heard:
                 await bob.publish("topic", b"hello")
