@@ -291,7 +291,14 @@ class RunRuntime:
             return
         task = asyncio.get_running_loop().create_task(self._handle_logged(event))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._spawned_ended)
+
+    def _spawned_ended(self, task: asyncio.Task[list[str]]) -> None:
+        """Our own mistakes are logged with their traceback, and the clock goes on."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("bug in the coordinator", step=self.run.head_step, peer="-", exc_info=error)
+            self._arm(monotonic_ms() + JOURNAL_RETRY_MS)
 
     async def _handle_logged(self, event: Event) -> list[str]:
         try:

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from node.loop import Trainer
 from node.model.device import autocast, pick_device
 from node.model.spec import ModelSpec, build, parameter_count
 from node.replica import Replica
+from node.snapshot.private import PrivateStateError
 from node.snapshot.store import PieceStore
 from node.swarm.api import Swarm
 from node.swarm.client import check_genesis
@@ -154,6 +155,8 @@ class _Peer:
         path = None if source == "stdlib" else Path(source)
         corpus = open_corpus(path, self.settings.home / "cache", tokenizer=config.data.tokenizer)
         vocabulary = corpus.tokenizer.vocabulary
+        if spec.config is not None:
+            spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
         model = build(spec, config.seed, vocabulary=vocabulary, context=config.data.context).to(device)
         group_size = self.settings.group_size or config.optimizer.group_size
         replica = Replica(self.invite.run_id, model, config.optimizer, group_size)
@@ -194,8 +197,11 @@ class _Peer:
         welcome = trainer.swarm.join(about, bootstrap)
         if welcome.snapshot is not None and welcome.snapshot.root != replica.packed()[0].root:
             trainer.load_snapshot(welcome.snapshot)
-        if replica.load_private(trainer.private_path):
-            self.log.info("momentum taken up again")
+        try:
+            if replica.load_private(trainer.private_path):
+                self.log.info("momentum taken up again")
+        except PrivateStateError as error:
+            self.log.warning("starting with fresh momentum: the saved one cannot be used", why=str(error))
         trainer.follow()
 
     def _export(self, replica: Replica, corpus: Corpus, config: RunConfig, path: Path) -> Path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from node.swarm.settings import OverlaySettings
@@ -14,6 +15,7 @@ from protos import toml_file
 from protos.errors import OperatorError
 from protos.run_config import Address, GroupSize
 
+PORT_MAX = 65535
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|\d+\.\d+\.\d+\.\d+):\d{1,5}$"
 
 
@@ -71,6 +73,16 @@ class PeerSettings(BaseSettings):
 
     allow_code: bool = False
     """Let the run name a Python function of this machine (`model.factory`) and call it."""
+
+    @field_validator("listen", "metrics_listen")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is not None:
+            host, _, port = value.rpartition(":")
+            ipaddress.ip_address(host.strip("[]"))
+            if int(port) > PORT_MAX:
+                raise ValueError(f"port {port} is not a port: 0 to {PORT_MAX}")
+        return value
 
     @classmethod
     def settings_customise_sources(

@@ -20,6 +20,7 @@ import structlog
 
 from node.data.samples import Samples
 from node.optim.demo import NonFiniteGradient
+from node.optim.votes import NotANumber
 from node.replica import Replica
 from node.snapshot.store import PieceStore
 from node.swarm.api import Swarm
@@ -61,6 +62,7 @@ class Trainer:
     stopping: Stopping
     resyncs_in_a_row: int = 0
     taking_part: bool = False
+    announced_step: int = 0
 
     def __post_init__(self) -> None:
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
@@ -101,10 +103,13 @@ class Trainer:
     def _contribute(self, opened: Opened) -> None:
         """Gradient, momentum, votes, publish; abstain if the step is decided before we are done."""
         tick, replica = opened.tick, self.replica
-        if not opened.ranges or (replica.published is not None and replica.published[0] == tick.step):
-            return
         if tick.parent_hash != replica.head:
             raise DivergedError(f"step {tick.step} was opened on another log than the one that is applied here")
+        if replica.published is not None and replica.published[0] == tick.step:
+            self._publish_again(tick.step)
+            return
+        if not opened.ranges:
+            return
         if not self.taking_part:
             self.taking_part = True
             self.log.info("taking part", step=tick.step, peers=len(tick.roster))
@@ -119,7 +124,7 @@ class Trainer:
             return
         try:
             data = replica.vote(tick.step, tick.lr)
-        except NonFiniteGradient as error:
+        except (NonFiniteGradient, NotANumber) as error:
             self.log.warning("abstaining: the gradient is not finite", step=tick.step, why=str(error))
             return
         announcement = update_pb2.Announcement(
@@ -130,15 +135,27 @@ class Trainer:
             loss=result.loss_mean,
             compute_ms=int((time.monotonic() - started) * 1000),
         )
+        replica.announcement, self.announced_step = announcement.SerializeToString(), tick.step
         self.swarm.publish(data, announcement)
         self.summary.tokens += result.tokens
+
+    def _publish_again(self, step: int) -> None:
+        """Votes that an earlier life of this peer computed for the step that is still open: they are as good as new."""
+        data = self.replica.open_payload()
+        if self.announced_step != step and data is not None:
+            self.announced_step = step
+            self.log.info("publishing the open votes again", step=step)
+            self.swarm.publish(data, update_pb2.Announcement.FromString(self.replica.announcement))
 
     # ---- everybody's votes -------------------------------------------------------------------------------------------
 
     def _apply(self, event: Committed) -> None:
         entry, replica = event.signed.entry, self.replica
-        if entry.step != replica.step + 1:
+        if entry.step <= replica.step:
             return  # of a following that was stopped
+        if entry.step > replica.step + 1:
+            self._resync(None, f"entry {entry.step} came after the state of step {replica.step}")
+            return
         if entry.parent_state_digest and entry.parent_state_digest != replica.digest():
             self._resync(None, f"the log holds another state digest for step {replica.step}")
             return

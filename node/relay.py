@@ -1,4 +1,4 @@
-"""`swarmentum relay`: a public bootstrap and relay peer. Trains nothing, reads nothing, needs no GPU and no torch.
+"""`swarmentum relay`: a public bootstrap and relay peer. Trains nothing, reads nothing, needs no GPU.
 
 Others find each other through its DHT, and reach peers behind routers through its circuits.
 """

@@ -17,6 +17,7 @@ from node.data.samples import Samples
 from node.model.gradients import GradResult, accumulate_gradients
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
+from node.optim.votes import to_bytes
 from node.snapshot.pieces import Manifest, describe, iterate_pieces, load, pack, parameters_of
 from node.snapshot.private import PrivateState, load_private, save_private
 from node.snapshot.store import PieceStore
@@ -39,6 +40,7 @@ class Replica:
         self.step = 0
         self.head = run_id
         self.published: tuple[int, bytes] | None = None
+        self.announcement = b""
         config = DeMoConfig(
             beta=optimizer.beta,
             weight_decay=optimizer.weight_decay,
@@ -141,7 +143,7 @@ class Replica:
     def save_private(self, path: Path) -> None:
         """This peer's momentum and open votes, atomically."""
         step, sha256 = self.published or (0, b"")
-        bookkeeping = {"published_step": step, "published_sha256": sha256}
+        bookkeeping = {"published_step": step, "published": sha256.hex(), "announcement": self.announcement.hex()}
         save_private(
             PrivateState(self.run_id, self.layout_digest, self.step, self.demo.state_dict(), bookkeeping), path
         )
@@ -155,5 +157,17 @@ class Replica:
         step = state.bookkeeping["published_step"]
         if self.demo.pending and step <= self.step:
             self.demo.settle(False)
-        self.published = (step, state.bookkeeping["published_sha256"]) if self.demo.pending else None
+        if self.demo.pending:
+            self.published = (step, bytes.fromhex(state.bookkeeping["published"]))
+            self.announcement = bytes.fromhex(state.bookkeeping["announcement"])
         return True
+
+    def open_payload(self) -> bytes | None:
+        """The payload of votes that an earlier life published and the log has not judged, or None."""
+        state = self.demo.state_dict()
+        if self.published is None or state["pending"] is None:
+            return None
+        update = Update(self.published[0], state["pending_group_size"], to_bytes(state["pending"]))
+        data = encode_update(self.run_id, self.layout_digest, update)
+        assert payload_hash(data) == self.published[1], "the open votes are not those that were published"
+        return data

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
+import structlog
+
 from node.swarm.events import Event, Snapshot, Welcome
 from node.swarm.session import About, Counters, Session
 from protos.errors import NetworkError, StoppedError
@@ -148,6 +150,8 @@ class Swarm:
         try:
             if hasattr(self, "_session"):
                 self._call(self._session.stop(leaving=leaving), STOP_SECONDS_MAX)
+        except NetworkError as error:
+            structlog.get_logger("swarm").warning("the network side did not stop in time", step="-", why=str(error))
         finally:
             self._call(self._drain(), STOP_SECONDS_MAX)
             self._loop.call_soon_threadsafe(self._loop.stop)

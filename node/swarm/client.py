@@ -41,7 +41,13 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+# What trying again does not change; everything else (a broken stream, a busy or failing server) may pass.
+_REFUSALS = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
 
 
 class SessionLostError(NetworkError):
@@ -182,6 +188,6 @@ def _translated(error: Any) -> NetworkError | RefusedError:
     code, details = error.code(), error.details()
     if code == grpc.StatusCode.UNAUTHENTICATED:
         return SessionLostError(f"the coordinator does not know this session: {details}")
-    if code in _AWAY:
-        return NetworkError(f"the coordinator does not answer: {details}")
-    return RefusedError(f"the coordinator refused: {details}")
+    if code in _REFUSALS:
+        return RefusedError(f"the coordinator refused: {details}")
+    return NetworkError(f"the coordinator does not answer: {details}")

@@ -134,12 +134,19 @@ class Host:
                 raise NetworkError(f"the libp2p daemon did not start: {error}") from error
             # Every bootstrap peer is dead: start alone; those who come later find us through the coordinator.
             self._log.warning("no bootstrap peer answers; starting alone", bootstrap=initial)
-            self._p2p = await _Daemon.create(initial_peers=None, **options)
+            self._p2p = await self._alone(options)
         for protocol in self._handlers:
             await self._register(protocol)
         for topic in self._topics:
             self._spawn(self._listen(topic))
         self._spawn(self._watch(self._p2p))
+
+    @staticmethod
+    async def _alone(options: dict[str, Any]) -> P2P:
+        try:
+            return await _Daemon.create(initial_peers=None, **options)
+        except P2PDaemonError as error:
+            raise NetworkError(f"the libp2p daemon did not start: {error}") from error
 
     async def _watch(self, p2p: Any) -> None:
         """p2pd's death is an event here; hivemind's own handle stays "alive"."""
@@ -360,4 +367,10 @@ class Host:
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Our own mistakes are logged with their traceback."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("the overlay failed", exc_info=error)

@@ -40,7 +40,7 @@ from node.wire.codec import Update, payload_hash
 from protos.assignment import assign
 from protos.envelope import Kind, parse, seal
 from protos.errors import DivergedError, NetworkError, Reason, Refusal, RefusedError, SwarmentumError
-from protos.identity import Identity, short
+from protos.identity import Identity, peer_id, short
 from protos.invite import Invite
 from protos.log import Chain, Contribution, SignedEntry, Tick, open_tick
 from protos.v1 import coordinator_pb2 as pb
@@ -123,6 +123,7 @@ class Session:
         self._agreed_at: dict[int, float] = {}
         self._about: About | None = None
         self._entries: asyncio.Queue[asyncio.Task[Committed | None]] = asyncio.Queue(ENTRIES_AHEAD_MAX)
+        self._extending = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._following: asyncio.Task[Any] | None = None
         self._telling = False
@@ -362,6 +363,10 @@ class Session:
 
     async def _extend(self, data: bytes, *, gossip: bool) -> None:
         """The next entry, from the coordinator or from gossip: whichever comes first."""
+        async with self._extending:  # the queue may be full: whoever waits for room keeps its place
+            await self._extend_in_order(data, gossip=gossip)
+
+    async def _extend_in_order(self, data: bytes, *, gossip: bool) -> None:
         try:
             signed = self._chain.extend(data)
         except Refusal as refusal:
@@ -559,11 +564,27 @@ class Session:
             peers = await self._discovery.peers()
             await self._connect_to([address for theirs in peers.values() for address in theirs])
             here = await self.host.connected()
+            missing = self._roster_ids() - here.keys()
+            if missing:
+                await self._connect_to(await self._coordinators_addresses())
             if here != ways:
                 ways, relayed = here, sorted(peer[-8:] for peer, direct in here.items() if not direct)
                 direct = sorted(peer[-8:] for peer in here if here[peer])
                 self._log.info("connections", step=self.committed_step, direct=direct, relayed=relayed)
-            await asyncio.sleep(limits.DISCOVER_SECONDS)
+            await asyncio.sleep(limits.DISCOVER_AGAIN_SECONDS if missing else limits.DISCOVER_SECONDS)
+
+    def _roster_ids(self) -> set[str]:
+        """Peer ids of the open step's other members."""
+        roster = self._tick.roster if self._tick is not None else ()
+        return {peer_id(share.public_key) for share in roster} - {self.host.peer_id}
+
+    async def _coordinators_addresses(self) -> list[str]:
+        """Where the coordinator's connected peers say that they are; nothing if it is away."""
+        try:
+            response, _ = await self.client.get_run()
+        except (NetworkError, RefusedError):
+            return []
+        return list(response.bootstrap)
 
     async def _connect_to(self, addresses: list[str]) -> None:
         """Dial those that we are not connected to, up to OVERLAY_PEERS_MAX."""
@@ -590,10 +611,13 @@ class Session:
                 self._log.info("relayed connection to a public peer", step=self.committed_step, to=peer, direct=direct)
 
     async def _overlay_again(self) -> None:
-        """p2pd was started again: the DHT and the connections are new."""
+        """p2pd was started again: streams, connections and the DHT are new."""
+        self.fetcher.close()
         await self._discovery.stop()
+        known = [*self._invite.bootstrap, *await self._coordinators_addresses()]
+        await self._connect_to(known)
         self._discovery = Discovery(self.host, self._invite.run_id)
-        await self._discovery.start(list(self._invite.bootstrap))
+        await self._discovery.start(known)
 
 
 def _is_repeated_entry(refusal: Refusal) -> bool:

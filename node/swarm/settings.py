@@ -18,6 +18,8 @@ DHT_SECONDS_MAX = 10.0
 DHT_RECORD_SECONDS = 240.0
 DHT_REFRESH_SECONDS = 60.0
 DISCOVER_SECONDS = 10.0
+# While a member of the roster is not connected.
+DISCOVER_AGAIN_SECONDS = 2.0
 # A peer that should be dialable, but was reached through a relay, is dialled directly this often.
 STRAIGHTEN_SECONDS = 60.0
 RETRY_SECONDS_MIN = 0.2

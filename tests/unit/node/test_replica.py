@@ -1,0 +1,113 @@
+"""The replica: private state, open votes, snapshots; on a tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.replica import Replica
+from node.snapshot.pieces import assemble
+from node.snapshot.store import PieceStore
+from node.wire.validate import UpdateDoor
+from protos.identity import Identity
+from protos.log import Contribution, Entry, SignedEntry, lr_to_bits, seal_entry
+from protos.run_config import OptimizerConfig
+
+RUN = b"r" * 32
+COORDINATOR, ADA, BOB = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+LR = 2.0**-9
+
+
+def replica(seed: int = 0) -> Replica:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(70, 65)
+    return Replica(RUN, model, OptimizerConfig(), 128)
+
+
+def gradient(of: Replica, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in of.model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def entry(at: Replica, *payloads: tuple[Identity, bytes, bytes]) -> SignedEntry:
+    accepted = sorted((who.public_key, sha256, len(data)) for who, sha256, data in payloads)
+    contributions = tuple(Contribution(key, sha256, size, 1, 1, 1.0) for key, sha256, size in accepted)
+    made = Entry(at.step + 1, at.head, contributions, lr_to_bits(LR), b"", (), 1)
+    return seal_entry(COORDINATOR, RUN, made)
+
+
+def vote(of: Replica, seed: int) -> tuple[bytes, bytes]:
+    gradient(of, seed)
+    data = of.vote(of.step + 1, LR)
+    assert of.published is not None
+    return of.published[1], data
+
+
+def apply(to: Replica, signed: SignedEntry, *data: bytes) -> bool:
+    door = UpdateDoor(RUN, to.layout_digest, to.demo.layout.chunks)
+    return to.apply(signed, [door.open(payload, signed.entry.step) for payload in data])
+
+
+def test_momentum_is_spent_only_on_votes_that_the_log_accepted() -> None:
+    ada, bob = replica(), replica()
+    sha_a, data_a = vote(ada, 1)
+    sha_b, data_b = vote(bob, 2)
+    before = bob.demo.momentum.clone()
+    signed = entry(ada, (ADA, sha_a, data_a))
+    assert apply(ada, signed, data_a)
+    assert not apply(bob, signed, data_a)
+    assert torch.equal(bob.demo.momentum, before), "votes that did not count were spent"
+    assert int((ada.demo.momentum == 0).sum()) >= ada.demo.layout.chunks * 32
+    assert ada.digest() == bob.digest()
+    assert sha_b != sha_a
+    assert data_b != data_a
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_private_state_comes_back_with_and_without_open_votes(tmp_path: Path, published: bool) -> None:
+    ada = replica()
+    sha256, data = vote(ada, 1) if published else (b"", b"")
+    ada.announcement = b"\x08\x01" if published else b""
+    ada.save_private(tmp_path / "private.pt")
+    again = replica()
+    assert again.load_private(tmp_path / "private.pt")
+    assert torch.equal(again.demo.momentum, ada.demo.momentum)
+    assert again.open_payload() == (data if published else None)
+    if published:
+        assert again.announcement == ada.announcement
+        assert apply(again, entry(again, (ADA, sha256, data)), data), "its votes from the earlier life did not count"
+
+
+def test_open_votes_of_a_decided_step_go_back_into_the_momentum(tmp_path: Path) -> None:
+    ada, bob = replica(), replica()
+    vote(ada, 1)
+    ada.save_private(tmp_path / "private.pt")
+    again = replica()
+    sha256, data = vote(bob, 2)
+    apply(again, entry(again, (BOB, sha256, data)), data)
+    assert again.load_private(tmp_path / "private.pt")
+    assert not again.demo.pending
+    assert again.open_payload() is None
+    assert torch.equal(again.demo.momentum, ada.demo.momentum)
+
+
+def test_a_snapshot_gives_the_same_state_and_old_ones_go(tmp_path: Path) -> None:
+    ada, store = replica(), PieceStore(tmp_path / "pieces", 1 << 20)
+    roots = []
+    for step in range(12):
+        sha256, data = vote(ada, step)
+        apply(ada, entry(ada, (ADA, sha256, data)), data)
+        roots.append(ada.snapshot(store).root)
+    manifest = ada.snapshot(store)
+    late = replica(seed=9)
+    late.load(manifest, assemble(manifest, (store.get(digest) or b"" for digest in manifest.piece_hashes)))
+    assert (late.step, late.head) == (ada.step, ada.head)
+    assert late.digest() == ada.digest()
+    assert late.whole_digest() == ada.whole_digest()
+    assert late.packed()[0].root == ada.packed()[0].root
+    assert store.get(roots[-1]) is not None
+    assert store.total_bytes <= store.bytes_max
