@@ -112,7 +112,7 @@ class Trainer:
             return
         if not self.taking_part:
             self.taking_part = True
-            self.log.info("taking part", step=tick.step, peers=len(tick.roster))
+            self.log.info("taking part", step=tick.step, peers=len(tick.roster), deadline_ms=opened.deadline_ms)
         started = time.monotonic()
 
         def decided() -> bool:

@@ -125,7 +125,7 @@ class ClockConfig(_Section):
             raise ValueError(f"deadline_ms_min {self.deadline_ms_min} exceeds deadline_ms_max {self.deadline_ms_max}")
         if self.min_peers > self.max_peers:
             raise ValueError(f"min_peers {self.min_peers} exceeds max_peers {self.max_peers}")
-        if self.batch_samples < self.max_peers and self.batch_samples < self.min_peers:
+        if self.batch_samples < self.min_peers:
             raise ValueError(f"batch_samples {self.batch_samples} is less than one sample a peer ({self.min_peers})")
         return self
 

@@ -111,14 +111,14 @@ class BlobServer:
 class BlobFetcher:
     """Pulls blobs. Concurrent requests for one blob share one transfer; a broken one resumes from another holder."""
 
-    def __init__(self, host: Host, wire: WireBytes) -> None:
+    def __init__(self, host: Host, wire: WireBytes, refused: Callable[[Refusal], None]) -> None:
         self._host = host
+        self._refused = refused
         self._wire = wire
         self._slots = asyncio.Semaphore(limits.PULLS_MAX)
         self._running: dict[bytes, asyncio.Task[bytes]] = {}
         self._away: dict[bytes, float] = {}
         self._kept: dict[bytes, list[Stream]] = {}
-        self.poisoned: dict[bytes, int] = {}
 
     async def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
         """The blob of exactly `size` bytes with this hash. NetworkError if no holder has it now."""
@@ -145,6 +145,8 @@ class BlobFetcher:
                     found = await self._transfer(stream, sha256, size, buffer)
                 except (NetworkError, Refusal, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                     stream.writer.close()
+                    if isinstance(error, Refusal):
+                        self._refused(error)
                     if stream.used and len(buffer) == began:
                         self._drop(stream.holder)  # it had died unnoticed: that says nothing about the holder
                         continue
@@ -160,7 +162,7 @@ class BlobFetcher:
                         buffer.clear()
                         continue
                     else:
-                        self.poisoned[stream.holder] = self.poisoned.get(stream.holder, 0) + 1
+                        self._refused(Refusal(Reason.HASH_MISMATCH, f"blob from {short(stream.holder)}: {why}"))
                         buffer.clear()
                 left.remove(stream.holder)
                 problems.append(f"{short(stream.holder)}: {why}")

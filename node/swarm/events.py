@@ -80,6 +80,5 @@ Event = Opened | Committed | Agreed | Resync | Waiting | Finished | Failed
 class Welcome:
     """The coordinator's answer to a join."""
 
-    head_step: int
-    head_hash: bytes
     snapshot: Snapshot | None
+    """The agreed snapshot; None before the first."""

@@ -106,7 +106,7 @@ class Session:
         self.counters = Counters()
         self.host = Host(identity, identity_path, overlay)
         self.client = CoordinatorClient(invite, identity)
-        self.fetcher = BlobFetcher(self.host, self.counters.wire)
+        self.fetcher = BlobFetcher(self.host, self.counters.wire, self._count)
         self.committed_step = 0
         self._invite, self._identity, self._overlay = invite, identity, overlay
         self._door, self._emit = door, emit
@@ -165,7 +165,7 @@ class Session:
         if snapshot is not None:
             self._remember(snapshot)
         self._spawn(self._connect_to(list(response.bootstrap)))
-        return Welcome(response.head_step, response.head_hash, snapshot)
+        return Welcome(snapshot)
 
     async def follow_from(self, step: int, head: bytes) -> None:
         """Follow the log from the state that the training thread has: after step `step`, whose entry has hash `head`."""

@@ -52,8 +52,10 @@ async def until(what: str, look: Callable[[], bool], seconds: float = 20.0) -> N
 
 
 @asynccontextmanager
-async def fetching(host: Host, wire: WireBytes | None = None) -> AsyncIterator[BlobFetcher]:
-    fetcher = BlobFetcher(host, wire or WireBytes())
+async def fetching(
+    host: Host, wire: WireBytes | None = None, refused: list[Refusal] | None = None
+) -> AsyncIterator[BlobFetcher]:
+    fetcher = BlobFetcher(host, wire or WireBytes(), [].append if refused is None else refused.append)
     try:
         yield fetcher
     finally:
@@ -108,9 +110,11 @@ async def test_a_poisoned_blob_is_found_by_its_hash_and_comes_from_another(tmp_p
         await serve(liar, lambda name: bytes(len(BLOB)))
         await serve(honest, {NAME: BLOB}.get)
         holders = [liar.identity.public_key, honest.identity.public_key]
-        async with fetching(client) as fetcher:
+        refused: list[Refusal] = []
+        async with fetching(client, refused=refused) as fetcher:
             assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
-            assert fetcher.poisoned == {liar.identity.public_key: 1}
+        assert [refusal.reason for refusal in refused] == [Reason.HASH_MISMATCH]
+        assert liar.identity.peer_id[-8:] in refused[0].detail
 
 
 async def test_junk_that_a_liar_began_with_is_not_blamed_on_the_honest(tmp_path: Path) -> None:
@@ -126,9 +130,10 @@ async def test_junk_that_a_liar_began_with_is_not_blamed_on_the_honest(tmp_path:
         await liar.serve(PROTOCOL, junk)
         await serve(honest, {NAME: BLOB}.get)
         holders = [liar.identity.public_key, honest.identity.public_key]
-        async with fetching(client) as fetcher:
+        refused: list[Refusal] = []
+        async with fetching(client, refused=refused) as fetcher:
             assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
-            assert fetcher.poisoned == {}
+        assert refused == []
 
 
 async def test_more_pulls_than_a_connection_has_streams(tmp_path: Path) -> None:
