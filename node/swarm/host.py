@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -128,25 +128,33 @@ class Host:
             "force_reachability": None if self._settings.reachability == "auto" else self._settings.reachability,
         }
         try:
-            self._p2p = await _Daemon.create(initial_peers=initial or None, **options)
-        except P2PDaemonError as error:
+            # A dial can fail once for a lost packet or a busy relay; a private peer is nowhere without one.
+            self._p2p = await self._daemon(options, initial, limits.BOOTSTRAP_TRIES if private else 1)
+        except NetworkError:
             if not initial or private:
-                raise NetworkError(f"the libp2p daemon did not start: {error}") from error
+                raise
             # Every bootstrap peer is dead: start alone; those who come later find us through the coordinator.
             self._log.warning("no bootstrap peer answers; starting alone", bootstrap=initial)
-            self._p2p = await self._alone(options)
+            self._p2p = await self._daemon(options)
         for protocol in self._handlers:
             await self._register(protocol)
         for topic in self._topics:
             self._spawn(self._listen(topic))
         self._spawn(self._watch(self._p2p))
 
-    @staticmethod
-    async def _alone(options: dict[str, Any]) -> P2P:
-        try:
-            return await _Daemon.create(initial_peers=None, **options)
-        except P2PDaemonError as error:
-            raise NetworkError(f"the libp2p daemon did not start: {error}") from error
+    async def _daemon(self, options: dict[str, Any], initial: Sequence[str] = (), tries: int = 1) -> P2P:
+        """A running p2pd that is connected to one of `initial`. Raises NetworkError after so many tries."""
+        delay = limits.RETRY_SECONDS_MIN
+        for left in reversed(range(tries)):
+            try:
+                return await _Daemon.create(initial_peers=list(initial) or None, **options)
+            except P2PDaemonError as error:
+                if not left:
+                    raise NetworkError(f"the libp2p daemon did not start: {error}") from error
+                self._log.info("the libp2p daemon did not start; trying again", tries_left=left, error=str(error))
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, limits.RETRY_SECONDS_MAX)
+        raise AssertionError("no try was allowed")
 
     async def _watch(self, p2p: Any) -> None:
         """p2pd's death is an event here; hivemind's own handle stays "alive"."""
@@ -217,13 +225,18 @@ class Host:
         """Change a relayed connection into a direct one to these public addresses; whether it is direct now.
 
         p2pd takes a relayed connection for a connection and dials no other, so it is closed first: streams on it break.
+        The other side may dial back through the relay before our dial is done, so it is tried a few times.
         """
-        try:
-            await asyncio.wait_for(self.p2p._client.disconnect(PeerID.from_base58(remote)), limits.CONNECT_SECONDS_MAX)
-        except (ValueError, *_FAILURES):
-            return False
-        await self.connect(addresses)
-        return (await self.connected()).get(remote, False)
+        for _ in range(limits.STRAIGHTEN_TRIES):
+            disconnect = self.p2p._client.disconnect(PeerID.from_base58(remote))
+            try:
+                await asyncio.wait_for(disconnect, limits.CONNECT_SECONDS_MAX)
+            except (ValueError, *_FAILURES):
+                return False
+            await self.connect(addresses)
+            if (await self.connected()).get(remote, False):
+                return True
+        return False
 
     # ---- streams -----------------------------------------------------------------------------------------------------
 

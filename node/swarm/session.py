@@ -127,7 +127,7 @@ class Session:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._following: asyncio.Task[Any] | None = None
         self._telling = False
-        self._straightened: dict[str, float] = {}
+        self._straighten_again: dict[str, tuple[float, float]] = {}  # by peer: not before, and how long to wait after
         self._log = structlog.get_logger("swarm").bind(peer=short(identity.public_key))
 
     # ---- life --------------------------------------------------------------------------------------------------------
@@ -600,15 +600,16 @@ class Session:
     async def _straighten(self, relayed: dict[str, list[str]]) -> None:
         """A public peer that dialled us through our relay first is not left there: the relay's bandwidth is everybody's."""
         now = time.monotonic()
-        self._straightened = {
-            peer: at for peer, at in self._straightened.items() if now - at < limits.STRAIGHTEN_SECONDS
-        }
         for peer, theirs in relayed.items():
             public = [address for address in theirs if is_public(address)]
-            if public and peer not in self._straightened:
-                self._straightened[peer] = now
-                direct = await self.host.straighten(peer, public)
-                self._log.info("relayed connection to a public peer", step=self.committed_step, to=peer, direct=direct)
+            again, patience = self._straighten_again.get(peer, (0.0, limits.STRAIGHTEN_SECONDS_MIN))
+            if not public or now < again:
+                continue
+            direct = await self.host.straighten(peer, public)
+            self._log.info("relayed connection to a public peer", step=self.committed_step, to=peer, direct=direct)
+            self._straighten_again[peer] = (now + patience, min(2 * patience, limits.STRAIGHTEN_SECONDS_MAX))
+            if len(self._straighten_again) > limits.OVERLAY_PEERS_MAX:
+                self._straighten_again.pop(next(iter(self._straighten_again)))
 
     async def _overlay_again(self) -> None:
         """p2pd was started again: streams, connections and the DHT are new."""

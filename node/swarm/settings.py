@@ -9,6 +9,8 @@ from typing import Literal
 Reachability = Literal["auto", "public", "private"]
 
 CONNECT_SECONDS_MAX = 10.0
+# How often a peer behind a router tries to reach its first relay before it says that there is none: about 20 s.
+BOOTSTRAP_TRIES = 8
 STREAM_OPEN_SECONDS_MAX = 10.0
 STREAM_IDLE_SECONDS_MAX = 20.0
 GOSSIP_SECONDS_MAX = 5.0
@@ -20,8 +22,11 @@ DHT_REFRESH_SECONDS = 60.0
 DISCOVER_SECONDS = 10.0
 # While a member of the roster is not connected.
 DISCOVER_AGAIN_SECONDS = 2.0
-# A peer that should be dialable, but was reached through a relay, is dialled directly this often.
-STRAIGHTEN_SECONDS = 60.0
+# A peer that should be dialable, but was reached through a relay, is dialled directly: so many tries at a time, again
+# after the shortest time, then after twice as long each, up to the longest.
+STRAIGHTEN_TRIES = 3
+STRAIGHTEN_SECONDS_MIN = 5.0
+STRAIGHTEN_SECONDS_MAX = 300.0
 RETRY_SECONDS_MIN = 0.2
 RETRY_SECONDS_MAX = 5.0
 OVERLAY_PEERS_MAX = 64

@@ -26,6 +26,8 @@ HOMES = {"home1": "nat1", "home2": "nat2"}
 HOME_ADDRESS, HOME_ROUTER = "192.168.1.2", "192.168.1.1"
 NAME = re.compile(r"^swarmentum-(\d+)-\w+$")
 CONNECT_SECONDS_MAX = 1.0
+PROBE_PORT = 7
+PROBE_SECONDS_MAX = 10
 
 # What a home router does: lets its home out under its own address, and nobody in who was not asked.
 HOME_NAT = """
@@ -47,6 +49,31 @@ except OSError as error:
     print(error)
 else:
     print("connected")
+"""
+
+# A probe of both transports: what was sent comes back, with the address that it came from.
+ECHO = """
+import socket, sys
+here = (sys.argv[1], int(sys.argv[2]))
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind(here)
+tcp = socket.create_server(here)
+print("ready", flush=True)
+for _ in range(2):
+    data, sender = udp.recvfrom(64)
+    udp.sendto(sender[0].encode(), sender)
+    stream, sender = tcp.accept()
+    stream.sendall(sender[0].encode())
+    stream.close()
+"""
+ASK = """
+import socket, sys
+there, seconds = (sys.argv[1], int(sys.argv[2])), float(sys.argv[3])
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.settimeout(seconds)
+udp.sendto(b"?", there)
+with socket.create_connection(there, timeout=seconds) as tcp:
+    print(udp.recv(64).decode(), tcp.recv(64).decode())
 """
 
 
@@ -73,7 +100,8 @@ class Internet:
         _remove(name for name in _names() if not Path("/proc", _owner(name)).exists())
         try:
             self._make()
-        except NotHereError:
+            self._probe()
+        except BaseException:
             self.close()
             raise
 
@@ -91,6 +119,21 @@ class Internet:
             _run(*self.inside(nat), "nft", "-f", "-", given=HOME_NAT)
         for router in ("inet", *HOMES.values()):
             _run(*self.inside(router), "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+
+    def _probe(self) -> None:
+        """Both homes reach the public place over UDP and TCP, under their routers' addresses; otherwise NotHereError."""
+        echo = [*self.inside("pub"), sys.executable, "-c", ECHO, PUBLIC["pub"], str(PROBE_PORT)]
+        with subprocess.Popen(echo, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                assert server.stdout.readline() == "ready\n", "the probe's server did not start"
+                for home, nat in HOMES.items():
+                    words = (sys.executable, "-c", ASK, PUBLIC["pub"], str(PROBE_PORT), str(PROBE_SECONDS_MAX))
+                    seen = _run(*self.inside(home), *words).split()
+                    if seen != [PUBLIC[nat]] * 2:
+                        raise NotHereError(f"{home} is seen as {seen} over UDP and TCP, not as {PUBLIC[nat]}: no NAT")
+            finally:
+                server.kill()
 
     def _link(self, near: str, near_end: str, near_address: str, far: str, far_end: str, far_address: str) -> None:
         peer = ("peer", "name", far_end, "netns", self.name(far))

@@ -1,0 +1,50 @@
+"""For all tests: what a test leaves unclosed is found at that test, not in the middle of a later one."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROCESS_MARKS = {"system", "netns", "interop"}
+LOG_BYTES_SHOWN = 800
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Collect garbage after each test that starts processes, so that a file or socket left open fails the right test.
+
+    Nor may Python 3.11 find such an object while pytest parses source to report a failure: the warning about it parses
+    source again, which 3.11 answers with a SystemError in place of the whole report (cpython issue 106905).
+    """
+    try:
+        return (yield)
+    finally:
+        if any(mark.name in PROCESS_MARKS for mark in item.iter_markers()):
+            gc.collect()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure of a test with processes shows the end of each process's log."""
+    report = yield
+    if report.failed:
+        report.sections += [(f"end of {log.name}", _end(log)) for log in _logs(getattr(item, "funcargs", {}))]
+    return report
+
+
+def _logs(arguments: dict[str, Any]) -> Iterator[Path]:
+    """Logs in the folders that a test was given, or that a swarm which it was given lives in."""
+    for value in arguments.values():
+        folder = getattr(value, "folder", value)
+        if isinstance(folder, Path) and folder.is_dir():
+            yield from sorted(folder.glob("*.log"))
+
+
+def _end(log: Path) -> str:
+    return log.read_text(errors="replace")[-LOG_BYTES_SHOWN:]
