@@ -6,9 +6,9 @@ Each subcommand is a module of this package with `arguments(parser)` and `measur
 import argparse
 import json
 
-from tests.bench import codec, optimizer, swarm
+from tests.bench import codec, convergence, optimizer, swarm
 
-SUBCOMMANDS = {"optimizer": optimizer, "codec": codec, "swarm": swarm}
+SUBCOMMANDS = {"optimizer": optimizer, "codec": codec, "swarm": swarm, "convergence": convergence}
 
 
 def main() -> None:
