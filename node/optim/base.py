@@ -1,0 +1,212 @@
+"""Base optimizers: what moves the parameters, given the aggregate that every replica has (arXiv 2411.19870v2).
+
+Their state is part of the replicated state, so they must give the same bits everywhere. Element by element that means one
+operation at a time, each rounded once as IEEE 754 says: no fused multiply-add, no library's power or square root of a
+tensor's dtype beyond `sqrt` and `/`, which are correctly rounded on CPUs and CUDA. Metal's are not, and its fused operations
+cannot be told apart, so there the arithmetic runs on the CPU. Matrix products (Muon) are exact in whole numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.optim.layout import Layout
+
+BaseName = Literal["sign", "sgd", "adamw", "muon"]
+TILE_CHUNKS = 256
+COUNT_MAX = 2**24
+"""Steps that fp32 counts exactly."""
+
+MUON_SHIFT = 18
+"""Matrices are orthogonalised in whole multiples of 2^-18."""
+
+MUON_STEPS = 5
+MUON_COEFFICIENTS = (14109, -19558, 8321)
+"""Of the quintic iteration `aX + bXX^TX + c(XX^T)^2X` (K. Jordan, Muon): 3.4445, -4.7750 and 2.0315 times 2^12."""
+
+_MUON_COEFFICIENT_SHIFT = 12
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """Which base optimizer, and its settings; replicated, so all peers of a run agree on them."""
+
+    name: BaseName = "sign"
+    momentum: float = 0.0
+    """Of `sgd` and `muon`: momentum of the aggregate, beside each peer's own."""
+    nesterov: bool = False
+    """Of `sgd` and `muon`: look ahead by one step of that momentum."""
+    beta1: float = 0.0
+    """Of `adamw`: the peers' momentum already averages over time, so none by default."""
+    beta2: float = 0.95
+    eps: float = 1e-8
+    muon_except: tuple[str, ...] = field(default=("embed", "lm_head"))
+    """Of `muon`: matrices with one of these in their names get the sign, as vectors do (they are tables, not maps)."""
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(BaseName):
+            raise ValueError(f"base {self.name!r} is none of {', '.join(get_args(BaseName))}")
+        for name in ("momentum", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is not within 0 <= {name} < 1")
+        if not 0 < self.eps < math.inf:
+            raise ValueError(f"eps {self.eps} is not positive and finite")
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The fp32 buffers of the replicated state, each the size of the parameters."""
+        return {
+            "sign": (),
+            "sgd": ("momentum",) if self.momentum else (),
+            "adamw": ("momentum", "square") if self.beta1 else ("square",),
+            "muon": ("momentum",) if self.momentum else (),
+        }[self.name]
+
+
+class Base:
+    """A base optimizer over the buffer of a layout. `sign` has no state and is not made here: votes decide it alone."""
+
+    def __init__(self, config: BaseConfig, layout: Layout, device: torch.device) -> None:
+        self.config, self.layout = config, layout
+        self._device = torch.device("cpu") if device.type == "mps" else device
+        self.count = 0
+        self.state = {name: layout.empty(self._device).zero_() for name in config.state_names}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The replicated state by name, fp32; of no base, nothing. Snapshots and digests hold it."""
+        if self.config.name == "sign":
+            return {}
+        return {**self.state, "count": torch.tensor([float(self.count)])}
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take over a replicated state, by copy. Raises `ValueError` if it is not this base's."""
+        if self.config.name == "sign" and not tensors:
+            return
+        if set(tensors) != {*self.state, "count"}:
+            raise ValueError(f"state {sorted(tensors)} is not that of base {self.config.name}")
+        for name, tensor in self.state.items():
+            if tensors[name].shape != tensor.shape:
+                raise ValueError(f"{name} of shape {tuple(tensors[name].shape)}, not {tuple(tensor.shape)}")
+        count = float(tensors["count"].reshape(-1)[0])
+        if not (0 <= count < COUNT_MAX and count == int(count)):
+            raise ValueError(f"a count of {count} steps")
+        self.count = int(count)
+        for name, tensor in self.state.items():
+            tensor.copy_(tensors[name])
+
+    @torch.no_grad()
+    def direct(self, update: Tensor) -> Tensor:
+        """Turn the aggregate, fp32 [chunks, 64, 64], into what lr times is taken off the parameters, in place."""
+        self.count += 1
+        assert self.count < COUNT_MAX, "more steps than fp32 counts"
+        here = update.to(self._device)
+        match self.config.name:
+            case "sgd":
+                for tile in self._tiles():
+                    here[tile] = self._momentum(tile, here[tile])
+            case "adamw":
+                self._adamw(here)
+            case "muon":
+                for tile in self._tiles():
+                    here[tile] = self._momentum(tile, here[tile])
+                self._muon(here)
+            case "sign":
+                here.sign_().add_(0.0)
+        return here if here is update else update.copy_(here)
+
+    def _tiles(self) -> Iterator[slice]:
+        for first in range(0, self.layout.chunks, TILE_CHUNKS):
+            yield slice(first, first + TILE_CHUNKS)
+
+    def _momentum(self, tile: slice, update: Tensor) -> Tensor:
+        """`b = mu * b + u`; b, or `u + mu * b` with nesterov."""
+        if not self.config.momentum:
+            return update
+        mu = float(np.float32(self.config.momentum))
+        momentum = self.state["momentum"][tile]
+        momentum.mul_(mu).add_(update)
+        return momentum.mul(mu).add_(update) if self.config.nesterov else momentum
+
+    def _adamw(self, update: Tensor) -> None:
+        """`u' = m^ / (sqrt(v^) + eps)` with the bias corrections of Adam; decay is the parameters' own."""
+        beta1, beta2 = (float(np.float32(beta)) for beta in (self.config.beta1, self.config.beta2))
+        # computed on the host in fp64 from products alone, and rounded once
+        first, second = (_fp32(1 / (1 - _power(beta, self.count))) for beta in (beta1, beta2))
+        rest1, rest2, eps = _fp32(1 - beta1), _fp32(1 - beta2), _fp32(self.config.eps)
+        for tile in self._tiles():
+            part = update[tile]
+            square = self.state["square"][tile]
+            square.mul_(beta2).add_(part.mul(part).mul_(rest2))
+            if beta1:
+                momentum = self.state["momentum"][tile]
+                momentum.mul_(beta1).add_(part.mul(rest1))
+                part = momentum.mul(first)
+            update[tile] = part / square.mul(second).sqrt_().add_(eps)
+
+    def _muon(self, update: Tensor) -> None:
+        """Matrices are made orthogonal, at a root mean square of 1; the rest becomes a sign."""
+        for place in self.layout.places:
+            matrix = len(place.shape) > 1 and min(place.height, place.width) > 1
+            table = any(part in place.name for part in self.config.muon_except)
+            alone = Layout((place,), self.layout.core_chunks, self.layout.pool_elements)
+            if matrix and not table:
+                whole = torch.empty(place.shape, dtype=torch.float32, device=update.device)
+                alone.scatter(update, [whole])
+                whole = orthogonalised(whole.view(place.height, place.width)).view(place.shape)
+                for part, chunk in alone.pairs([whole], update):
+                    assert part is not None
+                    chunk.copy_(part)
+            else:
+                for _, chunk in alone.pairs([None], update):
+                    chunk.sign_().add_(0.0)
+
+
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """Roughly `U V^T` of fp32 [height, width] = U S V^T, at a root mean square of about 1: the same bits on every device.
+
+    Muon's quintic Newton-Schulz iteration in whole multiples of 2^-18, held in fp64. Entries of X stay below 2 (a matrix's
+    entries are at most its largest singular value, and the iteration keeps those below 1.3), so that a product of two has
+    no partial sum above the product of two row norms: far below 2^53. Zero gives zero.
+    """
+    peak = float(matrix.abs().max()) if matrix.numel() else 0.0
+    if peak == 0:
+        return torch.zeros_like(matrix)
+    tall = matrix.shape[0] > matrix.shape[1]
+    # whole numbers up to 2^18, and their norm, exact in int64
+    _, exponent = math.frexp(peak)
+    whole = (matrix.T if tall else matrix).to(torch.float64).mul_(2.0 ** (MUON_SHIFT - exponent)).round_()
+    norm = math.isqrt(int(whole.to(torch.int64).square_().sum())) + 1
+    x = whole.mul_(2.0**MUON_SHIFT).div_(float(norm)).round_()
+    a, b, c = MUON_COEFFICIENTS
+    unit, factor = 2.0**-MUON_SHIFT, 2.0**-_MUON_COEFFICIENT_SHIFT
+    for _ in range(MUON_STEPS):
+        gram = (x @ x.T).mul_(unit).round_()
+        quartic = (gram @ gram).mul_(unit).round_()
+        inner = gram.mul_(b).add_(quartic.mul_(c)).mul_(factor).round_()
+        x = (inner @ x).mul_(unit).round_().add_(x.mul(a).mul_(factor).round_())
+    size = math.sqrt(max(matrix.shape))
+    result = x.mul_(unit * size).to(torch.float32)
+    return (result.T if tall else result).contiguous()
+
+
+def _power(base: float, exponent: int) -> float:
+    """`base ** exponent` from multiplications alone: a library's power function may differ in its last bit."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+def _fp32(value: float) -> float:
+    return float(np.float32(value))

@@ -1,0 +1,120 @@
+"""Base optimizers against their textbook forms in fp64, and their state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from node.optim.base import Base, BaseConfig, orthogonalised
+from node.optim.layout import Layout
+
+CPU = torch.device("cpu")
+LAYOUT = Layout.of_shapes([("embed.weight", (130, 64)), ("layer.weight", (128, 64)), ("layer.bias", (70,))])
+
+
+def updates(count: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(LAYOUT.chunks, 64, 64, generator=generator) for _ in range(count)]
+
+
+def directions(config: BaseConfig, given: list[Tensor]) -> list[Tensor]:
+    base = Base(config, LAYOUT, CPU)
+    return [base.direct(update.clone()).clone() for update in given]
+
+
+def test_sgd_is_torchs() -> None:
+    given = updates(4)
+    for momentum, nesterov in ((0.0, False), (0.9, False), (0.9, True)):
+        parameter = torch.zeros_like(given[0], dtype=torch.float64, requires_grad=True)
+        theirs = torch.optim.SGD([parameter], lr=1.0, momentum=momentum, nesterov=nesterov)
+        ours = torch.zeros_like(given[0], dtype=torch.float64)
+        for update, direction in zip(
+            given, directions(BaseConfig("sgd", momentum=momentum, nesterov=nesterov), given), strict=True
+        ):
+            parameter.grad = update.double()
+            theirs.step()
+            ours -= direction
+        assert torch.allclose(ours, parameter.detach(), atol=1e-5)
+
+
+def test_adamw_is_torchs() -> None:
+    given = updates(4)
+    for beta1 in (0.0, 0.9):
+        parameter = torch.zeros_like(given[0], dtype=torch.float64, requires_grad=True)
+        theirs = torch.optim.AdamW([parameter], lr=1.0, betas=(beta1, 0.95), eps=1e-8, weight_decay=0)
+        ours = torch.zeros_like(given[0], dtype=torch.float64)
+        for update, direction in zip(given, directions(BaseConfig("adamw", beta1=beta1), given), strict=True):
+            parameter.grad = update.double()
+            theirs.step()
+            ours -= direction
+        assert torch.allclose(ours, parameter.detach(), atol=1e-4)
+
+
+def test_muon_makes_matrices_orthogonal_and_takes_signs_of_the_rest() -> None:
+    [update] = updates(1)
+    [direction] = directions(BaseConfig("muon"), [update])
+    was = [torch.empty(place.shape) for place in LAYOUT.places]
+    now = [torch.empty(place.shape) for place in LAYOUT.places]
+    LAYOUT.scatter(update, was)
+    LAYOUT.scatter(direction, now)
+    for table in (0, 2):
+        assert torch.equal(now[table], was[table].sign())
+    singular = torch.linalg.svdvals(now[1].double() / 128**0.5)
+    assert 0.6 < float(singular.min()) <= float(singular.max()) < 1.3
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (128, 64), (7, 5), (1, 9), (33, 200)])
+def test_orthogonalised_keeps_the_singular_vectors_and_levels_the_values(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(1)) * 1e-3
+    found = orthogonalised(matrix).double()
+    left, _, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    middle = left.T @ found @ right.T / max(shape) ** 0.5
+    assert 0.6 < float(middle.diagonal().min()) <= float(middle.diagonal().max()) < 1.3
+    assert float((middle - middle.diagonal().diag()).abs().max()) < 0.02
+    assert torch.equal(orthogonalised(torch.zeros(shape)), torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BaseConfig("sgd", momentum=0.9, nesterov=True),
+        BaseConfig("adamw", beta1=0.9),
+        BaseConfig("adamw"),
+        BaseConfig("muon", momentum=0.9),
+    ],
+    ids=lambda config: f"{config.name}-{config.beta1}",
+)
+def test_bits_depend_on_neither_threads_nor_a_break(config: BaseConfig) -> None:
+    given = updates(4)
+    threads = torch.get_num_threads()
+    whole = directions(config, given)
+    base = Base(config, LAYOUT, CPU)
+    try:
+        torch.set_num_threads(1 if threads > 1 else 2)
+        for update in given[:2]:
+            base.direct(update.clone())
+        again = Base(config, LAYOUT, CPU)
+        again.load({name: tensor.clone() for name, tensor in base.tensors().items()})
+        assert again.count == 2
+        for update, wanted in zip(given[2:], whole[2:], strict=True):
+            assert torch.equal(again.direct(update.clone()), wanted)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_state_that_is_not_this_bases_is_refused() -> None:
+    base = Base(BaseConfig("adamw"), LAYOUT, CPU)
+    good = base.tensors()
+    with pytest.raises(ValueError, match="not that of base adamw"):
+        base.load({"count": torch.zeros(1)})
+    with pytest.raises(ValueError, match="of shape"):
+        base.load({**good, "square": torch.zeros(1, 64, 64)})
+    with pytest.raises(ValueError, match="a count of"):
+        base.load({**good, "count": torch.tensor([1.5])})
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    for wrong in ({"name": "adam"}, {"momentum": 1.0}, {"beta1": -0.1}, {"beta2": 1.0}, {"eps": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong)).replace("name", "base")):
+            BaseConfig(**wrong)  # type: ignore[arg-type]
