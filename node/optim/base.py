@@ -76,37 +76,22 @@ class Base:
     def __init__(self, config: BaseConfig, layout: Layout, device: torch.device) -> None:
         self.config, self.layout = config, layout
         self._device = torch.device("cpu") if device.type == "mps" else device
-        self.count = 0
         self.state = {name: layout.empty(self._device).zero_() for name in config.state_names}
+        """The replicated state by name, fp32; of `sign`, nothing. Snapshots and digests hold it, and may write into it."""
+        if config.name != "sign":
+            self.state["count"] = torch.zeros(1)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The replicated state by name, fp32; of no base, nothing. Snapshots and digests hold it."""
-        if self.config.name == "sign":
-            return {}
-        return {**self.state, "count": torch.tensor([float(self.count)])}
-
-    @torch.no_grad()
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take over a replicated state, by copy. Raises `ValueError` if it is not this base's."""
-        if self.config.name == "sign" and not tensors:
-            return
-        if set(tensors) != {*self.state, "count"}:
-            raise ValueError(f"state {sorted(tensors)} is not that of base {self.config.name}")
-        for name, tensor in self.state.items():
-            if tensors[name].shape != tensor.shape:
-                raise ValueError(f"{name} of shape {tuple(tensors[name].shape)}, not {tuple(tensor.shape)}")
-        count = float(tensors["count"].reshape(-1)[0])
-        if not (0 <= count < COUNT_MAX and count == int(count)):
-            raise ValueError(f"a count of {count} steps")
-        self.count = int(count)
-        for name, tensor in self.state.items():
-            tensor.copy_(tensors[name])
+    @property
+    def count(self) -> int:
+        """Steps so far."""
+        return int(self.state["count"]) if self.state else 0
 
     @torch.no_grad()
     def direct(self, update: Tensor) -> Tensor:
         """Turn the aggregate, fp32 [chunks, 64, 64], into what lr times is taken off the parameters, in place."""
-        self.count += 1
         assert self.count < COUNT_MAX, "more steps than fp32 counts"
+        if self.state:
+            self.state["count"] += 1
         here = update.to(self._device)
         match self.config.name:
             case "sgd":
