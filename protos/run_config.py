@@ -15,7 +15,10 @@ from protos.identity import public_key_of
 from protos.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, CONFIG_JSON_BYTES_MAX, ENTRY_CONTRIBUTIONS_MAX
 
 GROUP_SIZES = (8, 16, 32, 64, 128)
+TOP_K_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 GroupSize = Literal[8, 16, 32, 64, 128]
+TopK = Literal[4, 8, 16, 32, 64, 128, 256, 512]
+BASE_STEPS_MAX = 2**24 - 1
 Address = Annotated[str, Field(max_length=ADDRESS_BYTES_MAX, pattern=r"^/.+/p2p/[1-9A-HJ-NP-Za-km-z]+$")]
 
 
@@ -58,11 +61,52 @@ class DataConfig(_Section):
     """Tokens a sample."""
 
 
-class OptimizerConfig(_Section):
-    """DeMo with group votes (arXiv 2411.19870; docs/architecture.md)."""
+class BaseOptimizerConfig(_Section):
+    """What moves the parameters, given everybody's votes (arXiv 2411.19870v2). Its state is replicated."""
 
-    lr: float = Field(default=2e-3, gt=0, lt=1)
-    """Peak learning rate; 2e-3 beat 1e-3 and 3e-3 at 0.66 M parameters."""
+    name: Literal["sign", "sgd", "adamw", "muon"] = "sign"
+    """`sign` (Signum, no state), `sgd`, `adamw` (second moment of the aggregate), `muon` (orthogonalised matrices)."""
+
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Of sgd and muon: momentum of the aggregate, beside each peer's own."""
+
+    nesterov: bool = False
+    """Of sgd and muon: look ahead by one step of that momentum."""
+
+    beta1: float = Field(default=0.0, ge=0, lt=1)
+    """Of adamw."""
+
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """Of adamw."""
+
+    eps: float = Field(default=1e-8, gt=0, lt=1)
+    """Of adamw."""
+
+
+class LocalConfig(_Section):
+    """Local steps (DiLoCo, arXiv 2311.08105): peers take AdamW steps of their own and vote on where these led."""
+
+    steps: int = Field(default=1, ge=1, le=10_000)
+    """Local steps in a clock step; 1 is none: votes are on the gradient. The samples of a clock step are cut in as many."""
+
+    lr: float = Field(default=1e-3, gt=0, lt=1)
+    """Peak learning rate of the local AdamW; it follows the shape of the run's schedule."""
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Of the local AdamW."""
+
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """Of the local AdamW."""
+
+    weight_decay: float = Field(default=0.0, ge=0, lt=1)
+    """Of the local AdamW."""
+
+
+class OptimizerConfig(_Section):
+    """The DeMo family (arXiv 2411.19870 and its successors; docs/optimizers.md). By default group votes and signs."""
+
+    lr: float = Field(default=2e-3, gt=0, le=2)
+    """Peak learning rate; 2e-3 beat 1e-3 and 3e-3 at 0.66 M parameters. With local steps it is the outer one: about 0.7."""
 
     schedule: Literal["cosine", "constant"] = "cosine"
     """Shape of the learning rate after the warm-up."""
@@ -82,8 +126,44 @@ class OptimizerConfig(_Section):
     clip_norm: float = Field(default=1.0, gt=0)
     """Gradient norm a peer clips to before its momentum sees the gradient."""
 
+    selection: Literal["groups", "topk"] = "groups"
+    """`groups`: the largest coefficient of every group; `topk`: the largest of a chunk, wherever they are."""
+
     group_size: GroupSize = 128
-    """Coefficients a vote chooses from, unless a peer sets its own: 128 is one byte a vote, 16 costs 5 times that."""
+    """Of groups: coefficients a vote chooses from, unless a peer sets its own; 128 is a byte a vote, 16 costs 5 times that."""
+
+    top_k: TopK = 32
+    """Of topk: components of a chunk of 4096, unless a peer sets its own."""
+
+    values: Literal["sign", "2bit", "8bit"] = "sign"
+    """What a vote says beside where it is."""
+
+    transform: Literal["dct", "hadamard", "identity"] = "dct"
+    """What parameters look like to the votes."""
+
+    magnitudes: bool = False
+    """Updates have the size that peers vote for (one byte more a chunk, the median counts). Only with base sgd."""
+
+    refused: Literal["restore", "drop"] = "restore"
+    """What becomes of votes that the log did not accept: they stay in the momentum, or leave it as if accepted."""
+
+    base: BaseOptimizerConfig = BaseOptimizerConfig()
+    local: LocalConfig = LocalConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OptimizerConfig:
+        if self.magnitudes and self.base.name != "sgd":
+            raise ValueError(f"`magnitudes` have no effect with base {self.base.name!r}: only sgd keeps sizes")
+        if self.local.steps > 1 and not self.magnitudes:
+            raise ValueError(
+                "local steps need `magnitudes = true` and base sgd: how far a peer went is the update's size"
+            )
+        return self
+
+    @property
+    def vote_size(self) -> int:
+        """Group size or k, whichever the selection has."""
+        return self.group_size if self.selection == "groups" else self.top_k
 
 
 class ClockConfig(_Section):
@@ -169,6 +249,19 @@ class RunConfig(_Section):
     clock: ClockConfig = ClockConfig()
     admission: AdmissionConfig = AdmissionConfig()
     overlay: OverlayConfig = OverlayConfig()
+
+    @model_validator(mode="after")
+    def _countable(self) -> RunConfig:
+        if self.optimizer.base.name != "sign" and self.clock.steps > BASE_STEPS_MAX:
+            raise ValueError(
+                f"base {self.optimizer.base.name} counts at most {BASE_STEPS_MAX} steps, not {self.clock.steps}"
+            )
+        if self.optimizer.local.steps * self.clock.min_peers > self.clock.batch_samples:
+            raise ValueError(
+                f"batch_samples {self.clock.batch_samples} is less than one sample for each of {self.optimizer.local.steps} "
+                f"local steps of {self.clock.min_peers} peers"
+            )
+        return self
 
     def canonical_json(self) -> str:
         """One spelling for one configuration: sorted keys, no spaces."""

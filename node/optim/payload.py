@@ -151,10 +151,11 @@ class Format:
             return raw[offset - length : offset]
 
         codes = take(chunks).to(device) if self.scaled else None
-        sizes: Tensor | int = 1
+        sizes: Tensor | None = None
         if self.grid.size_bits:
             plain = bits.unpack(take(bits.packed_bytes(count, self.grid.size_bits)), self.grid.size_bits, count)
-            sizes = (plain | 2 if self.grid is values.TWO_BIT else plain).view(chunks, -1).to(device)
+            whole = plain | 2 if self.grid is values.TWO_BIT else plain
+            sizes = whole.view(chunks, -1).to(device, torch.int8)
         if self.selection == "groups":
             packed = votes.from_bytes(data[offset:], size, chunks, device)
             where, signs = votes.indices(packed, size)
@@ -162,4 +163,4 @@ class Format:
             negative = bits.unpack(take(bits.packed_bytes(count, 1)), 1, count)
             where = torch.from_numpy(topk.decode(data[offset:], size, chunks)).to(device, torch.int64)
             signs = 1 - 2 * negative.view(chunks, -1).to(device, torch.int8)
-        return Ballot(where, signs * sizes, codes)
+        return Ballot(where, signs if sizes is None else signs * sizes, codes)
