@@ -70,7 +70,7 @@ class Replica:
         accepted = mine is not None and any(c.payload_sha256 == mine for c in entry.contributions)
         if self.demo.pending and self.published is not None and self.published[0] <= entry.step:
             self.demo.settle(accepted)
-        self.demo.apply([(update.group_size, update.votes) for update in updates], entry.lr)
+        self.demo.apply([(update.size, update.votes) for update in updates], entry.lr)
         self.step, self.head, self._digest = entry.step, signed.hash, None
         return accepted
 

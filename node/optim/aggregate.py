@@ -16,10 +16,8 @@ from torch import Tensor
 from node.optim import transforms, values, votes
 from node.optim.dct import VOTE_SUM_MAX
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
-from node.optim.payload import Ballot, Format
+from node.optim.payload import PLAIN, Ballot, Format
 from node.optim.transforms import WIDE_SUM_MAX, Transform
-
-PLAIN = Format()
 
 
 class VoteSum:

@@ -66,7 +66,7 @@ class Format:
     @property
     def plain(self) -> bool:
         """Group votes with signs alone: the default, for which there are faster ways than through a `Ballot`."""
-        return self == Format()
+        return self == PLAIN
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -164,3 +164,7 @@ class Format:
             where = torch.from_numpy(topk.decode(data[offset:], size, chunks)).to(device, torch.int64)
             signs = 1 - 2 * negative.view(chunks, -1).to(device, torch.int8)
         return Ballot(where, signs if sizes is None else signs * sizes, codes)
+
+
+PLAIN = Format()
+"""Group votes with signs alone."""

@@ -14,7 +14,8 @@ class Update:
     """One peer's votes of one step, as the optimizer takes them."""
 
     step: int
-    group_size: int
+    size: int
+    """Group size, or k of top-k."""
     votes: bytes
 
 
@@ -24,7 +25,7 @@ def encode_update(run_id: bytes, layout_digest: bytes, update: Update) -> bytes:
         run_id=run_id,
         step=update.step,
         layout_digest=layout_digest,
-        group_size=update.group_size,
+        size=update.size,
         votes=update.votes,
     ).SerializeToString(deterministic=True)
     assert len(data) - len(update.votes) <= UPDATE_HEADER_BYTES_MAX, "the header outgrew its bound"

@@ -8,27 +8,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node.optim.votes import vote_bytes
+from node.optim.payload import PLAIN, Format
+from node.optim.votes import VotesError
 from node.wire.codec import Update
 from protos.envelope import parse
 from protos.errors import Reason, Refusal
 from protos.limits import PAYLOAD_BYTES_MAX, UPDATE_HEADER_BYTES_MAX
-from protos.run_config import GROUP_SIZES
 from protos.v1 import update_pb2
 
 
 @dataclass(frozen=True)
 class UpdateDoor:
-    """Knows the run and the shape that votes must have. `chunks` is the layout's."""
+    """Knows the run and the shape that votes must have. `chunks` is the layout's, `form` the run's."""
 
     run_id: bytes
     layout_digest: bytes
     chunks: int
+    form: Format = PLAIN
 
     @property
     def bytes_max(self) -> int:
-        """The longest payload that can be valid: the smallest group size has the most votes."""
-        return min(vote_bytes(self.chunks, min(GROUP_SIZES)) + UPDATE_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX)
+        """The longest payload that can be valid, of any size that a peer may choose."""
+        longest = max(self.form.bytes_max(self.chunks, size) for size in self.form.sizes)
+        return min(longest + UPDATE_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX)
 
     def open(self, data: bytes, step: int) -> Update:
         """The votes of step `step`, or `Refusal` with the reason."""
@@ -41,12 +43,11 @@ class UpdateDoor:
             raise Refusal(Reason.WRONG_STEP, f"payload of step {body.step}, expected {step}")
         if body.layout_digest != self.layout_digest:
             raise Refusal(Reason.WRONG_LAYOUT, f"payload of layout {body.layout_digest.hex()[:16] or 'none'}")
-        if body.group_size not in GROUP_SIZES:
-            raise Refusal(Reason.OUT_OF_RANGE, f"group size {body.group_size}, expected one of {GROUP_SIZES}")
-        expected = vote_bytes(self.chunks, body.group_size)
-        if len(body.votes) != expected:
-            raise Refusal(Reason.OUT_OF_RANGE, f"{len(body.votes)} bytes of votes, expected {expected}")
+        try:
+            self.form.check(body.votes, body.size, self.chunks)
+        except VotesError as error:
+            raise Refusal(Reason.OUT_OF_RANGE, str(error)) from error
         canonical = len(data) - len(body.votes) <= UPDATE_HEADER_BYTES_MAX
         if not canonical:
             raise Refusal(Reason.MALFORMED, "bytes beyond the votes and their header")
-        return Update(body.step, body.group_size, body.votes)
+        return Update(body.step, body.size, body.votes)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/v1/update.proto\x12\rswarmentum.v1\"g\n\rUpdatePayload\x12\x0e\n\x06run_id\x18\x01 \x01(\x0c\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x15\n\rlayout_digest\x18\x03 \x01(\x0c\x12\x12\n\ngroup_size\x18\x04 \x01(\r\x12\r\n\x05votes\x18\x05 \x01(\x0c\"\xa3\x01\n\x0c\x41nnouncement\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x0c\x12\x16\n\x0epayload_sha256\x18\x03 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07samples\x18\x05 \x01(\x04\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x0c\n\x04loss\x18\x07 \x01(\x02\x12\x12\n\ncompute_ms\x18\x08 \x01(\x04\"1\n\nPeerRecord\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"-\n\x0b\x42lobRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"K\n\x0c\x42lobResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fremaining_bytes\x18\x03 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/v1/update.proto\x12\rswarmentum.v1\"a\n\rUpdatePayload\x12\x0e\n\x06run_id\x18\x01 \x01(\x0c\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x15\n\rlayout_digest\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\r\x12\r\n\x05votes\x18\x05 \x01(\x0c\"\xa3\x01\n\x0c\x41nnouncement\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x0c\x12\x16\n\x0epayload_sha256\x18\x03 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07samples\x18\x05 \x01(\x04\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x0c\n\x04loss\x18\x07 \x01(\x02\x12\x12\n\ncompute_ms\x18\x08 \x01(\x04\"1\n\nPeerRecord\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"-\n\x0b\x42lobRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"K\n\x0c\x42lobResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fremaining_bytes\x18\x03 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.update_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_UPDATEPAYLOAD']._serialized_start=41
-  _globals['_UPDATEPAYLOAD']._serialized_end=144
-  _globals['_ANNOUNCEMENT']._serialized_start=147
-  _globals['_ANNOUNCEMENT']._serialized_end=310
-  _globals['_PEERRECORD']._serialized_start=312
-  _globals['_PEERRECORD']._serialized_end=361
-  _globals['_BLOBREQUEST']._serialized_start=363
-  _globals['_BLOBREQUEST']._serialized_end=408
-  _globals['_BLOBRESPONSE']._serialized_start=410
-  _globals['_BLOBRESPONSE']._serialized_end=485
+  _globals['_UPDATEPAYLOAD']._serialized_end=138
+  _globals['_ANNOUNCEMENT']._serialized_start=141
+  _globals['_ANNOUNCEMENT']._serialized_end=304
+  _globals['_PEERRECORD']._serialized_start=306
+  _globals['_PEERRECORD']._serialized_end=355
+  _globals['_BLOBREQUEST']._serialized_start=357
+  _globals['_BLOBREQUEST']._serialized_end=402
+  _globals['_BLOBRESPONSE']._serialized_start=404
+  _globals['_BLOBRESPONSE']._serialized_end=479
 # @@protoc_insertion_point(module_scope)

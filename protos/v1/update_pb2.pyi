@@ -7,18 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class UpdatePayload(_message.Message):
-    __slots__ = ("run_id", "step", "layout_digest", "group_size", "votes")
+    __slots__ = ("run_id", "step", "layout_digest", "size", "votes")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     VOTES_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
     step: int
     layout_digest: bytes
-    group_size: int
+    size: int
     votes: bytes
-    def __init__(self, run_id: _Optional[bytes] = ..., step: _Optional[int] = ..., layout_digest: _Optional[bytes] = ..., group_size: _Optional[int] = ..., votes: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[bytes] = ..., step: _Optional[int] = ..., layout_digest: _Optional[bytes] = ..., size: _Optional[int] = ..., votes: _Optional[bytes] = ...) -> None: ...
 
 class Announcement(_message.Message):
     __slots__ = ("step", "parent_hash", "payload_sha256", "payload_bytes", "samples", "tokens", "loss", "compute_ms")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.optim.payload import Format
+from node.optim.values import TWO_BIT
 from node.optim.votes import vote_bytes
 from node.wire.codec import Update, encode_update, payload_hash
 from node.wire.validate import UpdateDoor
@@ -34,9 +37,9 @@ def test_every_byte_string_of_the_right_length_is_a_payload(group_size: int, ste
     assert len(payload_hash(data)) == 32
 
 
-def refusal(data: bytes, step: int = 7) -> Reason:
+def refusal(data: bytes, step: int = 7, door: UpdateDoor = DOOR) -> Reason:
     with pytest.raises(Refusal) as caught:
-        DOOR.open(data, step)
+        door.open(data, step)
     assert caught.value.detail
     return caught.value.reason
 
@@ -50,8 +53,20 @@ def test_each_fault_has_its_reason() -> None:
     assert refusal(payload(step=8)) is Reason.WRONG_STEP
     assert refusal(payload(layout=b"x" * 32)) is Reason.WRONG_LAYOUT
     assert refusal(payload(extra=b"x")) is Reason.OUT_OF_RANGE
-    odd = update_pb2.UpdatePayload(run_id=RUN, step=7, layout_digest=LAYOUT, group_size=100, votes=b"")
+    odd = update_pb2.UpdatePayload(run_id=RUN, step=7, layout_digest=LAYOUT, size=100, votes=b"")
     assert refusal(odd.SerializeToString()) is Reason.OUT_OF_RANGE
+
+
+def test_a_door_opens_the_format_of_its_run_only() -> None:
+    form = Format("topk", TWO_BIT, scaled=True)
+    door = UpdateDoor(RUN, LAYOUT, CHUNKS, form)
+    votes = form.encode([form.choose(torch.randn(CHUNKS, 64, 64), 64)], 64)
+    data = encode_update(RUN, LAYOUT, Update(7, 64, votes))
+    assert door.open(data, 7) == Update(7, 64, votes)
+    assert refusal(data) is Reason.OUT_OF_RANGE
+    assert refusal(payload(), door=door) is Reason.OUT_OF_RANGE
+    broken = encode_update(RUN, LAYOUT, Update(7, 64, votes[:-1] + b"\0"))
+    assert refusal(broken, door=door) is Reason.OUT_OF_RANGE
 
 
 def test_unknown_fields_cannot_carry_bytes_along() -> None:
@@ -72,4 +87,4 @@ def test_a_flipped_byte_is_refused_or_is_another_valid_vote(position: int, flip:
         update = DOOR.open(bytes(data), 7)
     except Refusal:
         return
-    assert len(update.votes) == vote_bytes(CHUNKS, update.group_size)
+    assert len(update.votes) == vote_bytes(CHUNKS, update.size)
