@@ -9,9 +9,11 @@ that do not fit, before it changes anything; it knows no learning rate schedule,
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +32,11 @@ TILE_CHUNKS_DEVICE = 8192
 _SCRATCH_PLANES = 3
 """Tiles of scratch that `votes.select` needs. Reused: fresh memory costs a page fault for every 4 KiB, which took
 longer than the arithmetic."""
+
+BACKEND_VARIABLE = "SWARMENTUM_OPTIM_BACKEND"
+"""Environment variable that chooses the step's backend: `auto` (numba on a CPU where it is installed) or one of them."""
+
+BACKENDS = ("auto", "torch", "numba")
 
 CLIP_EPSILON = 1e-6
 """As in torch's `clip_grad_norm_`."""
@@ -86,6 +93,11 @@ def spend(momentum: Tensor, packed: Tensor, group_size: int) -> Tensor:
     return momentum
 
 
+def decay_factor(lr: float, weight_decay: float) -> float:
+    """`1 - lr * wd`, computed once in fp32: part of the replicated update."""
+    return float(np.float32(1) - np.float32(lr) * np.float32(weight_decay))
+
+
 def apply_update(parameter: Tensor, direction: Tensor, lr: float, weight_decay: float) -> Tensor:
     """`p = p * (1 - lr * wd) - lr * direction` in place, fp32 of any shape; `lr` must be exact in fp32.
 
@@ -93,9 +105,9 @@ def apply_update(parameter: Tensor, direction: Tensor, lr: float, weight_decay: 
     one for the difference. `lr * direction` is exact (the direction is -1, 0 or 1), so a fused multiply-add in the
     second step changes nothing. A factor of one is skipped: multiplying by it changes no bit.
     """
-    factor = np.float32(1) - np.float32(lr) * np.float32(weight_decay)
+    factor = decay_factor(lr, weight_decay)
     if factor != 1:
-        parameter.mul_(float(factor))
+        parameter.mul_(factor)
     return parameter.add_(direction, alpha=-lr)
 
 
@@ -106,6 +118,91 @@ def exact_float32(value: float) -> float:
     if not math.isfinite(value) or rounded != value:
         raise ValueError(f"learning rate {value!r} is not an fp32 value; round it first with float(numpy.float32(...))")
     return float(value)
+
+
+class Backend(Protocol):
+    """The heavy half of a step. Gradients and parameters are contiguous, on one device, in the layout's order."""
+
+    name: str
+
+    def norm(self, gradients: Sequence[Tensor | None]) -> float:
+        """The norm of all gradients (fp32; None counts as zeros), infinite or NaN where one of them is."""
+        ...
+
+    def vote(
+        self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
+    ) -> Tensor:
+        """`accumulate` the gradients' coefficients in `momentum` [chunks, 64, 64], and the packed votes of `select`.
+
+        `gradients` are those of the last call of `norm`, and `step` is what `accumulate` calls lr. Raises
+        `votes.NotANumber` once all momentum has been written.
+        """
+        ...
+
+    def spend(self, momentum: Tensor, packed: Tensor, group_size: int) -> None:
+        """See `spend`."""
+        ...
+
+    def apply(
+        self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: float
+    ) -> None:
+        """`apply_update` by the direction of `ballots`, `(group_size, payload)` each.
+
+        The same bits from every backend. Raises `VotesError` before anything is changed.
+        """
+        ...
+
+
+class Portable:
+    """`Backend` in torch operations, for any device."""
+
+    name = "torch"
+
+    def __init__(self, layout: Layout, device: torch.device, tile_chunks: int) -> None:
+        self._layout = layout
+        self._device = device
+        self._tile_chunks = tile_chunks
+        self._buffer = layout.empty(device)  # gradients on the way in, directions on the way out
+        largest = min(tile_chunks, layout.chunks) * CHUNK_ELEMENTS
+        self._scratch = torch.empty(_SCRATCH_PLANES * largest, dtype=torch.float32, device=device)
+
+    def norm(self, gradients: Sequence[Tensor | None]) -> float:
+        return float(torch.linalg.vector_norm(self._layout.gather(gradients, self._buffer)))
+
+    def vote(
+        self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
+    ) -> Tensor:
+        packed = []
+        for tile, scratch in self._tiles():
+            gradient = self._buffer[tile]
+            coefficients = dct.forward(gradient, out=gradient, scratch=scratch[0])
+            accumulated = accumulate(momentum[tile], coefficients, beta, step)
+            packed.append(votes.pack(*votes.select(accumulated, group_size, scratch), group_size))
+        return torch.cat(packed)
+
+    def spend(self, momentum: Tensor, packed: Tensor, group_size: int) -> None:
+        spend(momentum, packed, group_size)
+
+    def apply(
+        self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: float
+    ) -> None:
+        total = aggregate.VoteSum(self._layout.chunks, self._device)
+        for group_size, payload in ballots:
+            total.add(group_size, payload)
+        for tile, scratch in self._tiles():
+            out = self._buffer[tile]
+            sums = total.sums(tile.start, tile.stop, out=out.view(torch.int32))
+            aggregate.direction(sums, out=out, scratch=scratch[:2])
+        for part, direction in self._layout.pairs(parameters, self._buffer):
+            assert part is not None
+            apply_update(part, direction, lr, weight_decay)
+
+    def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
+        """Ranges of chunks, each with scratch of its size: fp32 [3, count, 64, 64]."""
+        for first in range(0, self._layout.chunks, self._tile_chunks):
+            last = min(first + self._tile_chunks, self._layout.chunks)
+            room = self._scratch[: _SCRATCH_PLANES * (last - first) * CHUNK_ELEMENTS]
+            yield slice(first, last), room.view(_SCRATCH_PLANES, last - first, CHUNK_SIDE, CHUNK_SIDE)
 
 
 class DeMo:
@@ -126,17 +223,19 @@ class DeMo:
         self.layout = Layout.of(named)
         self.parameters = [tensor for _, tensor in named]
         self._device = self.parameters[0].device
-        self._tile_chunks = TILE_CHUNKS_CPU if self._device.type == "cpu" else TILE_CHUNKS_DEVICE
         self._momentum = self.layout.empty(self._device).zero_()
-        self._buffer = self.layout.empty(self._device)  # gradients on the way in, directions on the way out
-        largest = min(self._tile_chunks, self.layout.chunks) * CHUNK_ELEMENTS
-        self._scratch = torch.empty(_SCRATCH_PLANES * largest, dtype=torch.float32, device=self._device)
+        self._backend = _backend(self.layout, self._device, os.environ.get(BACKEND_VARIABLE, "auto"))
         self._pending: tuple[int, Tensor] | None = None
 
     @property
     def momentum(self) -> Tensor:
         """fp32 [chunks, 64, 64], in the DCT domain. To be read only."""
         return self._momentum
+
+    @property
+    def backend(self) -> str:
+        """What computes the step: "numba" or "torch"."""
+        return self._backend.name
 
     @property
     def pending(self) -> bool:
@@ -153,27 +252,22 @@ class DeMo:
         """
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
-        self.layout.gather([parameter.grad for parameter in self.parameters], self._buffer)
-        norm = float(torch.linalg.vector_norm(self._buffer))
+        gradients = [_dense(parameter.grad) for parameter in self.parameters]
+        norm = self._backend.norm(gradients)
         if not math.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {norm}")
-        step = lr * _clip_scale(norm, self.config.clip_norm)
-        group_size = self.config.group_size
-        packed = []
-        for tile, scratch in self._tiles():
-            gradient = self._buffer[tile]
-            coefficients = dct.forward(gradient, out=gradient, scratch=scratch[0])
-            momentum = accumulate(self._momentum[tile], coefficients, self.config.beta, step)
-            packed.append(votes.pack(*votes.select(momentum, group_size, scratch), group_size))
-        self._pending = (group_size, torch.cat(packed))
-        return Votes(votes.to_bytes(self._pending[1]), group_size, norm)
+        step, group_size = lr * _clip_scale(norm, self.config.clip_norm), self.config.group_size
+        packed = self._backend.vote(gradients, self._momentum, self.config.beta, step, group_size)
+        self._pending = (group_size, packed)
+        return Votes(votes.to_bytes(packed), group_size, norm)
 
     @torch.no_grad()
     def settle(self, accepted: bool) -> None:
         """Close the last proposal: accepted votes leave the momentum, refused ones stay and weigh in again."""
         assert self._pending is not None, "nothing was proposed"
         if accepted:
-            spend(self._momentum, self._pending[1], self._pending[0])
+            size, packed = self._pending
+            self._backend.spend(self._momentum, packed, size)
         self._pending = None
 
     @torch.no_grad()
@@ -185,16 +279,8 @@ class DeMo:
         touched.
         """
         lr = exact_float32(lr)
-        total = aggregate.VoteSum(self.layout.chunks, self._device)
-        for group_size, payload in contributions:
-            total.add(group_size, payload)
-        for tile, scratch in self._tiles():
-            out = self._buffer[tile]
-            sums = total.sums(tile.start, tile.stop, out=out.view(torch.int32))
-            aggregate.direction(sums, out=out, scratch=scratch[:2])
-        for part, direction in self.layout.pairs([parameter.detach() for parameter in self.parameters], self._buffer):
-            assert part is not None
-            apply_update(part, direction, lr, self.config.weight_decay)
+        parameters = [parameter.detach() for parameter in self.parameters]
+        self._backend.apply(contributions, parameters, lr, self.config.weight_decay)
 
     def state_dict(self) -> dict[str, Any]:
         """The private state: momentum, pending votes (or None) with their group size, and the layout's digest."""
@@ -219,12 +305,24 @@ class DeMo:
         self._momentum.copy_(state["momentum"])
         self._pending = None if packed is None else (size, packed.to(self._device, copy=True))
 
-    def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
-        """Ranges of chunks, each with scratch of its size: fp32 [3, count, 64, 64]."""
-        for first in range(0, self.layout.chunks, self._tile_chunks):
-            last = min(first + self._tile_chunks, self.layout.chunks)
-            room = self._scratch[: _SCRATCH_PLANES * (last - first) * CHUNK_ELEMENTS]
-            yield slice(first, last), room.view(_SCRATCH_PLANES, last - first, CHUNK_SIDE, CHUNK_SIDE)
+
+def _backend(layout: Layout, device: torch.device, choice: str) -> Backend:
+    """The backend that `choice` allows on `device`. Raises `ValueError` if it is no choice, or cannot be had."""
+    if choice not in BACKENDS:
+        raise ValueError(f"{BACKEND_VARIABLE} is {choice!r}, not one of {', '.join(BACKENDS)}")
+    able = device.type == "cpu" and find_spec("numba") is not None
+    if choice == "numba" and not able:
+        raise ValueError(f"{BACKEND_VARIABLE} is numba, which serves a CPU and must be installed (swarmentum[node])")
+    if choice != "torch" and able:
+        from node.optim.fused.backend import Fused
+
+        return Fused(layout)
+    return Portable(layout, device, TILE_CHUNKS_CPU if device.type == "cpu" else TILE_CHUNKS_DEVICE)
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    """As contiguous fp32; a copy only where it is not."""
+    return None if gradient is None else gradient.detach().to(torch.float32).contiguous()
 
 
 def _clip_scale(norm: float, limit: float | None) -> float:

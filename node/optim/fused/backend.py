@@ -1,0 +1,147 @@
+"""The fused step behind the same calls as the portable one: addresses in, threads over ranges of chunks.
+
+It refuses to hold a tensor of the size of the model: gradients are read where they are, parameters written in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from node.optim import dct, votes
+from node.optim.demo import decay_factor
+from node.optim.fused import emit, kernels
+from node.optim.fused.plan import Plan
+from node.optim.layout import CHUNK_SIDE, Layout
+
+RANGE_CHUNKS = 128
+"""Chunks that a thread takes at a time, so that one held up by another program does not hold up the step."""
+
+CACHE_LINE = 64
+
+Scratch: TypeAlias = npt.NDArray[np.uint8]
+Addresses: TypeAlias = npt.NDArray[np.int64]
+
+
+class Fused:
+    """`node.optim.demo.Backend` on a CPU. Tensors are contiguous fp32; all scratch is some 40 KiB a thread.
+
+    Every chunk is computed alone, so no result depends on the number of threads, which is torch's. The threads live
+    for one call: a start takes less than 0.1 ms, and a fork or the end of the process finds none.
+    """
+
+    name = "numba"
+
+    def __init__(self, layout: Layout) -> None:
+        plan = Plan.of(layout)
+        self._chunks = plan.chunks
+        self._plan = (plan.core, plan.strips, plan.first_strips)
+        self._coefficients: npt.NDArray[np.int16] = np.stack([_coefficients(size) for size in votes.GROUP_SIZES])
+        self._basis = dct.integer_basis(torch.device("cpu")).numpy().astype(np.int16)
+        self._order = np.argsort(emit.FREQUENCIES).astype(np.int64)
+        self._second = second_basis(self._basis)
+        self._compile()
+
+    def norm(self, gradients: Sequence[Tensor | None]) -> float:
+        """The norm of all gradients; infinite if the square of it overflows fp32 in one place, as torch's does."""
+        out = np.empty(self._chunks, dtype=np.float64)
+        tensors = _addresses(gradients)
+        self._share(lambda *own: kernels.square_sums(*own, self._plan, tensors, out))
+        return float(np.sqrt(out.sum()))
+
+    def vote(
+        self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
+    ) -> Tensor:
+        """See `Backend.vote`."""
+        packed = np.empty(votes.vote_bytes(self._chunks, group_size), dtype=np.uint8)
+        tensors, flat = _addresses(gradients), momentum.view(-1).numpy()
+        numbers = np.float32(beta), np.float32(step), group_size
+        table = self._table(group_size)
+        broken = self._share(lambda *own: kernels.vote(*own, self._plan, tensors, flat, *numbers, table, packed))
+        if any(broken):
+            raise votes.NotANumber("the momentum holds NaN")
+        return torch.from_numpy(packed)
+
+    def spend(self, momentum: Tensor, packed: Tensor, group_size: int) -> None:
+        """See `Backend.spend`."""
+        flat, codes, table = momentum.view(-1).numpy(), packed.numpy(), self._table(group_size)
+        self._share(lambda *own: kernels.spend(*own, flat, group_size, table, codes))
+
+    def apply(
+        self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: float
+    ) -> None:
+        """See `Backend.apply`."""
+        packed = [votes.from_bytes(payload, size, self._chunks, torch.device("cpu")) for size, payload in ballots]
+        pairs = [(size, tensor.data_ptr()) for (size, _), tensor in zip(ballots, packed, strict=True)]
+        listed = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        tensors, numbers = _addresses(parameters), (np.float32(decay_factor(lr, weight_decay)), np.float32(lr))
+        tables = self._coefficients, self._basis, self._order, self._second
+        self._share(lambda *own: kernels.apply(*own, self._plan, tensors, listed, *numbers, *tables))
+
+    def _table(self, group_size: int) -> npt.NDArray[np.int16]:
+        table: npt.NDArray[np.int16] = self._coefficients[votes.GROUP_SIZES.index(group_size)]
+        return table
+
+    def _compile(self) -> None:
+        """Run every kernel on no chunk: compiled now, or read from the cache, and not in the middle of a round."""
+        tensors, nothing = np.zeros(len(self._plan[1]) + 1, dtype=np.int64), np.empty(0, dtype=np.float32)
+        one, packed, table = np.float32(1), np.empty(0, dtype=np.uint8), self._coefficients[0]
+        listed = np.empty((0, 2), dtype=np.int64)
+        own = 0, 0, _scratch()
+        kernels.square_sums(*own, self._plan, tensors, np.empty(0))
+        kernels.vote(*own, self._plan, tensors, nothing, one, one, 8, table, packed)
+        kernels.spend(*own, nothing, 8, table, packed)
+        tables = self._coefficients, self._basis, self._order, self._second
+        kernels.apply(*own, self._plan, tensors, listed, one, one, *tables)
+
+    def _share(self, work: Callable[[int, int, Scratch], object]) -> list[object]:
+        """`work(first, last, scratch)` over all chunks by as many threads as torch uses; results in no order."""
+        starts = range(0, self._chunks, RANGE_CHUNKS)
+        waiting, results = iter(starts), []
+
+        def take() -> None:
+            scratch = _scratch()
+            for first in waiting:  # one step of a range's iterator is atomic
+                results.append(work(first, min(first + RANGE_CHUNKS, self._chunks), scratch))
+
+        helpers = min(torch.get_num_threads(), len(starts)) - 1
+        if helpers < 1:
+            take()
+            return results
+        with ThreadPoolExecutor(helpers) as pool:
+            taken = [pool.submit(take) for _ in range(helpers)]
+            take()
+        for helper in taken:
+            helper.result()
+        return results
+
+
+def _scratch() -> Scratch:
+    """Memory for one thread, from a multiple of 64 bytes on, so that no vector crosses a cache line."""
+    room = np.empty(kernels.SCRATCH_BYTES + CACHE_LINE, dtype=np.uint8)
+    skip = -room.ctypes.data % CACHE_LINE
+    return room[skip : skip + kernels.SCRATCH_BYTES]
+
+
+def _coefficients(group_size: int) -> npt.NDArray[np.int16]:
+    return votes.coefficients(group_size, torch.device("cpu")).numpy().astype(np.int16)
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> Addresses:
+    return np.array([0 if tensor is None else tensor.data_ptr() for tensor in tensors], dtype=np.int64)
+
+
+def second_basis(basis: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+    """The integer basis [64, 64] as `emit.turn_rows` reads it: int16 [48 vectors, 16 places, 2 frequencies].
+
+    Two vectors (places 0 to 15 and 16 to 31) for each pair of odd frequencies, one for each pair of even ones.
+    """
+    pairs = basis[emit.FREQUENCIES].reshape(CHUNK_SIDE // 2, 2, CHUNK_SIDE).transpose(0, 2, 1)
+    odd = pairs[:16, :32].reshape(32, 16, 2)
+    return np.ascontiguousarray(np.concatenate([odd, pairs[16:, :16]]))

@@ -1,0 +1,215 @@
+"""The fused step over a range of chunks. Each kernel leaves the interpreter's lock alone, so that threads share a step.
+
+Importing this compiles nothing. A kernel is compiled when first called and kept beside this file, or in the user's
+cache folder where this one cannot be written. `scratch` is memory for one thread; `tensors` are addresses of fp32
+tensors, 0 for one that counts as zeros.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from node.optim.fused import emit
+
+_CHUNK, _SIDE = 4096, 64
+_ROW, _HALF_ROW = 256, 128
+"""Bytes in a row of 64 fp32, and of 64 int16."""
+_COLUMNS = 64
+"""Bytes in 16 columns."""
+
+SCRATCH_BYTES = 8 * _CHUNK
+"""What a kernel needs of memory for itself, from a multiple of 64 bytes on."""
+
+_VOTE_SUM_MAX = 2
+_INFINITY_BITS = 0x7F800000
+
+
+@njit(nogil=True)
+def _visit_pool(plan, tensors, chunk, buffer, write):
+    """Copy a chunk of the pool between the tensors and `buffer` (an address), padding it with zeros."""
+    core, strips, first_strips = plan
+    number = chunk - core.shape[0]
+    begin = number * _CHUNK
+    place, end = begin, min(begin + _CHUNK, strips[-1, 5])
+    strip = first_strips[number]
+    while place < end:
+        if place == strips[strip, 5]:
+            strip += 1
+        row, column = divmod(place - strips[strip, 4], strips[strip, 3])
+        count = min(strips[strip, 3] - column, end - place)
+        own = buffer + 4 * (place - begin)
+        base = tensors[strips[strip, 0]]
+        outer = base + strips[strip, 1] + row * strips[strip, 2] + 4 * column
+        if write:
+            emit.copy(outer, own, 4 * count)
+        elif base:
+            emit.copy(own, outer, 4 * count)
+        else:
+            emit.clear(own, 4 * count)
+        place += count
+    if not write:
+        emit.clear(buffer + 4 * (end - begin), 4 * (begin + _CHUNK - end))
+
+
+@njit(nogil=True)
+def _find(plan, tensors, chunk, buffer):
+    """Where a chunk's rows are and how far apart, in bytes: in its tensor, or gathered in `buffer`."""
+    core = plan[0]
+    if chunk >= core.shape[0]:
+        _visit_pool(plan, tensors, chunk, buffer, False)
+        return buffer, _ROW
+    base = tensors[core[chunk, 0]]
+    if base == 0:
+        emit.clear(buffer, 4 * _CHUNK)
+        return buffer, _ROW
+    return base + core[chunk, 1], core[chunk, 2]
+
+
+@njit(nogil=True, cache=True)
+def square_sums(first, last, scratch, plan, tensors, out):
+    """The sum of squares of each chunk's gradient, into fp64 `out` [chunks]."""
+    buffer = scratch.ctypes.data
+    for chunk in range(first, last):
+        source, stride = _find(plan, tensors, chunk, buffer)
+        out[chunk] = emit.sum_of_squares(source, stride)
+
+
+@njit(nogil=True)
+def _largest(momentum, group_size, magnitudes, positions):
+    """The bits of each group's largest magnitude and its position, both int32 [groups], in the order of the groups."""
+    wide = min(_SIDE, _CHUNK // group_size)
+    found = np.empty(2 * _SIDE, dtype=np.int32)
+    apart = max(1, _SIDE // group_size)
+    for row in range(apart):
+        one, other = found[:_SIDE].ctypes.data, found[_SIDE:].ctypes.data
+        if group_size == 128:
+            emit.largest_128(momentum, row, one, other)
+        elif group_size == 64:
+            emit.largest_64(momentum, row, one, other)
+        elif group_size == 32:
+            emit.largest_32(momentum, row, one, other)
+        elif group_size == 16:
+            emit.largest_16(momentum, row, one, other)
+        else:
+            emit.largest_8(momentum, row, one, other)
+        for lane in range(wide):
+            group = row * _SIDE + (row + lane) % wide
+            magnitudes[group] = found[lane]
+            positions[group] = found[_SIDE + lane]
+
+
+@njit(nogil=True, cache=True)
+def vote(first, last, scratch, plan, tensors, momentum, beta, step, group_size, coefficients, packed):
+    """`m = beta * m + step * DCT(gradient)` and its votes, for fp32 `momentum` [all elements] and uint8 `packed`.
+
+    `coefficients` int16 [4096] as `votes.coefficients`. Returns whether a coefficient is NaN.
+    """
+    buffer = scratch.ctypes.data
+    half = buffer + 4 * _CHUNK
+    groups, width = _CHUNK // group_size, 1
+    while 1 << width <= group_size:
+        width += 1
+    magnitudes, positions = np.empty(groups, dtype=np.int32), np.empty(groups, dtype=np.int32)
+    broken = False
+    byte = first * groups * width // 8
+    for chunk in range(first, last):
+        source, stride = _find(plan, tensors, chunk, buffer)
+        own = momentum[chunk * _CHUNK : (chunk + 1) * _CHUNK]
+        for block in range(4):
+            emit.forward_columns(source + block * _COLUMNS, stride, half + block * 16 * _ROW)
+        for block in range(4):
+            emit.forward_rows(half + block * _COLUMNS, own.ctypes.data + block * 16 * _ROW, beta, step)
+        _largest(own.ctypes.data, group_size, magnitudes, positions)
+        word, filled = 0, 0
+        for group in range(groups):
+            position = positions[group]
+            broken |= magnitudes[group] > _INFINITY_BITS
+            negative = own[coefficients[position * groups + group]] < 0
+            word |= (position + group_size * negative) << filled
+            filled += width
+            while filled >= 8:
+                packed[byte] = word & 0xFF
+                byte += 1
+                word >>= 8
+                filled -= 8
+    return broken
+
+
+@njit(nogil=True, cache=True)
+def spend(first, last, _scratch, momentum, group_size, coefficients, packed):
+    """Zero the voted coefficients of `momentum` [all elements]; `packed` as `vote` made them."""
+    groups, width = _CHUNK // group_size, 1
+    while 1 << width <= group_size:
+        width += 1
+    byte = first * groups * width // 8
+    for chunk in range(first, last):
+        word, filled = 0, 0
+        for group in range(groups):
+            while filled < width:
+                word |= np.int64(packed[byte]) << filled
+                byte += 1
+                filled += 8
+            position = word & (group_size - 1)
+            word >>= width
+            filled -= width
+            momentum[chunk * _CHUNK + coefficients[position * groups + group]] = 0.0
+
+
+@njit(nogil=True)
+def _count(chunk, group_size, coefficients, payload, sums, touched):
+    """Add one ballot's votes for `chunk` to int32 `sums` [4096]; bit j of `touched[i]` marks row i, column j."""
+    groups, width = _CHUNK // group_size, 1
+    while 1 << width <= group_size:
+        width += 1
+    byte = payload + chunk * groups * width // 8
+    word, filled = 0, 0
+    for group in range(groups):
+        while filled < width:
+            word |= np.int64(emit.byte_at(byte)) << filled
+            byte += 1
+            filled += 8
+        place = np.int64(coefficients[(word & (group_size - 1)) * groups + group])
+        sums[place] += 1 - 2 * ((word >> (width - 1)) & 1)
+        touched[place >> 6] |= np.int64(1) << (place & 63)
+        word >>= width
+        filled -= width
+
+
+@njit(nogil=True, cache=True)
+def apply(first, last, scratch, plan, tensors, ballots, factor, lr, coefficients, basis, order, second):
+    """`p = p * factor - lr * direction` for the parameters, by `ballots` int64 [n, 2] of (group size, address).
+
+    `coefficients` int16 [5, 4096] for the group sizes 8 to 128; `basis` the integer one, int16 [64, 64]; `order` int64
+    [64], the row of each frequency in the second pass, and `second` its basis as `emit.turn_rows` wants it.
+    """
+    buffer = scratch.ctypes.data
+    rows = buffer + 4 * _CHUNK
+    pairs = rows + 2 * _CHUNK
+    sums, touched = np.zeros(_CHUNK, dtype=np.int32), np.zeros(_SIDE, dtype=np.int64)
+    e, e2 = basis.ctypes.data, second.ctypes.data
+    for chunk in range(first, last):
+        for ballot in range(ballots.shape[0]):
+            size, kind = ballots[ballot, 0], 0
+            while 8 << kind < size:
+                kind += 1
+            _count(chunk, size, coefficients[kind], ballots[ballot, 1], sums, touched)
+        emit.clear(rows, 2 * _CHUNK)
+        for row in range(_SIDE):
+            marks = touched[row]
+            touched[row] = 0
+            while marks:
+                column = emit.trailing_zeros(marks)
+                marks &= marks - 1
+                total = sums[row * _SIDE + column]
+                sums[row * _SIDE + column] = 0
+                capped = min(max(total, -_VOTE_SUM_MAX), _VOTE_SUM_MAX)
+                emit.add_scaled(rows + order[column] * _HALF_ROW, e + row * _HALF_ROW, np.int16(capped))
+        for pair in range(_SIDE // 2):
+            upper = rows + 2 * pair * _HALF_ROW
+            emit.halve_and_pair(upper, upper + _HALF_ROW, pairs + pair * _ROW)
+        target, stride = _find(plan, tensors, chunk, buffer)
+        for row in range(0, _SIDE, emit.ROWS_AT_ONCE):
+            emit.turn_rows(pairs + 4 * row, e2, target + row * stride, stride, factor, lr)
+        if chunk >= plan[0].shape[0]:
+            _visit_pool(plan, tensors, chunk, buffer, True)
