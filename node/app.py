@@ -120,7 +120,9 @@ class _Peer:
             config = check_genesis(facts.genesis, self.invite)
             self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
             corpus, replica, samples = self._build(config)
-            door.door = UpdateDoor(self.invite.run_id, replica.layout_digest, replica.demo.layout.chunks)
+            door.door = UpdateDoor(
+                self.invite.run_id, replica.layout_digest, replica.demo.layout.chunks, replica.demo.config.form
+            )
             summary = Summary(self.identity.peer_id, _device_name(replica.demo.parameters[0].device))
             if self.settings.metrics_listen is not None:
                 metrics = serve_metrics(self.settings.metrics_listen, summary, swarm.counters)
@@ -158,12 +160,18 @@ class _Peer:
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
         model = build(spec, config.seed, vocabulary=vocabulary, context=config.data.context).to(device)
-        group_size = self.settings.group_size or config.optimizer.group_size
-        replica = Replica(self.invite.run_id, model, config.optimizer, group_size)
-        self.log.info(
-            "model", parameters=parameter_count(model), device=str(device), data=corpus.name, group_size=group_size
-        )
+        size = self._size(config)
+        replica = Replica(self.invite.run_id, model, config.optimizer, size)
+        self.log.info("model", parameters=parameter_count(model), device=str(device), data=corpus.name, size=size)
         return corpus, replica, Samples(corpus.tokens, config.data.context, config.seed)
+
+    def _size(self, config: RunConfig) -> int:
+        """This peer's group size or k, whichever the run's votes have: its own setting, or the run's."""
+        groups = config.optimizer.selection == "groups"
+        own, other = ("group_size", "top_k") if groups else ("top_k", "group_size")
+        if getattr(self.settings, other) is not None:
+            self.log.warning(f"{other} has no effect: the run selects by {config.optimizer.selection}; see {own}")
+        return getattr(self.settings, own) or config.optimizer.vote_size
 
     def _trainer(
         self,

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from node.swarm.settings import OverlaySettings
 from protos import toml_file
 from protos.errors import OperatorError
-from protos.run_config import Address, GroupSize
+from protos.run_config import Address, GroupSize, TopK
 
 PORT_MAX = 65535
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|\d+\.\d+\.\d+\.\d+):\d{1,5}$"
@@ -43,6 +43,9 @@ class PeerSettings(BaseSettings):
 
     group_size: GroupSize | None = None
     """Coefficients a vote chooses from: 128 for the thinnest uplink, down to 8. By default the run's."""
+
+    top_k: TopK | None = None
+    """Components of a chunk of 4096 in a run that selects by top-k. By default the run's."""
 
     data: str | None = None
     """Where this machine has the training text or tokens, instead of the run's `data.source`."""

@@ -6,23 +6,25 @@ Knows no network.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from node.data.samples import Samples
 from node.model.gradients import GradResult, accumulate_gradients
+from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.optim.votes import to_bytes
+from node.optim.local import LocalConfig, LocalSteps
 from node.snapshot.pieces import Manifest, describe, iterate_pieces, load, pack, parameters_of
 from node.snapshot.private import PrivateState, load_private, save_private
 from node.snapshot.store import PieceStore
 from node.wire.codec import Update, encode_update, payload_hash
-from protos.assignment import Range
+from protos.assignment import Range, take
 from protos.log import SignedEntry
 from protos.run_config import OptimizerConfig
 
@@ -30,24 +32,51 @@ SNAPSHOTS_KEPT = 3
 # A joiner that has heard of a snapshot gets this long to load it, if the disk has room (settings.RETAIN_SECONDS).
 RETAIN_SECONDS = 60.0
 
+BASE_PREFIX = "swarmentum.base."
+
+
+def demo_config(optimizer: OptimizerConfig, size: int) -> DeMoConfig:
+    """A run's settings as the optimizer takes them; `size` is this peer's group size or k."""
+    base = optimizer.base
+    return DeMoConfig(
+        beta=optimizer.beta,
+        weight_decay=optimizer.weight_decay,
+        clip_norm=None if optimizer.local.steps > 1 else optimizer.clip_norm,  # local steps clip their own gradients
+        group_size=size if optimizer.selection == "groups" else optimizer.group_size,
+        selection=optimizer.selection,
+        top_k=size if optimizer.selection == "topk" else optimizer.top_k,
+        values=optimizer.values,
+        transform=optimizer.transform,
+        magnitudes=optimizer.magnitudes,
+        refused=optimizer.refused,
+        base=BaseConfig(base.name, base.momentum, base.nesterov, base.beta1, base.beta2, base.eps),
+    )
+
+
+def cut(ranges: Iterable[Range], parts: int) -> Iterator[tuple[Range, ...]]:
+    """The samples of `ranges`, in order, in `parts` runs of nearly equal length; empty ones are left out."""
+    rest = [part for part in ranges if len(part)]
+    total = sum(map(len, rest))
+    for part in range(parts):
+        run, rest = take(rest, total * (part + 1) // parts - total * part // parts)
+        if run:
+            yield run
+
 
 class Replica:
     """Parameters after step `step`, whose entry has hash `head` (the run id before the first)."""
 
-    def __init__(self, run_id: bytes, model: nn.Module, optimizer: OptimizerConfig, group_size: int) -> None:
+    def __init__(self, run_id: bytes, model: nn.Module, optimizer: OptimizerConfig, size: int) -> None:
         self.run_id = run_id
         self.model = model
         self.step = 0
         self.head = run_id
         self.published: tuple[int, bytes] | None = None
         self.announcement = b""
-        config = DeMoConfig(
-            beta=optimizer.beta,
-            weight_decay=optimizer.weight_decay,
-            clip_norm=optimizer.clip_norm,
-            group_size=group_size,
-        )
-        self.demo = DeMo(model, config)
+        self.demo = DeMo(model, demo_config(optimizer, size))
+        local = optimizer.local
+        inner = LocalConfig(local.steps, local.lr, local.beta1, local.beta2, local.weight_decay, optimizer.clip_norm)
+        self.local = LocalSteps(self.demo.parameters, inner) if local.steps > 1 else None
         self.layout_digest = self.demo.layout.digest()
         self._manifests: list[Manifest] = []
         self._stored_at: dict[int, float] = {}
@@ -58,7 +87,7 @@ class Replica:
     def vote(self, step: int, lr: float) -> bytes:
         """Turn the gradients in `.grad` into this peer's payload of a step. Momentum is not spent yet."""
         votes = self.demo.propose(lr)
-        data = encode_update(self.run_id, self.layout_digest, Update(step, votes.group_size, votes.payload))
+        data = encode_update(self.run_id, self.layout_digest, Update(step, votes.size, votes.payload))
         self.published = (step, payload_hash(data))
         return data
 
@@ -77,12 +106,12 @@ class Replica:
     def digest(self) -> bytes:
         """Digest of this step's state (a rotating part of it for large models)."""
         if self._digest is None:
-            self._digest = state_digest(self.demo.parameters, self.step)
+            self._digest = state_digest(self.demo.replicated, self.step)
         return self._digest
 
     def whole_digest(self) -> bytes:
         """Digest of every parameter bit."""
-        return state_digest(self.demo.parameters)
+        return state_digest(self.demo.replicated)
 
     def gradients(
         self,
@@ -91,16 +120,46 @@ class Replica:
         micro_batch: int,
         autocast: Any,
         should_stop: Callable[[], bool],
+        lr_factor: float = 1.0,
     ) -> GradResult:
-        """Mean gradient over this peer's samples of a step, into `.grad`."""
-        batches = (b for part in ranges for b in samples.micro_batches(part.start, part.stop, micro_batch))
-        return accumulate_gradients(self.model, batches, self.demo.parameters[0].device, autocast, should_stop)
+        """What this peer's samples of a step say, into `.grad`: their mean gradient, or where local steps on them led.
+
+        `lr_factor` is the schedule's, for the local steps. Raises `NonFiniteGradient`, the parameters untouched.
+        """
+        device = self.demo.parameters[0].device
+
+        def over(part: Iterable[Range]) -> GradResult:
+            batches = (b for piece in part for b in samples.micro_batches(piece.start, piece.stop, micro_batch))
+            return accumulate_gradients(self.model, batches, device, autocast, should_stop)
+
+        if self.local is None:
+            return over(ranges)
+        done: list[GradResult] = []
+        self.local.borrow()
+        try:
+            for part in cut(ranges, self.local.config.steps):
+                result = over(part)
+                if not result.samples:
+                    break
+                self.local.step(lr_factor)
+                done.append(result)
+        finally:
+            self.local.give_back()
+        count, tokens = sum(result.samples for result in done), sum(result.tokens for result in done)
+        summed = sum(result.loss_mean * result.samples for result in done)
+        return GradResult(summed / count if count else math.nan, tokens, count)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The replicated state by name, fp32: every parameter, and what a base optimizer keeps about the aggregate."""
+        base = {f"{BASE_PREFIX}{name}": tensor for name, tensor in self.demo.base_state.items()}
+        return {**parameters_of(self.model), **base}
 
     # ---- snapshots ---------------------------------------------------------------------------------------------------
 
     def packed(self) -> tuple[Manifest, bytes]:
         """The state as a safetensors file, and its manifest."""
-        data = pack(parameters_of(self.model))
+        data = pack(self.state)
         run_id, layout_digest = self.run_id, self.layout_digest
         return describe(data, run_id=run_id, step=self.step, entry_hash=self.head, layout_digest=layout_digest), data
 
@@ -130,7 +189,7 @@ class Replica:
 
     def load(self, manifest: Manifest, data: bytes) -> None:
         """Become the state of a verified snapshot. Votes that are out are taken back into the momentum."""
-        load(data, self.model)
+        load(data, self.state)
         self.step, self._digest = manifest.step, None
         self.head = manifest.entry_hash if manifest.step else self.run_id
         if self.demo.pending:
@@ -144,9 +203,10 @@ class Replica:
         """This peer's momentum and open votes, atomically."""
         step, sha256 = self.published or (0, b"")
         bookkeeping = {"published_step": step, "published": sha256.hex(), "announcement": self.announcement.hex()}
-        save_private(
-            PrivateState(self.run_id, self.layout_digest, self.step, self.demo.state_dict(), bookkeeping), path
-        )
+        own = self.demo.state_dict()
+        if self.local is not None:
+            own["local"] = self.local.state_dict()
+        save_private(PrivateState(self.run_id, self.layout_digest, self.step, own, bookkeeping), path)
 
     def load_private(self, path: Path) -> bool:
         """Take the momentum up again; open votes of a step that is decided already go back into it."""
@@ -154,6 +214,8 @@ class Replica:
         if state is None:
             return False
         self.demo.load_state_dict(state.optimizer)
+        if self.local is not None and "local" in state.optimizer:
+            self.local.load_state_dict(state.optimizer["local"])
         step = state.bookkeeping["published_step"]
         if self.demo.pending and step <= self.step:
             self.demo.settle(False)
@@ -164,10 +226,10 @@ class Replica:
 
     def open_payload(self) -> bytes | None:
         """The payload of votes that an earlier life published and the log has not judged, or None."""
-        state = self.demo.state_dict()
-        if self.published is None or state["pending"] is None:
+        votes = self.demo.open_votes
+        if self.published is None or votes is None:
             return None
-        update = Update(self.published[0], state["pending_group_size"], to_bytes(state["pending"]))
+        update = Update(self.published[0], votes.size, votes.payload)
         data = encode_update(self.run_id, self.layout_digest, update)
         assert payload_hash(data) == self.published[1], "the open votes are not those that were published"
         return data

@@ -1,4 +1,4 @@
-"""DeMo: what one peer does with its gradient, and what every peer does with everybody's votes.
+"""DeMo and its family: what one peer does with its gradient, and what every peer does with everybody's votes.
 
 The functions are the maths; `DeMo` only holds state between them. Momentum is private to the peer and lives in the DCT
 domain, where the transform being orthonormal means that taking votes out of it is writing zeros. Parameters are the
@@ -11,16 +11,21 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from node.optim import aggregate, dct, votes
+from node.optim import aggregate, dct, transforms, votes
+from node.optim.base import Base, BaseConfig
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Source, named_tensors
+from node.optim.payload import Format, Selection
+from node.optim.transforms import Transform
+from node.optim.values import GRIDS
 
 TILE_CHUNKS_CPU = 256
 """Chunks handled at a time on a CPU: 4 MiB of fp32, so that a tile and its scratch stay in the last cache level (192
@@ -48,7 +53,11 @@ class NonFiniteGradient(ArithmeticError):  # noqa: N818
 
 @dataclass(frozen=True)
 class DeMoConfig:
-    """What a peer may set. Weight decay is part of the replicated update: all peers of a run must agree on it."""
+    """What a peer may set. Only `group_size` and `top_k` are its own: on the rest all peers of a run must agree.
+
+    The default is DeMo with group votes and signs; every other combination is made of the parts that `payload`, `values`,
+    `transforms` and `base` describe.
+    """
 
     beta: float = 0.999
     """Decay of the momentum a step; the reference's default (0.95 made no difference, docs/architecture.md)."""
@@ -58,23 +67,66 @@ class DeMoConfig:
     """Largest norm of the whole gradient, the usual 1 for language models; None for no limit."""
     group_size: int = 128
     """Coefficients that share a vote; one of `votes.GROUP_SIZES`. Each peer chooses by its uplink."""
+    selection: Selection = "groups"
+    """`groups`, or `topk`: the largest of a chunk, wherever they are."""
+    top_k: int = 32
+    """Components of a chunk, with `topk`; one of `topk.SIZES`. Each peer chooses by its uplink."""
+    values: Literal["sign", "2bit", "8bit"] = "sign"
+    """What a vote says beside where it is."""
+    transform: str | Transform = "dct"
+    """One of `transforms.NAMES`, or one made by `transforms.given`."""
+    magnitudes: bool = False
+    """Updates have the size that the peers' votes have (the median of a chunk's), instead of a root mean square of 1.
+
+    The momentum then takes the gradient itself, without the learning rate. Only with base `sgd`.
+    """
+    refused: Literal["restore", "drop"] = "restore"
+    """What becomes of votes that were not accepted: they stay in the momentum, or leave it as if they had been."""
+    base: BaseConfig = BaseConfig()  # noqa: RUF009 - frozen
+    """What moves the parameters, given the aggregate."""
 
     def __post_init__(self) -> None:
-        votes.groups(self.group_size)
+        self.form.votes_a_chunk(self.size)
         if not 0 <= self.beta < 1:
             raise ValueError(f"beta {self.beta} is not within 0 <= beta < 1")
         if not (0 <= self.weight_decay < math.inf):
             raise ValueError(f"weight decay {self.weight_decay} is negative or not finite")
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             raise ValueError(f"clip norm {self.clip_norm} is not positive and finite")
+        if isinstance(self.transform, str):
+            transforms.named(self.transform)
+        if self.magnitudes and self.base.name != "sgd":
+            raise ValueError(f"magnitudes have no effect with base {self.base.name!r}: only sgd keeps sizes")
+        if self.refused not in {"restore", "drop"}:
+            raise ValueError(f"refused {self.refused!r} is neither restore nor drop")
+
+    @property
+    def size(self) -> int:
+        """Group size or k, whichever the selection has."""
+        return self.group_size if self.selection == "groups" else self.top_k
+
+    @property
+    def form(self) -> Format:
+        """The payload's format. Raises `ValueError` for values that do not exist."""
+        if self.values not in GRIDS:
+            raise ValueError(f"values {self.values!r} are none of {', '.join(GRIDS)}")
+        return Format(self.selection, GRIDS[self.values], self.magnitudes)
+
+    @property
+    def default_method(self) -> bool:
+        """Whether votes, transform and base are those that have kernels of their own."""
+        return self.form.plain and self.transform == "dct" and self.base.name == "sign"
 
 
 @dataclass(frozen=True)
 class Votes:
-    """One peer's proposal for one step: `votes.vote_bytes(chunks, group_size)` bytes, and the norm before clipping."""
+    """One peer's proposal for one step: bytes of the method's format, and the norm before clipping.
+
+    `size` is the group size, or k of top-k.
+    """
 
     payload: bytes
-    group_size: int
+    size: int
     gradient_norm: float
 
 
@@ -224,13 +276,27 @@ class DeMo:
         self.parameters = [tensor for _, tensor in named]
         self._device = self.parameters[0].device
         self._momentum = self.layout.empty(self._device).zero_()
-        self._backend = _backend(self.layout, self._device, os.environ.get(BACKEND_VARIABLE, "auto"))
+        self._transform = (
+            config.transform if isinstance(config.transform, Transform) else transforms.named(config.transform)
+        )
+        self._base = Base(config.base, self.layout, self._device)
+        self._backend = self._choose_backend(os.environ.get(BACKEND_VARIABLE, "auto"))
         self._pending: tuple[int, Tensor] | None = None
 
     @property
     def momentum(self) -> Tensor:
-        """fp32 [chunks, 64, 64], in the DCT domain. To be read only."""
+        """fp32 [chunks, 64, 64], in the transform's domain. To be read only."""
         return self._momentum
+
+    @property
+    def base_state(self) -> dict[str, Tensor]:
+        """What the base optimizer keeps about the aggregate, by name: replicated, fp32, may be written into. Often empty."""
+        return self._base.state
+
+    @property
+    def replicated(self) -> list[Tensor]:
+        """The replicated state in a fixed order: parameters, then the base's."""
+        return [*self.parameters, *self.base_state.values()]
 
     @property
     def backend(self) -> str:
@@ -256,23 +322,54 @@ class DeMo:
         norm = self._backend.norm(gradients)
         if not math.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {norm}")
-        step, group_size = lr * _clip_scale(norm, self.config.clip_norm), self.config.group_size
-        packed = self._backend.vote(gradients, self._momentum, self.config.beta, step, group_size)
-        self._pending = (group_size, packed)
-        return Votes(votes.to_bytes(packed), group_size, norm)
+        scale = _clip_scale(norm, self.config.clip_norm) * (1.0 if self.config.magnitudes else lr)
+        size = self.config.size
+        packed = self._backend.vote(gradients, self._momentum, self.config.beta, scale, size)
+        self._pending = (size, packed)
+        return Votes(votes.to_bytes(packed), size, norm)
+
+    @property
+    def open_votes(self) -> Votes | None:
+        """The proposal that `settle` has not been told about; its gradient norm is not kept."""
+        if self._pending is None:
+            return None
+        return Votes(votes.to_bytes(self._pending[1]), self._pending[0], math.nan)
+
+    @contextmanager
+    def ahead(self, lr: float) -> Iterator[None]:
+        """Parameters where this peer's own unspent momentum would take them, for the gradient of a step that is late.
+
+        `p - lr * sign(inverse(m))`, m without the votes that are out, as DisTrO does. Undone bit for bit at the end; costs
+        a copy of the parameters. Private: nobody else computes it.
+        """
+        with torch.no_grad():
+            start = [parameter.detach().clone() for parameter in self.parameters]
+            momentum = self._momentum.clone()
+            if self._pending is not None:
+                self._backend.spend(momentum, self._pending[1], self._pending[0])
+            direction = self._transform.inverse(momentum).sign_()
+            for part, signs in self.layout.pairs([parameter.detach() for parameter in self.parameters], direction):
+                assert part is not None
+                part.sub_(signs, alpha=lr)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, was in zip(self.parameters, start, strict=True):
+                    parameter.copy_(was)
 
     @torch.no_grad()
     def settle(self, accepted: bool) -> None:
-        """Close the last proposal: accepted votes leave the momentum, refused ones stay and weigh in again."""
+        """Close the last proposal: accepted votes leave the momentum; what of refused ones, `config.refused` says."""
         assert self._pending is not None, "nothing was proposed"
-        if accepted:
+        if accepted or self.config.refused == "drop":
             size, packed = self._pending
             self._backend.spend(self._momentum, packed, size)
         self._pending = None
 
     @torch.no_grad()
     def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
-        """Move the parameters by the votes of a log entry, `(group_size, payload)` each, at its learning rate.
+        """Move the parameters by the votes of a log entry, `(size, payload)` each, at its learning rate.
 
         Bit-identical on every device, for every order of the contributions and number of threads. An empty entry
         still decays the weights. Raises `VotesError` or `ValueError` before anything is changed. Momentum is not
@@ -283,13 +380,16 @@ class DeMo:
         self._backend.apply(contributions, parameters, lr, self.config.weight_decay)
 
     def state_dict(self) -> dict[str, Any]:
-        """The private state: momentum, pending votes (or None) with their group size, and the layout's digest."""
+        """The private state: momentum, pending votes (or None) with their size, and the layout's digest.
+
+        Without `base_state`, which is no peer's own.
+        """
         size, packed = self._pending or (None, None)
         return {
             "layout": self.layout.digest().hex(),
             "momentum": self._momentum,
             "pending": packed,
-            "pending_group_size": size,
+            "pending_size": size,
         }
 
     @torch.no_grad()
@@ -297,27 +397,34 @@ class DeMo:
         """Take over a saved state, by copy. Raises `ValueError` if it belongs to another layout or does not fit."""
         if state["layout"] != self.layout.digest().hex():
             raise ValueError("the saved momentum belongs to another model: the layouts differ")
-        packed, size = state["pending"], state["pending_group_size"]
-        if packed is not None and packed.numel() != votes.vote_bytes(self.layout.chunks, size):
-            raise ValueError("the saved pending votes do not fit the layout")
+        packed, size = state["pending"], state["pending_size"]
+        if packed is not None:
+            self.config.form.check(votes.to_bytes(packed), size, self.layout.chunks)
         if state["momentum"].shape != self._momentum.shape:
             raise ValueError("the saved momentum does not fit the layout")
         self._momentum.copy_(state["momentum"])
         self._pending = None if packed is None else (size, packed.to(self._device, copy=True))
 
+    def _choose_backend(self, choice: str) -> Backend:
+        """What computes this method's step. Raises `ValueError` if `choice` is none, or cannot be had."""
+        if choice not in BACKENDS:
+            raise ValueError(f"{BACKEND_VARIABLE} is {choice!r}, not one of {', '.join(BACKENDS)}")
+        able = self._device.type == "cpu" and find_spec("numba") is not None
+        if choice == "numba" and not able:
+            raise ValueError(
+                f"{BACKEND_VARIABLE} is numba, which serves a CPU and must be installed (swarmentum[node])"
+            )
+        tile_chunks = TILE_CHUNKS_CPU if self._device.type == "cpu" else TILE_CHUNKS_DEVICE
+        config = self.config
+        if not config.default_method:
+            from node.optim.family import Family
 
-def _backend(layout: Layout, device: torch.device, choice: str) -> Backend:
-    """The backend that `choice` allows on `device`. Raises `ValueError` if it is no choice, or cannot be had."""
-    if choice not in BACKENDS:
-        raise ValueError(f"{BACKEND_VARIABLE} is {choice!r}, not one of {', '.join(BACKENDS)}")
-    able = device.type == "cpu" and find_spec("numba") is not None
-    if choice == "numba" and not able:
-        raise ValueError(f"{BACKEND_VARIABLE} is numba, which serves a CPU and must be installed (swarmentum[node])")
-    if choice != "torch" and able:
-        from node.optim.fused.backend import Fused
+            return Family(self.layout, self._device, tile_chunks, config.form, self._transform, self._base)
+        if choice != "torch" and able:
+            from node.optim.fused.backend import Fused
 
-        return Fused(layout)
-    return Portable(layout, device, TILE_CHUNKS_CPU if device.type == "cpu" else TILE_CHUNKS_DEVICE)
+            return Fused(self.layout)
+        return Portable(self.layout, self._device, tile_chunks)
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:

@@ -69,6 +69,13 @@ class Transform:
             torch.mm(chunks.view(-1, CHUNK_SIDE), matrix.T, out=scratch.view(-1, CHUNK_SIDE))
             return torch.bmm(matrix.expand(chunks.shape), scratch, out=out)
 
+    def inverse(self, coefficients: Tensor) -> Tensor:
+        """Chunks of fp32 coefficients [count, 64, 64], in fp32: private, may differ in its last bits between devices."""
+        matrix = self.basis(coefficients.device)
+        with full_precision(coefficients.device):
+            half = torch.bmm(matrix.T.expand(coefficients.shape), coefficients)
+            return torch.mm(half.view(-1, CHUNK_SIDE), matrix).view(coefficients.shape)
+
     def inverse_exact(self, sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
         """`narrow_scale` times the inverse of integer sums within +-2, in whole numbers: fp32 [count, 64, 64].
 

@@ -53,10 +53,13 @@ def quantise(selected: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     A coefficient is about `sign * size * scale`, with `scale` as decoded from the code. Private: nobody else repeats it.
     """
     magnitudes = selected.abs()
-    codes = _codes_of(magnitudes.mean(1) / grid.unit)
+    scale = magnitudes.mean(1) / grid.unit
+    codes = _codes_of(scale)
     if grid is SIGN:
         return torch.ones_like(magnitudes, dtype=torch.uint8), codes
-    relative = magnitudes / scales(codes).clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+    # as the code says it, unless it cannot: then what is too large for every scale is still no more than typical
+    said = torch.where(codes < SCALE_CODE_MAX, scales(codes), scale).clamp_min(torch.finfo(torch.float32).tiny)
+    relative = magnitudes / said[:, None]
     if grid is TWO_BIT:
         return torch.where(relative > grid.unit, 3, 2).to(torch.uint8), codes
     return relative.round().clamp_(0, grid.peak).to(torch.uint8), codes

@@ -79,7 +79,7 @@ class Manifest:
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """The replicated tensors: every parameter, tied ones once under their first name."""
+    """Every parameter, tied ones once under their first name."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -199,8 +199,11 @@ def assemble(manifest: Manifest, pieces: Iterable[bytes]) -> bytes:
 
 
 @torch.no_grad()
-def load(data: bytes, model: nn.Module) -> None:
-    """Give the model the snapshot's parameters, bit for bit. Raises Refusal, the model untouched, if they do not."""
+def load(data: bytes, state: Mapping[str, Tensor]) -> None:
+    """Write the snapshot's tensors into those of the replicated state, bit for bit.
+
+    Raises Refusal, the state untouched, unless they have the same names, shapes and dtypes.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load as parse
 
@@ -210,10 +213,9 @@ def load(data: bytes, model: nn.Module) -> None:
         raise Refusal(Reason.MALFORMED, f"snapshot is not a safetensors file: {error}") from error
     except (KeyError, ValueError) as error:
         raise Refusal(Reason.MALFORMED, f"snapshot holds tensors that torch does not know: {error!r}") from error
-    parameters = parameters_of(model)
-    _check_fit(tensors, parameters)
-    for name, parameter in parameters.items():
-        parameter.copy_(tensors[name])
+    _check_fit(tensors, state)
+    for name, tensor in state.items():
+        tensor.copy_(tensors[name])
 
 
 def _check_fit(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:

@@ -90,7 +90,7 @@ class GroupVotes:
         for index, peer in enumerate(self._peers):
             backward(index)
             proposal = peer.propose(lr)
-            contributions.append((proposal.group_size, proposal.payload))
+            contributions.append((proposal.size, proposal.payload))
             peer.settle(accepted=True)
         self._peers[0].apply(contributions, lr)
         return sum(len(payload) for _, payload in contributions) / len(contributions)

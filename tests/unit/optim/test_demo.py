@@ -49,7 +49,7 @@ def test_same_votes_and_same_bits_as_the_reference_over_20_steps():
             demo.settle(accepted)
             oracle.settle(accepted)
             if accepted:
-                entry.append((proposal.group_size, proposal.payload))
+                entry.append((proposal.size, proposal.payload))
         for (named, demo), oracle in zip(peers, oracles, strict=True):
             demo.apply(entry, lr)
             oracle.apply(entry, lr)
@@ -180,8 +180,8 @@ def test_state_of_another_model_is_refused():
     with pytest.raises(ValueError, match="layouts differ"):
         other.load_state_dict(demo.state_dict())
     state = copy.deepcopy(demo.state_dict())
-    state["pending"], state["pending_group_size"] = torch.zeros(3, dtype=torch.uint8), 8
-    with pytest.raises(ValueError, match="do not fit"):
+    state["pending"], state["pending_size"] = torch.zeros(3, dtype=torch.uint8), 8
+    with pytest.raises(ValueError, match="3 bytes of votes"):
         demo.load_state_dict(state)
 
 
@@ -214,7 +214,7 @@ def test_it_learns():
         loss.backward()
         proposal = demo.propose(float(np.float32(0.05)))
         demo.settle(accepted=True)
-        demo.apply([(proposal.group_size, proposal.payload)], float(np.float32(0.05)))
+        demo.apply([(proposal.size, proposal.payload)], float(np.float32(0.05)))
         model.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < 0.3 * losses[0]

@@ -101,9 +101,7 @@ def test_any_set_of_indices_survives(k: int, data: st.DataObject) -> None:
         "first": torch.arange(k),
         "last": torch.arange(4096 - k, 4096),
         "ends": torch.cat((torch.arange(k // 2), torch.arange(4096 - k // 2, 4096))),
-        "random": torch.randperm(4096, generator=shuffle)[:k]
-        .sort()
-        .values,
+        "random": torch.randperm(4096, generator=shuffle)[:k].sort().values,
     }[kind]
     chosen = row.repeat(chunks, 1)
     coded = topk.encode(chosen, k)

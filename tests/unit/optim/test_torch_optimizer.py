@@ -44,7 +44,7 @@ def test_alone_it_is_demo():
         nn.functional.mse_loss(other(inputs), target).backward()
         proposal = demo.propose(lr)
         demo.settle(accepted=True)
-        demo.apply([(proposal.group_size, proposal.payload)], lr)
+        demo.apply([(proposal.size, proposal.payload)], lr)
     assert state_digest(list(model.parameters())) == state_digest(list(other.parameters()))
 
 

@@ -63,7 +63,7 @@ def test_round_trip_is_bit_exact_and_tied_weights_are_there_once() -> None:
         next(model.parameters())[0, :3] = torch.tensor([-0.0, float("nan"), 1e-42])
     data = pack(parameters_of(model))
     assert data == pack(model.state_dict()), "a state dict with both names of a tied weight is the same snapshot"
-    load(data, other)
+    load(data, parameters_of(other))
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one.view(torch.int32), two.view(torch.int32))
     assert other.lm_head.weight is other.model.embed_tokens.weight
@@ -83,17 +83,17 @@ def test_what_does_not_fit_changes_nothing(change: object, words: str) -> None:
     model = nn.Linear(2, 3)
     before = pack(parameters_of(model))
     strange = save(change({name: torch.ones_like(p) for name, p in parameters_of(model).items()}))
-    caught = refusal(load, strange, model)
+    caught = refusal(load, strange, parameters_of(model))
     assert caught.reason is Reason.WRONG_LAYOUT
     with pytest.raises(Refusal, match=words):
-        load(strange, model)
+        load(strange, parameters_of(model))
     assert pack(parameters_of(model)) == before
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_no_snapshot(data: bytes) -> None:
-    assert refusal(load, data, nn.Linear(2, 3)).reason in (Reason.MALFORMED, Reason.WRONG_LAYOUT)
+    assert refusal(load, data, parameters_of(nn.Linear(2, 3))).reason in (Reason.MALFORMED, Reason.WRONG_LAYOUT)
 
 
 @settings(max_examples=80, deadline=None)

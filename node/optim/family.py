@@ -1,0 +1,89 @@
+"""Every method of the DeMo family but the default, in torch operations: any format of votes, transform and base optimizer.
+
+The same calls as the default's backends, so that a step, a log entry and a test look alike whatever the method. Slower:
+the default has kernels of its own (`fused`), these have whole-model buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from node.optim import aggregate, values
+from node.optim.base import Base
+from node.optim.dct import VOTE_SUM_MAX
+from node.optim.demo import Portable, accumulate, apply_update, decay_factor
+from node.optim.layout import CHUNK_ELEMENTS, Layout
+from node.optim.payload import Format
+from node.optim.transforms import Transform
+
+
+class Family(Portable):
+    """`demo.Backend` for one method: `form` of the votes, `transform`, and `base`, whose state is replicated."""
+
+    def __init__(
+        self, layout: Layout, device: torch.device, tile_chunks: int, form: Format, transform: Transform, base: Base
+    ) -> None:
+        super().__init__(layout, device, tile_chunks)
+        self._form, self._transform, self._base = form, transform, base
+
+    def vote(self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, size: int) -> Tensor:
+        chosen = []
+        for tile, scratch in self._tiles():
+            gradient = self._buffer[tile]
+            coefficients = self._transform.forward(gradient, out=gradient, scratch=scratch[0])
+            chosen.append(self._form.choose(accumulate(momentum[tile], coefficients, beta, step), size, scratch))
+        return torch.frombuffer(bytearray(self._form.encode(chosen, size)), dtype=torch.uint8).to(self._device)
+
+    def spend(self, momentum: Tensor, payload: Tensor, size: int) -> None:
+        """Voted coefficients leave the momentum: whole, or, where votes have a size, as much as they said."""
+        flat = momentum.view(-1, CHUNK_ELEMENTS)
+        ballot = self._form.decode(payload.cpu().numpy().tobytes(), size, len(flat), self._device)
+        if ballot.codes is None or self._form.grid is values.SIGN:
+            flat.scatter_(1, ballot.where, 0.0)
+        else:
+            said = ballot.values * values.scales(ballot.codes)[:, None]
+            flat.scatter_add_(1, ballot.where, -said)
+
+    def apply(
+        self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: float
+    ) -> None:
+        total = aggregate.VoteSum(self._layout.chunks, self._device, self._form)
+        for size, payload in ballots:
+            total.add(size, payload)
+        if self._base.config.name == "sign" and total.cap <= VOTE_SUM_MAX:
+            self._by_sign(total, parameters, lr, weight_decay)
+        else:
+            self._by_base(total, parameters, lr, weight_decay)
+
+    def _by_sign(self, total: aggregate.VoteSum, parameters: Sequence[Tensor], lr: float, weight_decay: float) -> None:
+        for tile, scratch in self._tiles():
+            out = self._buffer[tile]
+            sums = total.sums(tile.start, tile.stop, out=out.view(torch.int32))
+            aggregate.direction(sums, out=out, scratch=scratch[:2], transform=self._transform)
+        for part, direction in self._layout.pairs(parameters, self._buffer):
+            assert part is not None
+            apply_update(part, direction, lr, weight_decay)
+
+    def _by_base(self, total: aggregate.VoteSum, parameters: Sequence[Tensor], lr: float, weight_decay: float) -> None:
+        squares = 0
+        for tile, _ in self._tiles():
+            squares += aggregate.update(total, tile.start, tile.stop, self._transform, self._buffer[tile])
+        if self._form.scaled:
+            self._buffer.mul_(aggregate.mean_factors(total, self._transform)[:, None, None])
+        else:
+            self._buffer.mul_(aggregate.unit_factor(total, self._transform, squares))
+        self._base.direct(self._buffer)
+        for part, direction in self._layout.pairs(parameters, self._buffer):
+            assert part is not None
+            apply_real(part, direction, lr, weight_decay)
+
+
+def apply_real(parameter: Tensor, direction: Tensor, lr: float, weight_decay: float) -> Tensor:
+    """As `apply_update` for a `direction` of any size, which becomes `lr * direction`: three roundings, never fused."""
+    factor = decay_factor(lr, weight_decay)
+    if factor != 1:
+        parameter.mul_(factor)
+    return parameter.sub_(direction.mul_(lr))
