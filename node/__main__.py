@@ -58,6 +58,9 @@ def join(
     group_size: Annotated[
         int | None, typer.Option(help="Coefficients a vote chooses from: 8 to 128 (default: the run's).")
     ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Components of a chunk, in a run with top-k: 4 to 512 (default: the run's).")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="This machine's training text or tokens (default: the run's).")
     ] = None,
@@ -94,6 +97,7 @@ def join(
         threads=threads,
         micro_batch=micro_batch,
         group_size=group_size,
+        top_k=top_k,
         data=data,
         listen=listen,
         announce=announce,

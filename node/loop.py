@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import structlog
 
 from node.data.samples import Samples
+from node.model.gradients import GradResult
 from node.optim.demo import NonFiniteGradient
 from node.optim.votes import NotANumber
 from node.replica import Replica
@@ -45,6 +46,14 @@ class Stopping(Protocol):
     def wait(self, seconds: float) -> bool: ...
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A gradient that is in `.grad` and not yet voted with."""
+
+    result: GradResult
+    seconds: float
+
+
 @dataclass
 class Trainer:
     """Everything that a step needs. `stopping` is asked between micro-batches and events."""
@@ -63,6 +72,7 @@ class Trainer:
     resyncs_in_a_row: int = 0
     taking_part: bool = False
     announced_step: int = 0
+    ready: Ready | None = None
 
     def __post_init__(self) -> None:
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
@@ -101,7 +111,11 @@ class Trainer:
     # ---- our votes ---------------------------------------------------------------------------------------------------
 
     def _contribute(self, opened: Opened) -> None:
-        """Gradient, momentum, votes, publish; abstain if the step is decided before we are done."""
+        """Gradient, momentum, votes, publish; abstain if the step is decided before we are done.
+
+        With overlap the gradient is that of the step before, at the look-ahead point, on the samples of that step: a step
+        takes as long as the slower of computing and exchanging, not as both.
+        """
         tick, replica = opened.tick, self.replica
         if tick.parent_hash != replica.head:
             raise DivergedError(f"step {tick.step} was opened on another log than the one that is applied here")
@@ -113,19 +127,46 @@ class Trainer:
         if not self.taking_part:
             self.taking_part = True
             self.log.info("taking part", step=tick.step, peers=len(tick.roster), deadline_ms=opened.deadline_ms)
+        ready = self.ready or self._gradients(opened)
+        self.ready = None
+        if ready is not None:
+            self._publish(opened, ready)
+        if self.config.optimizer.overlap and replica.demo.pending:
+            # while the others exchange this step: the gradient of the next one, where it is likely to begin
+            with replica.demo.ahead(tick.lr):
+                self.ready = self._gradients(opened, late=True)
+
+    def _gradients(self, opened: Opened, late: bool = False) -> Ready | None:
+        """What our samples say, in `.grad`; None if the step was decided meanwhile (unless it is for the next), or for NaN."""
+        tick, replica = opened.tick, self.replica
         started = time.monotonic()
 
         def decided() -> bool:
-            return self.stopping() or self.swarm.committed_step >= tick.step
+            return self.stopping() or (not late and self.swarm.committed_step >= tick.step)
 
-        result = replica.gradients(self.samples, opened.ranges, self.micro_batch, self.autocast, decided)
+        factor = tick.lr / self.config.optimizer.lr
+        try:
+            result = replica.gradients(
+                self.samples, opened.ranges or (), self.micro_batch, self.autocast, decided, factor
+            )
+        except NonFiniteGradient as error:
+            self._abstain(tick.step, error)
+            return None
         if not result.samples or decided():
             self.log.info("too late for this step", step=tick.step, samples=result.samples)
-            return
+            return None
+        return Ready(result, time.monotonic() - started)
+
+    def _abstain(self, step: int, error: ArithmeticError) -> None:
+        self.log.warning("abstaining: the gradient is not finite", step=step, why=str(error))
+
+    def _publish(self, opened: Opened, ready: Ready) -> None:
+        tick, result = opened.tick, ready.result
+        started = time.monotonic()
         try:
-            data = replica.vote(tick.step, tick.lr)
+            data = self.replica.vote(tick.step, tick.lr)
         except (NonFiniteGradient, NotANumber) as error:
-            self.log.warning("abstaining: the gradient is not finite", step=tick.step, why=str(error))
+            self._abstain(tick.step, error)
             return
         announcement = update_pb2.Announcement(
             step=tick.step,
@@ -133,16 +174,18 @@ class Trainer:
             samples=result.samples,
             tokens=result.tokens,
             loss=result.loss_mean,
-            compute_ms=int((time.monotonic() - started) * 1000),
+            compute_ms=int((ready.seconds + time.monotonic() - started) * 1000),
         )
-        replica.announcement, self.announced_step = announcement.SerializeToString(), tick.step
+        self.replica.announcement, self.announced_step = announcement.SerializeToString(), tick.step
         self.swarm.publish(data, announcement)
         self.summary.tokens += result.tokens
 
     def _publish_again(self, step: int) -> None:
         """Votes that an earlier life of this peer computed for the step that is still open: they are as good as new."""
+        if self.announced_step == step:
+            return
         data = self.replica.open_payload()
-        if self.announced_step != step and data is not None:
+        if data is not None:
             self.announced_step = step
             self.log.info("publishing the open votes again", step=step)
             self.swarm.publish(data, update_pb2.Announcement.FromString(self.replica.announcement))
@@ -204,7 +247,7 @@ class Trainer:
         self.resyncs_in_a_row += 1
         if self.resyncs_in_a_row > RESYNCS_IN_A_ROW_MAX:
             raise DivergedError(f"still another state after {RESYNCS_IN_A_ROW_MAX} re-syncs: {reason}")
-        self.taking_part = False
+        self.taking_part, self.ready = False, None
         self.swarm.halt()
         wanted = snapshot or self.swarm.newest_snapshot()
         if wanted is None:

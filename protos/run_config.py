@@ -147,6 +147,10 @@ class OptimizerConfig(_Section):
     refused: Literal["restore", "drop"] = "restore"
     """What becomes of votes that the log did not accept: they stay in the momentum, or leave it as if accepted."""
 
+    overlap: bool = False
+    """Compute the next step's gradient while this step is exchanged, at a look-ahead point: faster steps on slow links,
+    for a loss that is a little worse (docs/benchmarks.md)."""
+
     base: BaseOptimizerConfig = BaseOptimizerConfig()
     local: LocalConfig = LocalConfig()
 
@@ -158,6 +162,8 @@ class OptimizerConfig(_Section):
             raise ValueError(
                 "local steps need `magnitudes = true` and base sgd: how far a peer went is the update's size"
             )
+        if self.local.steps > 1 and self.overlap:
+            raise ValueError("`overlap` is for gradients; local steps wait for the network once in many steps anyway")
         return self
 
     @property

@@ -336,18 +336,21 @@ class DeMo:
         return Votes(votes.to_bytes(self._pending[1]), self._pending[0], math.nan)
 
     @contextmanager
-    def ahead(self, lr: float) -> Iterator[None]:
-        """Parameters where this peer's own unspent momentum would take them, for the gradient of a step that is late.
+    def ahead(self, lr: float, rule: Literal["residual", "momentum", "votes"] = "residual") -> Iterator[None]:
+        """Parameters where this peer expects them a step later, for the gradient of a step that is late.
 
-        `p - lr * sign(inverse(m))`, m without the votes that are out, as DisTrO does. Undone bit for bit at the end; costs
-        a copy of the parameters. Private: nobody else computes it.
+        `p - lr * sign(inverse(m))`, with m the momentum without the votes that are out (`residual`, as DisTrO does), with
+        them (`momentum`), or those votes alone. Undone bit for bit at the end; costs a copy of the parameters and one of
+        the momentum. Private: nobody else computes it.
         """
         with torch.no_grad():
             start = [parameter.detach().clone() for parameter in self.parameters]
-            momentum = self._momentum.clone()
-            if self._pending is not None:
-                self._backend.spend(momentum, self._pending[1], self._pending[0])
-            direction = self._transform.inverse(momentum).sign_()
+            expected = self._momentum.clone()
+            if self._pending is not None and rule != "momentum":
+                self._backend.spend(expected, self._pending[1], self._pending[0])
+            if rule == "votes":
+                expected = self._momentum - expected
+            direction = self._transform.inverse(expected).sign_()
             for part, signs in self.layout.pairs([parameter.detach() for parameter in self.parameters], direction):
                 assert part is not None
                 part.sub_(signs, alpha=lr)

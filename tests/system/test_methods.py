@@ -1,0 +1,87 @@
+"""Methods of the DeMo family as run settings, in real processes: equal replicas, a joiner that takes the base's state over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+RUN = f"""
+name = "methods"
+{TINY_MODEL}
+[data]
+source = "DATA"
+context = 32
+[optimizer]
+warmup_steps = 3
+METHOD
+[clock]
+steps = 100000
+batch_samples = 24
+min_peers = 2
+snapshot_every = 15
+deadline_ms_min = 1000
+deadline_ms_max = 20000
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+METHODS = {
+    "top-k into AdamW": """
+selection = "topk"
+top_k = 32
+values = "2bit"
+transform = "hadamard"
+base = { name = "adamw", beta1 = 0.5 }
+""",
+    "overlap": """
+overlap = true
+base = { name = "muon", momentum = 0.5 }
+""",
+    "SparseLoCo": """
+lr = 0.7
+selection = "topk"
+top_k = 64
+values = "2bit"
+transform = "identity"
+magnitudes = true
+base = { name = "sgd" }
+local = { steps = 4, lr = 2e-3 }
+""",
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_replicas_stay_equal_learn_and_can_be_joined(method: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(Path(os.__file__).read_bytes())
+    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)).replace("METHOD", method))
+    try:
+        swarm.join("ada")
+        swarm.join("bob")
+        swarm.wait_step("ada", 20)
+        swarm.join("cyd")
+        wait_for("vote of cyd", lambda: any(line["accepted"] for line in swarm.steps("cyd")))
+        assert swarm.steps("cyd")[0]["step"] > 15, "it started from the initial state, not from an agreed snapshot"
+        upto = swarm.last_step("cyd") + 5
+        for name in ("ada", "bob", "cyd"):
+            swarm.wait_step(name, upto)
+        swarm.processes["bob"].kill()
+        swarm.join("bob")
+        before = sum(line["accepted"] for line in swarm.steps("bob"))
+        wait_for("vote of bob", lambda: sum(line["accepted"] for line in swarm.steps("bob")) > before)
+        every = digests_by_step(*(swarm.steps(name) for name in ("ada", "bob", "cyd")))
+        assert all(len(digests) == 1 for digests in every.values()), "replicas differ"
+        losses = [line["loss"] for line in swarm.steps("ada")]
+        assert sum(losses[-5:]) < 0.95 * sum(losses[:5])
+        for name in ("ada", "bob", "cyd"):
+            swarm.processes[name].interrupt()
+            code, summary = swarm.processes[name].finish(30)
+            assert (code, summary["resyncs"]) == (130, 0)
+    finally:
+        swarm.close()
+    assert processes_with(str(tmp_path)) == [], "something was left running"
