@@ -41,6 +41,7 @@ class Fused:
     def __init__(self, layout: Layout) -> None:
         plan = Plan.of(layout)
         self._chunks = plan.chunks
+        self._blocks = plan.blocks
         self._plan = (plan.core, plan.strips, plan.first_strips)
         self._coefficients: npt.NDArray[np.int16] = np.stack([_coefficients(size) for size in votes.GROUP_SIZES])
         self._basis = dct.integer_basis(torch.device("cpu")).numpy().astype(np.int16)
@@ -50,9 +51,9 @@ class Fused:
 
     def norm(self, gradients: Sequence[Tensor | None]) -> float:
         """The norm of all gradients; infinite if the square of it overflows fp32 in one place, as torch's does."""
-        out = np.empty(self._chunks, dtype=np.float64)
+        out = np.empty(len(self._blocks), dtype=np.float64)
         tensors = _addresses(gradients)
-        self._share(lambda *own: kernels.square_sums(*own, self._plan, tensors, out))
+        self._share(lambda *own: kernels.square_sums(*own, self._blocks, tensors, out), len(out))
         return float(np.sqrt(out.sum()))
 
     def vote(
@@ -94,21 +95,22 @@ class Fused:
         one, packed, table = np.float32(1), np.empty(0, dtype=np.uint8), self._coefficients[0]
         listed = np.empty((0, 2), dtype=np.int64)
         own = 0, 0, _scratch()
-        kernels.square_sums(*own, self._plan, tensors, np.empty(0))
+        kernels.square_sums(*own, self._blocks, tensors, np.empty(0))
         kernels.vote(*own, self._plan, tensors, nothing, one, one, 8, table, packed)
         kernels.spend(*own, nothing, 8, table, packed)
         tables = self._coefficients, self._basis, self._order, self._second
         kernels.apply(*own, self._plan, tensors, listed, one, one, *tables)
 
-    def _share(self, work: Callable[[int, int, Scratch], object]) -> list[object]:
-        """`work(first, last, scratch)` over all chunks by as many threads as torch uses; results in no order."""
-        starts = range(0, self._chunks, RANGE_CHUNKS)
+    def _share(self, work: Callable[[int, int, Scratch], object], count: int | None = None) -> list[object]:
+        """`work(first, last, scratch)` over all chunks (or `count` blocks) by torch's number of threads; in no order."""
+        count = self._chunks if count is None else count
+        starts = range(0, count, RANGE_CHUNKS)
         waiting, results = iter(starts), []
 
         def take() -> None:
             scratch = _scratch()
             for first in waiting:  # one step of a range's iterator is atomic
-                results.append(work(first, min(first + RANGE_CHUNKS, self._chunks), scratch))
+                results.append(work(first, min(first + RANGE_CHUNKS, count), scratch))
 
         helpers = min(torch.get_num_threads(), len(starts)) - 1
         if helpers < 1:

@@ -55,6 +55,12 @@ class _Code:
     def store(self, value: Value, address: Value, offset: Value) -> None:
         self.builder.store(value, self.at(address, offset), align=_alignment(value.type))
 
+    def prefetch(self, address: Value, offset: Value) -> None:
+        """Ask for the cache line at an address, which need not exist."""
+        kind = ir.FunctionType(ir.VoidType(), [_POINTER, _INT, _INT, _INT])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        self.builder.call(function, [self.at(address, offset), *(ir.Constant(_INT, hint) for hint in (0, 3, 1))])
+
     def shuffle(self, one: Value, other: Value, lanes: list[int]) -> Value:
         mask = ir.Constant(ir.VectorType(_INT, len(lanes)), [ir.Constant(_INT, lane) for lane in lanes])
         return self.builder.shuffle_vector(one, other, mask)
@@ -132,14 +138,6 @@ def _instruction(*kinds: Value, result: Value = types.void) -> Callable[[Callabl
 _ADDRESS = types.int64
 
 
-@_instruction(_ADDRESS)
-def prefetch(code: _Code, address: Value) -> None:
-    """Ask for the cache line at `address`, which need not exist."""
-    kind = ir.FunctionType(ir.VoidType(), [_POINTER, _INT, _INT, _INT])
-    function = cgutils.get_or_insert_function(code.builder.module, kind, "llvm.prefetch.p0")
-    code.builder.call(function, [code.at(address, 0), *(ir.Constant(_INT, hint) for hint in (0, 3, 1))])
-
-
 @_instruction(_ADDRESS, _ADDRESS, types.int64)
 def copy(code: _Code, target: Value, source: Value, size: Value) -> None:
     """Copy `size` bytes."""
@@ -164,17 +162,21 @@ def trailing_zeros(code: _Code, value: Value) -> Value:
     return code.builder.cttz(value, ir.Constant(ir.IntType(1), 1))
 
 
+SQUARES_AT_ONCE = 8 * LANES
+"""Enough sums beside each other to keep a core from waiting for one."""
+
+
 @_instruction(_ADDRESS, types.int64, result=types.float64)
-def sum_of_squares(code: _Code, source: Value, stride: Value) -> Value:
-    """Of 64 rows of 64 fp32, `stride` bytes apart: each lane of 8 vectors adds 32 squares in fp32, the rest is fp64."""
+def sum_of_squares(code: _Code, source: Value, rounds: Value) -> Value:
+    """Of `rounds` times 128 fp32: each lane of 8 vectors adds its squares in fp32, the lanes are added in fp64."""
     build, zero = code.builder, _same(_FLOAT, 0.0)
     sums = [cgutils.alloca_once_value(build, zero) for _ in range(8)]
     for total in sums:
         build.store(zero, total)
-    with cgutils.for_range(build, ir.Constant(_LONG, CHUNK_SIDE // 2)) as loop:
+    with cgutils.for_range(build, rounds) as loop:
+        line = code.at(source, build.mul(loop.index, ir.Constant(_LONG, 4 * SQUARES_AT_ONCE)))
         for number, total in enumerate(sums):
-            row = build.add(build.mul(loop.index, ir.Constant(_LONG, 2)), ir.Constant(_LONG, number // 4))
-            value = code.load(code.at(source, build.mul(row, stride)), number % 4 * 4 * LANES)
+            value = code.load(line, number * 4 * LANES)
             square = build.fmul(value, value, flags=_CONTRACT)
             build.store(build.fadd(build.load(total, typ=_FLOATS), square, flags=_CONTRACT), total)
     doubles = ir.VectorType(ir.DoubleType(), LANES)
@@ -187,14 +189,20 @@ def sum_of_squares(code: _Code, source: Value, stride: Value) -> Value:
     return lanes[0]
 
 
-@_instruction(_ADDRESS, types.int64, _ADDRESS)
-def forward_columns(code: _Code, source: Value, stride: Value, target: Value) -> None:
-    """The DCT (times `sqrt(32)`) of 16 columns of 64 rows `stride` bytes apart, into 16 rows of a chunk."""
-    rows = [code.load(code.at(source, _times(code, stride, row)), 0) for row in range(CHUNK_SIDE)]
-    result = _lee(code, rows)
+@_instruction(_ADDRESS, types.int64, _ADDRESS, _ADDRESS, types.int64)
+def forward_columns(
+    code: _Code, source: Value, stride: Value, target: Value, coming: Value, coming_stride: Value
+) -> None:
+    """The DCT (times `sqrt(32)`) of 16 columns of 64 rows `stride` bytes apart, into 16 rows of a chunk.
+
+    `coming` are the columns that come next: a line of them is asked for at each store. Sooner, rows a power of two apart
+    would push each other out of the cache; all at once are more than a core can wait for.
+    """
+    result = _lee(code, [code.load(code.at(source, _times(code, stride, row)), 0) for row in range(CHUNK_SIDE)])
     result[0] = code.builder.fmul(result[0], _same(_FLOAT, _fp32(math.sqrt(0.5))))
     for block in range(0, CHUNK_SIDE, LANES):
         for column, values in enumerate(_transposed(code, result[block : block + LANES])):
+            code.prefetch(coming, _times(code, coming_stride, block + column))
             code.store(values, target, column * ROW_BYTES + 4 * block)
 
 
@@ -206,12 +214,13 @@ def forward_rows(code: _Code, source: Value, momentum: Value, beta: Value, step:
     decay = code.splat(beta)
     scale = code.splat(build.fmul(step, ir.Constant(_FLOAT, 2 / CHUNK_SIDE)))
     first = [ir.Constant(_FLOAT, _fp32(math.sqrt(0.5)) if lane == 0 else 1.0) for lane in range(LANES)]
-    for block in range(0, CHUNK_SIDE, LANES):
-        scales = build.fmul(scale, ir.Constant(_FLOATS, first)) if block == 0 else scale
-        for row, values in enumerate(_transposed(code, result[block : block + LANES])):
-            place = row * ROW_BYTES + 4 * block
+    blocks = [_transposed(code, result[block : block + LANES]) for block in range(0, CHUNK_SIDE, LANES)]
+    for row in range(LANES):
+        for block, rows in enumerate(blocks):
+            place = row * ROW_BYTES + 4 * LANES * block
+            scales = build.fmul(scale, ir.Constant(_FLOATS, first)) if block == 0 else scale
             kept = build.fmul(decay, code.load(momentum, place), flags=_CONTRACT)
-            added = build.fmul(scales, values, flags=_CONTRACT)
+            added = build.fmul(scales, rows[row], flags=_CONTRACT)
             code.store(build.fadd(kept, added, flags=_CONTRACT), momentum, place)
 
 
@@ -316,8 +325,18 @@ ROWS_AT_ONCE = 4
 """Rows of the second pass that share each load of the basis: 4 times 4 sums stay in registers."""
 
 
-@_instruction(_ADDRESS, _ADDRESS, _ADDRESS, types.int64, types.float32, types.float32)
-def turn_rows(code: _Code, pairs: Value, basis: Value, target: Value, stride: Value, factor: Value, lr: Value) -> None:
+@_instruction(_ADDRESS, _ADDRESS, _ADDRESS, types.int64, types.float32, types.float32, _ADDRESS, types.int64)
+def turn_rows(
+    code: _Code,
+    pairs: Value,
+    basis: Value,
+    target: Value,
+    stride: Value,
+    factor: Value,
+    lr: Value,
+    coming: Value,
+    coming_stride: Value,
+) -> None:
     """The second pass of the exact inverse for 4 rows, and the update of 4 rows of parameters by its signs.
 
     `pairs` holds int16 [32 pairs, 64 rows, 2] of the first pass, its frequencies in the order of `FREQUENCIES`;
@@ -351,6 +370,7 @@ def turn_rows(code: _Code, pairs: Value, basis: Value, target: Value, stride: Va
         quarters += [code.shuffle(right, right, mirror), code.shuffle(far, far, mirror)]
         line = code.at(target, _times(code, stride, row))
         for number, quarter in enumerate(quarters):
+            code.prefetch(code.at(coming, _times(code, coming_stride, row)), 4 * LANES * number)
             place = 4 * LANES * number
             move = build.select(build.icmp_signed(">", quarter, zero), down, still)
             move = build.select(build.icmp_signed("<", quarter, zero), up, move)

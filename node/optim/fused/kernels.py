@@ -18,6 +18,9 @@ _ROW, _HALF_ROW = 256, 128
 _COLUMNS = 64
 """Bytes in 16 columns."""
 
+_ROWS_AHEAD = 16
+"""How far ahead rows of parameters are asked for."""
+
 SCRATCH_BYTES = 8 * _CHUNK
 """What a kernel needs of memory for itself, from a multiple of 64 bytes on."""
 
@@ -67,12 +70,18 @@ def _find(plan, tensors, chunk, buffer):
 
 
 @njit(nogil=True, cache=True)
-def square_sums(first, last, scratch, plan, tensors, out):
-    """The sum of squares of each chunk's gradient, into fp64 `out` [chunks]."""
-    buffer = scratch.ctypes.data
-    for chunk in range(first, last):
-        source, stride = _find(plan, tensors, chunk, buffer)
-        out[chunk] = emit.sum_of_squares(source, stride)
+def square_sums(first, last, scratch, blocks, tensors, out):
+    """The sum of squares of each block of the gradients (int64 [n, 3]: tensor, offset, elements), into fp64 `out` [n]."""
+    buffer, size = scratch.ctypes.data, 4 * emit.SQUARES_AT_ONCE
+    for block in range(first, last):
+        base = tensors[blocks[block, 0]]
+        out[block] = 0.0
+        if base:
+            rounds, rest = divmod(4 * blocks[block, 2], size)
+            source = base + blocks[block, 1]
+            emit.clear(buffer, size)
+            emit.copy(buffer, source + rounds * size, rest)
+            out[block] = emit.sum_of_squares(source, rounds) + emit.sum_of_squares(buffer, 1)
 
 
 @njit(nogil=True)
@@ -99,6 +108,17 @@ def _largest(momentum, group_size, magnitudes, positions):
             positions[group] = found[_SIDE + lane]
 
 
+@njit(nogil=True)
+def _next(plan, tensors, chunk, last, fallback):
+    """Where the rows of the chunk after this one are, if it is one of a core; else those of this one."""
+    core = plan[0]
+    if chunk + 1 < min(last, core.shape[0]):
+        base = tensors[core[chunk + 1, 0]]
+        if base:
+            return base + core[chunk + 1, 1], core[chunk + 1, 2]
+    return fallback, _ROW
+
+
 @njit(nogil=True, cache=True)
 def vote(first, last, scratch, plan, tensors, momentum, beta, step, group_size, coefficients, packed):
     """`m = beta * m + step * DCT(gradient)` and its votes, for fp32 `momentum` [all elements] and uint8 `packed`.
@@ -116,8 +136,12 @@ def vote(first, last, scratch, plan, tensors, momentum, beta, step, group_size, 
     for chunk in range(first, last):
         source, stride = _find(plan, tensors, chunk, buffer)
         own = momentum[chunk * _CHUNK : (chunk + 1) * _CHUNK]
+        coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
         for block in range(4):
-            emit.forward_columns(source + block * _COLUMNS, stride, half + block * 16 * _ROW)
+            ahead, ahead_stride = source + (block + 1) * _COLUMNS, stride
+            if block == 3:
+                ahead, ahead_stride = coming, coming_stride
+            emit.forward_columns(source + block * _COLUMNS, stride, half + block * 16 * _ROW, ahead, ahead_stride)
         for block in range(4):
             emit.forward_rows(half + block * _COLUMNS, own.ctypes.data + block * 16 * _ROW, beta, step)
         _largest(own.ctypes.data, group_size, magnitudes, positions)
@@ -209,7 +233,11 @@ def apply(first, last, scratch, plan, tensors, ballots, factor, lr, coefficients
             upper = rows + 2 * pair * _HALF_ROW
             emit.halve_and_pair(upper, upper + _HALF_ROW, pairs + pair * _ROW)
         target, stride = _find(plan, tensors, chunk, buffer)
+        coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
         for row in range(0, _SIDE, emit.ROWS_AT_ONCE):
-            emit.turn_rows(pairs + 4 * row, e2, target + row * stride, stride, factor, lr)
+            ahead, ahead_stride = target + (row + _ROWS_AHEAD) * stride, stride
+            if row + _ROWS_AHEAD >= _SIDE:
+                ahead, ahead_stride = coming + (row + _ROWS_AHEAD - _SIDE) * coming_stride, coming_stride
+            emit.turn_rows(pairs + 4 * row, e2, target + row * stride, stride, factor, lr, ahead, ahead_stride)
         if chunk >= plan[0].shape[0]:
             _visit_pool(plan, tensors, chunk, buffer, True)

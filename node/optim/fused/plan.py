@@ -9,7 +9,11 @@ import numpy.typing as npt
 
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place
 
+BLOCK_ELEMENTS = 4 * CHUNK_ELEMENTS
+"""Elements whose squares are added together first; in order, which is faster than by chunks."""
+
 _FP32_BYTES = 4
+_NONE = np.empty((0, 3), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,14 @@ class Plan:
     `core` int64 [core chunks, 3]: tensor, offset of the chunk's first element, distance of its rows (bytes both).
     `strips` int64 [strips, 6]: tensor, offset, distance of rows (bytes), elements a row, first element of the pool,
     and the one behind the last. `first_strips` int64 [pool chunks]: the strip that holds a pool chunk's first element.
+    `blocks` int64 [blocks, 3]: tensor, offset and elements of parts of at most `BLOCK_ELEMENTS`, without a gap.
     """
 
     chunks: int
     core: npt.NDArray[np.int64]
     strips: npt.NDArray[np.int64]
     first_strips: npt.NDArray[np.int64]
+    blocks: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, layout: Layout) -> Plan:
@@ -33,7 +39,14 @@ class Plan:
         table = np.array(strips, dtype=np.int64).reshape(-1, 6)
         starts = np.arange(layout.chunks - layout.core_chunks, dtype=np.int64) * CHUNK_ELEMENTS
         first = np.searchsorted(table[:, 5], starts, side="right").astype(np.int64)
-        return cls(layout.chunks, np.concatenate([np.empty((0, 3), np.int64), *core]), table, first)
+        blocks = [_blocks(number, place) for number, place in enumerate(layout.places)]
+        return cls(layout.chunks, np.concatenate([_NONE, *core]), table, first, np.concatenate([_NONE, *blocks]))
+
+
+def _blocks(number: int, place: Place) -> npt.NDArray[np.int64]:
+    starts = np.arange(0, place.elements, BLOCK_ELEMENTS, dtype=np.int64)
+    sizes = np.minimum(place.elements - starts, BLOCK_ELEMENTS)
+    return np.stack([np.full_like(starts, number), _FP32_BYTES * starts, sizes], axis=1)
 
 
 def _core(number: int, place: Place) -> npt.NDArray[np.int64]:

@@ -1,0 +1,292 @@
+"""The fused step against the portable one: the same votes of the same momentum, the same bits in the parameters."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from node.optim import dct, votes
+from node.optim.demo import BACKEND_VARIABLE, DeMo, DeMoConfig, NonFiniteGradient, Portable
+from node.optim.digest import state_digest
+from node.optim.layout import Layout
+
+pytest.importorskip("numba")
+
+from node.optim.fused import backend
+from node.optim.fused.backend import Fused
+from node.optim.fused.plan import BLOCK_ELEMENTS, Plan
+
+CPU = torch.device("cpu")
+LR = float(np.float32(2e-3))
+SHAPES = [(130, 200), (5,), (64, 64), (), (0, 4), (2, 64, 33), (200, 65), (63, 300), (64, 1)]
+"""Cores, right and bottom strips, tensors of a few and of no elements; the pool crosses chunks inside strips."""
+
+# one dimension, or two or three that now and then hold a whole chunk
+SHAPE = st.one_of(
+    st.tuples(),
+    st.tuples(st.integers(0, 5000)),
+    st.tuples(st.integers(0, 150), st.integers(1, 150)),
+    st.tuples(st.integers(1, 70), st.integers(1, 3), st.integers(1, 70)),
+)
+LAYOUTS = st.lists(SHAPE, min_size=1, max_size=6).filter(lambda shapes: any(np.prod(shape) for shape in shapes))
+RATES = st.floats(2**-20, 1, width=32).flatmap(lambda lr: st.sampled_from([lr, -lr, 0.0]))
+
+
+def layout_of(shapes):
+    return Layout.of_shapes((f"p{index}", shape) for index, shape in enumerate(shapes))
+
+
+def tensors_of(shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def both(shapes):
+    layout = layout_of(shapes)
+    return layout, Fused(layout), Portable(layout, CPU, 3)
+
+
+def entry_of(layout, sizes, seed=0):
+    random = np.random.default_rng(seed)
+    return [(size, random.bytes(votes.vote_bytes(layout.chunks, size))) for size in sizes]
+
+
+def assert_same_bits(tensors, others):
+    for one, other in zip(tensors, others, strict=True):
+        assert one.numpy().tobytes() == other.numpy().tobytes()
+
+
+def apply_both(shapes, entry, parameters, lr=LR, weight_decay=0.0):
+    _, fused, portable = both(shapes)
+    copies = [tensor.clone() for tensor in parameters]
+    fused.apply(entry, parameters, lr, weight_decay)
+    portable.apply(entry, copies, lr, weight_decay)
+    assert_same_bits(parameters, copies)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    LAYOUTS,
+    st.sampled_from([0, 1, 4, 40]).flatmap(
+        lambda count: st.lists(st.sampled_from(votes.GROUP_SIZES), min_size=count, max_size=count)
+    ),
+    RATES,
+    st.sampled_from([0.0, 0.1, 3.0]),
+    st.integers(0, 2**32 - 1),
+)
+def test_apply_gives_the_bits_of_the_portable_path(shapes, sizes, lr, weight_decay, seed):
+    entry = entry_of(layout_of(shapes), sizes, seed)
+    apply_both(shapes, entry, tensors_of(shapes, seed), lr, weight_decay)
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+@pytest.mark.parametrize("lr", [LR, -LR, 0.0, -0.0])
+def test_zeros_infinities_and_denormals_are_updated_alike(zero, lr):
+    values = torch.tensor([zero, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-40, 3.4e38, zero])
+    parameters = [values.repeat(512).view(64, 64).clone(), values.clone()]
+    shapes = [tuple(tensor.shape) for tensor in parameters]
+    for sizes in ([], [128], [8] * 3):
+        apply_both(shapes, entry_of(layout_of(shapes), sizes), [tensor.clone() for tensor in parameters], lr, 0.5)
+
+
+def ballot_of(chunk):
+    """Group size 8 ballots whose capped sum is `chunk` (int64 [64, 64] of +-2): each coefficient twice, its position."""
+    where = votes.coefficients(8, CPU).view(8, 512)
+    signs = (torch.as_tensor(chunk).view(-1)[where] < 0).to(torch.uint8)
+    positions = torch.arange(8, dtype=torch.uint8)[:, None].expand(8, 512)
+    codes = [votes.encode(positions[p][None].contiguous(), signs[p][None].contiguous(), 8) for p in range(8)]
+    return [(8, code) for code in codes for _ in range(2)]
+
+
+def test_votes_that_reach_the_bound_of_the_proof():
+    basis = dct.integer_basis(CPU).numpy().astype(np.int64)
+    for row, column in ((0, 0), (63, 0), (17, 42), (31, 32)):
+        for sign in (1, -1):
+            chunk = sign * 2 * np.where(np.outer(basis[:, row], basis[:, column]) >= 0, 1, -1)
+            apply_both([(64, 64)], ballot_of(chunk), tensors_of([(64, 64)]))
+    column = np.abs(basis).sum(0).argmax()
+    chunk = 2 * np.where(np.outer(basis[:, column], basis[:, column]) >= 0, 1, -1)
+    first = basis.T @ chunk
+    assert np.abs(np.rint(first / 2) @ basis).max() == 13_741_849
+
+
+@settings(max_examples=40, deadline=None)
+@given(LAYOUTS, st.sampled_from(votes.GROUP_SIZES), st.integers(0, 2**32 - 1), st.booleans())
+def test_votes_are_those_of_the_momentum(shapes, group_size, seed, coarse):
+    layout, fused, _ = both(shapes)
+    gradients = tensors_of(shapes, seed)
+    momentum = torch.randn(layout.chunks, 64, 64, generator=torch.Generator().manual_seed(seed))
+    if coarse:  # many equal magnitudes and zeros of both signs
+        momentum = (2 * momentum).round()
+        gradients = [None for _ in gradients]
+    before = momentum.clone()
+    packed = fused.vote(gradients, momentum, 0.5, LR, group_size)
+    expected = 0.5 * before + LR * dct.forward(layout.gather(gradients, layout.empty(CPU)))
+    torch.testing.assert_close(momentum, expected, rtol=0, atol=1e-6)
+    assert torch.equal(packed, votes.pack(*votes.select(momentum, group_size), group_size))
+    spent = momentum.clone()
+    fused.spend(momentum, packed, group_size)
+    where, _ = votes.indices(packed, group_size)
+    assert torch.equal(momentum, spent.view(-1, 4096).scatter(1, where, 0.0).view_as(momentum))
+
+
+def test_a_missing_gradient_counts_as_zeros():
+    layout, fused, portable = both(SHAPES)
+    gradients = [None if index % 2 else tensor for index, tensor in enumerate(tensors_of(SHAPES))]
+    momenta = [torch.zeros(layout.chunks, 64, 64) for _ in range(2)]
+    norms = [one.norm(gradients) for one in (fused, portable)]
+    packed = [one.vote(gradients, own, 0.9, 1.0, 64) for one, own in zip((fused, portable), momenta, strict=True)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    torch.testing.assert_close(momenta[0], momenta[1], rtol=0, atol=1e-5)
+    assert torch.equal(*packed)
+
+
+def test_gradients_of_other_strides_and_types_are_read_right():
+    torch.manual_seed(0)
+    parameters = [("a", nn.Parameter(torch.zeros(70, 130))), ("b", nn.Parameter(torch.zeros(70, 130)))]
+    whole = torch.randn(70, 130)
+    demo = DeMo(parameters, DeMoConfig(beta=0.0, clip_norm=None))
+    strided, plain = (parameter for _, parameter in parameters)
+    strided.grad, plain.grad = whole.T.contiguous().T, whole
+    demo.propose(1.0)
+    core = demo.momentum[: 2 * 1 * 2]
+    assert torch.equal(core[:2], core[2:])
+
+
+@pytest.mark.parametrize("where", [0, -1])
+@pytest.mark.parametrize("group_size", votes.GROUP_SIZES)
+def test_nan_in_the_momentum_is_no_vote_but_infinity_is(where, group_size):
+    layout, fused, _ = both(SHAPES)
+    momentum = torch.randn(layout.chunks, 64, 64)
+    momentum.view(-1)[where] = -torch.inf
+    packed = fused.vote([None] * len(SHAPES), momentum, 0.5, LR, group_size)
+    assert torch.equal(packed, votes.pack(*votes.select(momentum, group_size), group_size))
+    momentum.view(-1)[where] = torch.nan
+    with pytest.raises(votes.NotANumber):
+        fused.vote([None] * len(SHAPES), momentum, 0.5, LR, group_size)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e30])
+def test_a_norm_that_is_not_finite_is_found_wherever_it_is(value):
+    shapes = [(BLOCK_ELEMENTS + 131,), (70, 3)]
+    fused = Fused(layout_of(shapes))
+    for tensor, place in ((0, 0), (0, BLOCK_ELEMENTS - 1), (0, BLOCK_ELEMENTS + 130), (1, 209)):
+        gradients = tensors_of(shapes)
+        gradients[tensor].view(-1)[place] = value
+        assert not np.isfinite(fused.norm(gradients))
+    gradients = tensors_of(shapes)
+    assert fused.norm(gradients) == pytest.approx(float(torch.cat([g.view(-1) for g in gradients]).norm()), rel=1e-6)
+    demo = DeMo([("p", nn.Parameter(torch.zeros(3)))], DeMoConfig())
+    demo.parameters[0].grad = torch.tensor([1.0, value, 1.0])
+    with pytest.raises(NonFiniteGradient):
+        demo.propose(LR)
+    assert not demo.momentum.any()
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_the_number_of_threads_changes_nothing(threads, monkeypatch):
+    monkeypatch.setattr(backend, "RANGE_CHUNKS", 2)
+    shapes = [(640, 320), (200, 65), (70_000,)]
+    layout, fused, _ = both(shapes)
+    results = []
+    for count in (1, 2, 5):
+        threads(count)
+        momentum, parameters = torch.zeros(layout.chunks, 64, 64), tensors_of(shapes, 1)
+        gradients = tensors_of(shapes, 2)
+        norm = fused.norm(gradients)
+        packed = fused.vote(gradients, momentum, 0.9, LR / norm, 32)
+        fused.apply([(32, votes.to_bytes(packed)), *entry_of(layout, [8, 128])], parameters, LR, 0.1)
+        results.append((norm, packed.numpy().tobytes(), momentum.numpy().tobytes(), state_digest(parameters)))
+    assert len(set(results)) == 1
+
+
+def test_two_threads_may_step_at_once(threads):
+    threads(2)
+    layout = layout_of([(640, 640)])
+
+    def digest(seed):
+        parameters, fused = tensors_of([(640, 640)], seed), Fused(layout)
+        for step in range(5):
+            fused.apply(entry_of(layout, [64, 128], seed + step), parameters, LR, 0.1)
+        return state_digest(parameters)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(digest, range(8))) == [digest(seed) for seed in range(8)]
+
+
+def trained(monkeypatch, choices, sizes=(128, 16), steps=12):
+    """One replica for each choice of backend, trained together; the digests of their parameters."""
+    demos = []
+    for choice in choices:
+        monkeypatch.setenv(BACKEND_VARIABLE, choice)
+        named = [(f"p{index}", nn.Parameter(tensor)) for index, tensor in enumerate(tensors_of(SHAPES))]
+        demos.append(DeMo(named, DeMoConfig(group_size=sizes[len(demos)], weight_decay=0.1)))
+    assert [demo.backend for demo in demos] == list(choices)
+    for step in range(steps):
+        entry = []
+        for rank, demo in enumerate(demos):
+            for parameter, gradient in zip(demo.parameters, tensors_of(SHAPES, 10 * step + rank), strict=True):
+                parameter.grad = gradient + 0.1 * parameter.detach()
+            proposal = demo.propose(LR)
+            accepted = (step + rank) % 4 > 0
+            demo.settle(accepted)
+            entry += [(proposal.size, proposal.payload)] * accepted
+        for demo in demos:
+            demo.apply(entry, LR)
+    return [state_digest(demo.parameters) for demo in demos]
+
+
+def test_replicas_on_either_backend_stay_equal(monkeypatch):
+    one, other = trained(monkeypatch, ("numba", "torch"))
+    assert one == other
+
+
+def test_saved_state_passes_from_one_backend_to_the_other(monkeypatch):
+    demos = []
+    for choice in ("numba", "torch"):
+        monkeypatch.setenv(BACKEND_VARIABLE, choice)
+        demos.append(DeMo([("p", nn.Parameter(torch.zeros(200, 130)))], DeMoConfig()))
+    demos[0].parameters[0].grad = torch.randn(200, 130)
+    demos[0].propose(LR)
+    demos[1].load_state_dict(demos[0].state_dict())
+    for demo in demos:
+        demo.settle(accepted=True)
+    assert torch.equal(demos[0].momentum, demos[1].momentum)
+
+
+def test_a_backend_that_does_not_exist_is_refused_with_the_choices(monkeypatch):
+    monkeypatch.setenv(BACKEND_VARIABLE, "cuda")
+    with pytest.raises(ValueError, match="auto, torch, numba"):
+        DeMo([("p", nn.Parameter(torch.zeros(3)))], DeMoConfig())
+
+
+def test_without_numba_the_step_is_torch():
+    program = (
+        "import sys; sys.modules['numba'] = None\n"
+        "import torch; from node.optim.demo import DeMo, DeMoConfig\n"
+        "print(DeMo([('p', torch.nn.Parameter(torch.zeros(3)))], DeMoConfig()).backend)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "torch"
+
+
+def test_the_plan_covers_every_element_once():
+    layout = layout_of(SHAPES)
+    plan = Plan.of(layout)
+    assert len(plan.core) == layout.core_chunks
+    assert plan.strips[0, 4] == 0
+    assert plan.strips[-1, 5] == layout.pool_elements
+    assert np.array_equal(plan.strips[1:, 4], plan.strips[:-1, 5])
+    assert plan.blocks[:, 2].sum() == layout.parameters
