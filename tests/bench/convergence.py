@@ -39,7 +39,6 @@ STDLIB: Final = "stdlib"
 SHAKESPEARE: Final = Path("../shared/data/tinyshakespeare.txt")
 DEFAULT_OUT: Final = Path("swarmentum-out/convergence")
 VALIDATION_BATCH: Final = 64
-WARMUP: Final = 0.1
 SCHEDULES: Final[Mapping[str, Callable[[float], float]]] = {
     "constant": lambda _: 1.0,
     "linear": lambda done: 1 - done,
@@ -60,6 +59,7 @@ class Run:
     seed: int
     steps: int
     schedule: str
+    warmup: float
     peers: int
     batch: int
     context: int
@@ -101,7 +101,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--lrs", nargs="+", type=float, default=[1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2], help="the grid")
-    parser.add_argument("--schedule", choices=list(SCHEDULES), default="cosine", help="to zero, after 10 %% warm-up")
+    parser.add_argument("--schedule", choices=list(SCHEDULES), default="cosine", help="to zero (default cosine)")
+    parser.add_argument("--warmup", type=float, default=0.25, help="part of the steps (default 0.25)")
     parser.add_argument("--data", nargs="+", help=f"'{STDLIB}' or text files (default: both below, where present)")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"runs and pictures (default {DEFAULT_OUT})")
     parser.add_argument("--peers", type=int, default=4)
@@ -119,7 +120,10 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     names = options.data or [STDLIB] + ([str(SHAKESPEARE)] if SHAKESPEARE.exists() else [])
     result: dict[str, object] = {
         "params": parameter_count(build(model_spec(options.width, options.layers, options.context), seed=0)),
-        **{name: getattr(options, name) for name in ("steps", "schedule", "peers", "batch", "context", "seeds", "lrs")},
+        **{
+            name: getattr(options, name)
+            for name in ("steps", "schedule", "warmup", "peers", "batch", "context", "seeds", "lrs")
+        },
         "backend": f"torch {torch.__version__} cpu",
         "threads": options.threads,
         "runs": str(options.out / "runs.jsonl"),
@@ -176,7 +180,7 @@ class Laboratory:
         return self.filed[run.key]
 
 
-SHAPE: Final = ("steps", "schedule", "peers", "batch", "context", "width", "layers", "validation")
+SHAPE: Final = ("steps", "schedule", "warmup", "peers", "batch", "context", "width", "layers", "validation")
 
 
 def filed(path: Path) -> dict[str, Outcome]:
@@ -219,7 +223,7 @@ def train(run: Run, samples: Samples, advance: Callable[[], None] = lambda: None
 
 def learning_rate(run: Run, step: int) -> float:
     """Linear warm-up to `lr`, then the schedule; exact in fp32, as it travels in a log entry."""
-    warmup = max(1, int(run.steps * WARMUP))
+    warmup = max(1, int(run.steps * run.warmup))
     if step < warmup:
         return float(np.float32(run.lr * (step + 1) / warmup))
     return float(np.float32(run.lr * SCHEDULES[run.schedule]((step - warmup) / (run.steps - warmup))))

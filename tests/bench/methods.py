@@ -96,6 +96,34 @@ class GroupVotes:
         return sum(len(payload) for _, payload in contributions) / len(contributions)
 
 
+class PreconditionedVotes:
+    """Group votes of `g / sqrt(v)`, with Adam's second moment v kept privately by each peer: what is replicated is as
+    before. The momentum then weighs parameters alike, and the norm needs no limit."""
+
+    def __init__(self, model: nn.Module, peers: int, *, beta2: float, epsilon: float, **votes: Any) -> None:
+        self._parameters = [tensor for _, tensor in named_tensors(model)]
+        self._squares = [[torch.zeros_like(parameter) for parameter in self._parameters] for _ in range(peers)]
+        self._beta2, self._epsilon, self._steps = beta2, epsilon, 0
+        self._votes = GroupVotes(model, peers, clip_norm=None, **votes)
+
+    def step(self, backward: Backward, lr: float) -> float:
+        self._steps += 1
+
+        def preconditioned(peer: int) -> None:
+            backward(peer)
+            for parameter, square in zip(self._parameters, self._squares[peer], strict=True):
+                if parameter.grad is not None:
+                    precondition(parameter.grad, square, self._beta2, self._epsilon, self._steps)
+
+        return self._votes.step(preconditioned, lr)
+
+
+def precondition(gradient: Tensor, square: Tensor, beta2: float, epsilon: float, steps: int) -> Tensor:
+    """`v = beta2 * v + (1 - beta2) * g^2`, then `g / (sqrt(v / (1 - beta2^steps)) + epsilon)`, both in place."""
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    return gradient.div_((square / (1 - beta2**steps)).sqrt_().add_(epsilon))
+
+
 def mean_gradient(parameters: Sequence[Tensor], backward: Backward, peers: int, clip_norm: float) -> None:
     """Leave the mean of all peers' gradients in `.grad`, its norm at most `clip_norm`."""
     total = [torch.zeros_like(parameter) for parameter in parameters]
@@ -116,9 +144,13 @@ def ring_bytes(parameters: Sequence[Tensor]) -> float:
     return allreduce_bytes(sum(parameter.numel() for parameter in parameters))
 
 
+PRECONDITION: Final = {"beta2": 0.95, "epsilon": 1e-8}
+
 METHODS: Final[Mapping[str, Method]] = {
-    "adamw-ddp": Method(AdamWDDP, {"betas": (0.9, 0.95), "weight_decay": 0.0, "clip_norm": 1.0}),
+    "adamw-ddp": Method(AdamWDDP, {"betas": (0.8, 0.99), "weight_decay": 0.0, "clip_norm": 1.0}),
     "signum-ddp": Method(SignumDDP, {"beta": 0.9, "clip_norm": 1.0}),
     **{f"groups-g{size}": Method(GroupVotes, {"group_sizes": (size,)}) for size in (8, 16, 32, 64, 128)},
+    "adam-votes-g16": Method(PreconditionedVotes, {"group_sizes": (16,), "beta": 0.9, **PRECONDITION}),
+    "adam-votes-g128": Method(PreconditionedVotes, {"group_sizes": (128,), "beta": 0.95, **PRECONDITION}),
     "mixed": Method(GroupVotes, {"group_sizes": (16, 16, 128, 128)}),
 }
