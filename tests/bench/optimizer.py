@@ -1,15 +1,18 @@
 """One DeMo step (own gradient to votes, everybody's votes applied) against AdamW and the reference, in one run."""
 
 import argparse
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import nn
 
 from node.optim import votes
-from node.optim.demo import DeMo, DeMoConfig
+from node.optim.demo import BACKEND_VARIABLE, DeMo, DeMoConfig
 from node.optim.reference import Reference
 from tests.bench.timing import medians_ms
 
@@ -29,29 +32,63 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
     named = parameters(options.params, options.device)
-    demo = DeMo(named, DeMoConfig(group_size=options.group_size))
-    step = demo_step(demo, contributions(demo.layout.chunks, options.peers, options.group_size))
+    config = DeMoConfig(group_size=options.group_size)
+    DeMo([("small", nn.Parameter(torch.zeros(64, 64, device=options.device)))], config)  # imports and compiles
+    start = memory_bytes("VmRSS")
+    demo = DeMo(named, config)
+    entry = contributions(demo.layout.chunks, options.peers, options.group_size)
+    peak = peak_bytes(demo_step(demo, entry))
+    with mock.patch.dict(os.environ, {BACKEND_VARIABLE: "torch"}):
+        portable = DeMo(named, config)
     weights = [tensor for _, tensor in named]
-    adamw = {f"adamw_{kind}": torch.optim.AdamW(weights, lr=LR, **{kind: True}).step for kind in ("fused", "foreach")}
-    actions = {name: synchronised(action, options.device) for name, action in {**step, **adamw}.items()}
-    times = medians_ms(actions, options.rounds)
-    step_ms = times["propose"] + times["settle"] + times["apply"]
+    actions = demo_step(demo, entry)
+    actions |= {f"portable_{name}": action for name, action in demo_step(portable, entry).items()}
+    actions |= {
+        f"adamw_{kind}": torch.optim.AdamW(weights, lr=LR, **{kind: True}).step for kind in ("fused", "foreach")
+    }
+    times = medians_ms({name: synchronised(action, options.device) for name, action in actions.items()}, options.rounds)
+    step_ms, portable_ms = (sum(times[prefix + part] for part in STEP) for prefix in ("", "portable_"))
     reference_ms = reference_step_ms(options.peers, options.group_size, demo.layout.parameters)
     return {
         "params": demo.layout.parameters,
         "step_ms": round(step_ms, 1),
+        "portable_ms": round(portable_ms, 1),
         **{f"{name}_ms": round(value, 1) for name, value in times.items()},
         "ratio_to_adamw_fused": round(step_ms / times["adamw_fused"], 2),
         "ratio_to_adamw_foreach": round(step_ms / times["adamw_foreach"], 2),
+        "ratio_to_portable": round(step_ms / portable_ms, 3),
         "reference_ms": round(reference_ms, 1),
         "reference_scaled_from_params": min(REFERENCE_PARAMETERS_MAX, demo.layout.parameters),
         "ratio_to_reference": round(step_ms / reference_ms, 5),
-        "backend": f"torch {torch.__version__} {torch.device(options.device).type}",
+        "peak_bytes_per_param": peak and start and round((peak - start) / demo.layout.parameters, 2),
+        "backend": demo.backend,
+        "device": torch.device(options.device).type,
+        "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "peers_decoded": options.peers,
         "group_size": options.group_size,
         "payload_bytes": votes.vote_bytes(demo.layout.chunks, options.group_size),
     }
+
+
+def peak_bytes(step: dict[str, Callable[[], object]]) -> int | None:
+    """The most memory that this process held during one step; None where Linux does not say."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
+    except OSError:
+        return None
+    for action in step.values():
+        action()
+    return memory_bytes("VmHWM")
+
+
+def memory_bytes(field: str) -> int | None:
+    """A line of `/proc/self/status`, or None where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), None)
 
 
 def parameters(count: int, device: str) -> list[tuple[str, nn.Parameter]]:
@@ -74,6 +111,9 @@ def parameters(count: int, device: str) -> list[tuple[str, nn.Parameter]]:
 def contributions(chunks: int, peers: int, group_size: int) -> list[tuple[int, bytes]]:
     random = np.random.default_rng(0)
     return [(group_size, random.bytes(votes.vote_bytes(chunks, group_size))) for _ in range(peers)]
+
+
+STEP = ("propose", "settle", "apply")
 
 
 def demo_step(demo: DeMo, entry: list[tuple[int, bytes]]) -> dict[str, Callable[[], object]]:
