@@ -1,8 +1,10 @@
 """The fused step against the portable one: the same votes of the same momentum, the same bits in the parameters."""
 
+import hashlib
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from node.optim.layout import Layout
 
 pytest.importorskip("numba")
 
-from node.optim.fused import backend
+from node.optim.fused import backend, emit, kernels
 from node.optim.fused.backend import Fused
 from node.optim.fused.plan import BLOCK_ELEMENTS, Plan
 
@@ -280,6 +282,24 @@ def test_without_numba_the_step_is_torch():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "torch"
+
+
+def test_kernels_cached_from_other_instructions_are_not_used():
+    own = hashlib.sha256(Path(emit.__file__).read_bytes()).hexdigest()[:16]
+    Fused(layout_of([(3,)]))
+    folder = Path(kernels.apply.stats.cache_path)
+    assert {path.suffix for path in folder.glob(f"*apply_{own}*")} == {".nbi", ".nbc"}
+
+
+def test_a_step_compiles_without_a_folder_to_cache_in():
+    program = (
+        "from numba.core import caching\n"
+        "caching.CacheImpl._locator_classes = []\n"
+        "from node.optim.fused import kernels\n"
+        "print(kernels.apply.stats.cache_path)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "None"
 
 
 def test_the_plan_covers_every_element_once():
