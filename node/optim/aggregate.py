@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.optim import transforms, values, votes
+from node.optim import dct, values, votes
 from node.optim.dct import VOTE_SUM_MAX
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
 from node.optim.payload import PLAIN, Ballot, Format
-from node.optim.transforms import WIDE_SUM_MAX, Transform
+from node.optim.transforms import SUM_MAX, Transform
 
 
 class VoteSum:
@@ -37,7 +37,7 @@ class VoteSum:
     def cap(self) -> int:
         """What sums are capped to: twice a typical vote; where sizes count, nothing below what n peers can say."""
         if self.form.scaled:
-            return min(len(self) * self.form.grid.peak, WIDE_SUM_MAX)
+            return min(len(self) * self.form.grid.peak, SUM_MAX)
         return int(VOTE_SUM_MAX * self.form.grid.unit)
 
     def add(self, size: int, payload: bytes) -> None:
@@ -71,20 +71,17 @@ class VoteSum:
         return values.scales(values.agreed(torch.stack(codes)))
 
 
-def direction(
-    sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None, transform: Transform | None = None
-) -> Tensor:
-    """The sign of the exact inverse transform (the DCT, if none is given) of sums within +-2: fp32 of -1, 0 and 1.
+def direction(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+    """The sign of the exact inverse DCT of sums within +-2 (integers [count, 64, 64]): fp32 of -1, 0 and 1.
 
-    `sums` are whole numbers [count, 64, 64]; `out` (fp32, the shape of `sums`) and `scratch` (fp32, two planes
-    [2, count, 64, 64]) are made if not given; `sums` may be the memory of `out`. Adding zero turns -0 into 0: Metal's sign
-    keeps the sign of a zero, which would reach a parameter that is -0.
+    `out` (fp32, the shape of `sums`) and `scratch` (fp32, two planes [2, count, 64, 64]) are made if not given; `sums`
+    may be the memory of `out`. Adding zero turns -0 into 0: Metal's sign keeps the sign of a zero, which would reach a
+    parameter that is -0.
     """
     if scratch is None:
         scratch = torch.empty(2, *sums.shape, dtype=torch.float32, device=sums.device)
     whole = scratch[0].copy_(sums)
-    by = transforms.named("dct") if transform is None else transform
-    return by.inverse_exact(whole, out, scratch[1]).sign_().add_(0.0)
+    return dct.inverse_exact(whole, out, scratch[1]).sign_().add_(0.0)
 
 
 def update(total: VoteSum, first: int, last: int, transform: Transform, out: Tensor) -> int:
@@ -94,16 +91,8 @@ def update(total: VoteSum, first: int, last: int, transform: Transform, out: Ten
     `unit_factor` makes a scale of.
     """
     sums = total.sums(first, last)
-    if total.cap <= VOTE_SUM_MAX:
-        transform.inverse_exact(sums.to(torch.float32), out)
-    else:
-        out.copy_(transform.inverse_wide(sums))
+    out.copy_(transform.inverse_exact(sums))
     return int(sums.to(torch.int64).square_().sum())
-
-
-def unscaled_unit(total: VoteSum, transform: Transform) -> int:
-    """What `update` multiplies the inverse in real numbers by."""
-    return transform.narrow_scale if total.cap <= VOTE_SUM_MAX else transform.wide_scale
 
 
 def unit_factor(total: VoteSum, transform: Transform, squares: int) -> float:
@@ -114,9 +103,9 @@ def unit_factor(total: VoteSum, transform: Transform, squares: int) -> float:
     if not squares:
         return 0.0
     mean = math.sqrt(squares / (total.chunks * CHUNK_ELEMENTS))
-    return float(np.float32(1 / (unscaled_unit(total, transform) * mean)))
+    return float(np.float32(1 / (transform.scale * mean)))
 
 
 def mean_factors(total: VoteSum, transform: Transform) -> Tensor:
     """What makes `update` the mean of the peers' votes at their agreed sizes: fp32 [chunks]."""
-    return total.scales() * float(np.float32(1 / (unscaled_unit(total, transform) * max(len(total), 1))))
+    return total.scales() * float(np.float32(1 / (transform.scale * max(len(total), 1))))

@@ -382,6 +382,11 @@ class DeMo:
         parameters = [parameter.detach() for parameter in self.parameters]
         self._backend.apply(contributions, parameters, lr, self.config.weight_decay)
 
+    @property
+    def _method(self) -> str:
+        """What the saved tensors mean: the momentum's domain, and whose the base's state is."""
+        return f"{self._transform.name}, {self.config.base.name}"
+
     def state_dict(self) -> dict[str, Any]:
         """The private state: momentum, pending votes (or None) with their size, and the layout's digest.
 
@@ -390,6 +395,7 @@ class DeMo:
         size, packed = self._pending or (None, None)
         return {
             "layout": self.layout.digest().hex(),
+            "method": self._method,
             "momentum": self._momentum,
             "pending": packed,
             "pending_size": size,
@@ -400,6 +406,8 @@ class DeMo:
         """Take over a saved state, by copy. Raises `ValueError` if it belongs to another layout or does not fit."""
         if state["layout"] != self.layout.digest().hex():
             raise ValueError("the saved momentum belongs to another model: the layouts differ")
+        if state["method"] != self._method:
+            raise ValueError(f"the saved state is of method {state['method']!r}, not {self._method!r}")
         packed, size = state["pending"], state["pending_size"]
         if packed is not None:
             self.config.form.check(votes.to_bytes(packed), size, self.layout.chunks)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from node.optim import aggregate, values
 from node.optim.base import Base
-from node.optim.dct import VOTE_SUM_MAX
-from node.optim.demo import Portable, accumulate, apply_update, decay_factor
+from node.optim.demo import Portable, accumulate, decay_factor
 from node.optim.layout import CHUNK_ELEMENTS, Layout
 from node.optim.payload import Format
 from node.optim.transforms import Transform
@@ -53,21 +52,6 @@ class Family(Portable):
         total = aggregate.VoteSum(self._layout.chunks, self._device, self._form)
         for size, payload in ballots:
             total.add(size, payload)
-        if self._base.config.name == "sign" and total.cap <= VOTE_SUM_MAX:
-            self._by_sign(total, parameters, lr, weight_decay)
-        else:
-            self._by_base(total, parameters, lr, weight_decay)
-
-    def _by_sign(self, total: aggregate.VoteSum, parameters: Sequence[Tensor], lr: float, weight_decay: float) -> None:
-        for tile, scratch in self._tiles():
-            out = self._buffer[tile]
-            sums = total.sums(tile.start, tile.stop, out=out.view(torch.int32))
-            aggregate.direction(sums, out=out, scratch=scratch[:2], transform=self._transform)
-        for part, direction in self._layout.pairs(parameters, self._buffer):
-            assert part is not None
-            apply_update(part, direction, lr, weight_decay)
-
-    def _by_base(self, total: aggregate.VoteSum, parameters: Sequence[Tensor], lr: float, weight_decay: float) -> None:
         squares = 0
         for tile, _ in self._tiles():
             squares += aggregate.update(total, tile.start, tile.stop, self._transform, self._buffer[tile])

@@ -187,3 +187,52 @@ class Reference:
         for tensor, direction in zip(self.tensors, directions, strict=True):
             decayed = (tensor * factor).astype(np.float32)
             tensor[...] = (decayed - (rate * direction).astype(np.float32)).astype(np.float32)
+
+
+class PaperDeMo:
+    """DeMo as its paper writes it down (arXiv 2411.19870v1, algorithm 1), for tensors whose sides are multiples of 64.
+
+    Momentum and updates live in the parameter domain, everything is float64, and the transform is done and undone each
+    time. Values are signs, as everywhere here; the learning rate is inside the momentum, as in the authors' code.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, int]], beta: float, k: int) -> None:
+        self.shapes, self.beta, self.k = list(shapes), beta, k
+        self.momentum: list[Doubles] = [np.zeros(shape) for shape in shapes]
+
+    def extract(self, gradients: Sequence[Floats], lr: float) -> list[list[list[tuple[int, int]]]]:
+        """m = beta m + lr g; q = the k largest of each chunk's coefficients; m = m - inverse(q). Signed indices of q.
+
+        Per tensor, per chunk (row after row of chunks), ascending: (index 64 * i + j, sign).
+        """
+        chosen = []
+        for number, gradient in enumerate(gradients):
+            self.momentum[number] = self.beta * self.momentum[number] + lr * gradient.astype(np.float64)
+            chosen.append([self._take(block) for block in self._blocks(self.momentum[number])])
+        return chosen
+
+    def _take(self, block: Doubles) -> list[tuple[int, int]]:
+        flat = (basis() @ block @ basis().T).flatten()
+        indices = sorted(sorted(range(len(flat)), key=lambda index: -abs(float(flat[index])))[: self.k])
+        component = np.zeros(SIDE * SIDE)
+        component[indices] = flat[indices]
+        block -= basis().T @ component.reshape(SIDE, SIDE) @ basis()
+        return [(index, 1 if flat[index] >= 0 else -1) for index in indices]
+
+    def update(self, everybody: Sequence[Sequence[Sequence[Sequence[tuple[int, int]]]]]) -> list[Doubles]:
+        """inverse(Q) of each tensor, Q the sum of all peers' signs: its own sign is what is taken off the parameters."""
+        total: list[Doubles] = [np.zeros(shape) for shape in self.shapes]
+        for number, tensor in enumerate(total):
+            for place, block in enumerate(self._blocks(tensor)):
+                flat = np.zeros(SIDE * SIDE)
+                for peer in everybody:
+                    for index, sign in peer[number][place]:
+                        flat[index] += sign
+                block[:] = basis().T @ flat.reshape(SIDE, SIDE) @ basis()
+        return total
+
+    @staticmethod
+    def _blocks(tensor: Doubles) -> list[Doubles]:
+        """Views of a tensor's chunks."""
+        rows, columns = range(0, tensor.shape[0], SIDE), range(0, tensor.shape[1], SIDE)
+        return [tensor[top : top + SIDE, left : left + SIDE] for top in rows for left in columns]

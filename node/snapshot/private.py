@@ -15,7 +15,7 @@ import torch
 from node.snapshot.atomic import write_atomic
 from protos.errors import OperatorError
 
-FORMAT: Final = "swarmentum private state 1"
+FORMAT: Final = "swarmentum private state 2"
 
 
 class PrivateStateError(OperatorError):

@@ -1,5 +1,7 @@
 """DeMo in an ordinary training script: alone, and in two gloo processes that stay bit-identical."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,10 @@ import torch.distributed as dist
 from torch import multiprocessing, nn
 
 from node.optim import votes
+from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
+from node.optim.local import LocalConfig
 from node.optim.torch_optimizer import DeMoOptimizer, ReplicasDiffer
 
 STEPS = 6
@@ -103,6 +107,61 @@ def test_options_out_of_range_are_refused():
         DeMoOptimizer(model.parameters(), lr=1.0, group_size=100)
 
 
+METHODS = {
+    "top-k into AdamW": {"selection": "topk", "values": "2bit", "base": BaseConfig("adamw")},
+    "muon": {"transform": "hadamard", "base": BaseConfig("muon", momentum=0.5)},
+    "DiLoCo": {"magnitudes": True, "values": "8bit", "base": BaseConfig("sgd"), "local": LocalConfig(3, lr=1e-2)},
+}
+
+
+def family(model, name, **more):
+    lr = 1.0 if name == "DiLoCo" else 1e-2
+    return DeMoOptimizer(model.parameters(), lr=lr, **METHODS[name], **more)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_saved_and_goes_on_bit_for_bit(name):
+    model, inputs, target = model_and_data(1)
+    optimizer = family(model, name)
+    before = nn.functional.mse_loss(model(inputs), target).item()
+    train(model, optimizer, (inputs, target), 12)
+    assert optimizer.exchanged
+    assert nn.functional.mse_loss(model(inputs), target).item() < before
+    saved = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    train(model, optimizer, (inputs, target), 6)
+
+    other, _, _ = model_and_data(1)
+    other.load_state_dict(saved["model"])
+    resumed = family(other, name)
+    resumed.load_state_dict(saved["optimizer"])
+    train(other, resumed, (inputs, target), 6)
+    assert state_digest(list(model.parameters())) == state_digest(list(other.parameters()))
+    with pytest.raises(ValueError, match="saved state"):
+        DeMoOptimizer(other.parameters(), lr=1.0, base=BaseConfig("sgd", momentum=0.9)).load_state_dict(
+            saved["optimizer"]
+        )
+
+
+def test_local_steps_move_and_are_paid_back():
+    """Between exchanges the parameters are the rank's own; at the exchange all that counts is what was voted."""
+    model, inputs, target = model_and_data(1)
+    optimizer = family(model, "DiLoCo")
+    train(model, optimizer, (inputs, target), 2)
+    assert not optimizer.exchanged
+    with pytest.raises(AssertionError, match="exchanged"):
+        optimizer.state_dict()
+    train(model, optimizer, (inputs * torch.nan, target), 1)  # the bad step is left out, the round still ends
+    assert optimizer.exchanged
+    assert optimizer.abstentions == 1
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_a_setting_that_does_not_exist_is_refused():
+    model, _, _ = model_and_data(1)
+    with pytest.raises(TypeError, match=r"topk: no such setting; there are base, .*top_k"):
+        DeMoOptimizer(model.parameters(), lr=1.0, topk=3)
+
+
 def _rank(rank, folder):
     """One process: trains on its own data with a bad gradient now and then, and writes its digest after every step."""
     torch.set_num_threads(1 + rank)
@@ -121,14 +180,23 @@ def _rank(rank, folder):
         train(model, DeMoOptimizer(model.parameters(), lr=1e-2, process_group=dist.group.WORLD), (inputs, target), 1)
     except ReplicasDiffer:
         differs = True
-    torch.save((digests, optimizer.abstentions, differs), f"{folder}/{rank}.pt")
+    abstentions, equal = optimizer.abstentions, []
+    for name in METHODS:
+        model, inputs, target = model_and_data(10 + rank)
+        optimizer = family(model, name, process_group=dist.group.WORLD)
+        for _ in range(3):
+            train(model, optimizer, (inputs, target), 3)
+            equal.append(state_digest(list(model.parameters())).hex())
+    torch.save((digests, abstentions, differs, equal), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 def test_two_processes_stay_bit_identical(tmp_path):
     multiprocessing.spawn(_rank, args=(str(tmp_path),), nprocs=2)
-    (first, none, differs), (second, bad, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    (first, none, differs, methods), (second, bad, _, others) = (torch.load(tmp_path / f"{r}.pt") for r in range(2))
     assert first == second
     assert len(set(first)) == STEPS
+    assert methods == others
+    assert len(set(methods)) == 3 * len(METHODS)
     assert (none, bad) == (0, 2)
     assert differs

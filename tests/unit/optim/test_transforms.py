@@ -9,8 +9,8 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from node.optim import dct, transforms
-from node.optim.transforms import NAMES, WIDE_SUM_MAX, Transform
+from node.optim import transforms
+from node.optim.transforms import NAMES, SHIFT, SUM_MAX, Transform
 
 
 def rotation(seed: int) -> Transform:
@@ -35,40 +35,22 @@ def test_forward_is_the_matrix_on_both_sides(transform: Transform) -> None:
 
 
 @every
-def test_narrow_inverse_is_exact(transform: Transform) -> None:
-    sums = torch.randint(-2, 3, (5, 64, 64), dtype=torch.int32)
-    sums[0] = 2 * torch.from_numpy(np.sign(transform.matrix[:, :1] @ transform.matrix[:, :1].T)).int()  # all add up
-    basis = torch.from_numpy(np.rint(2.0**transform.shift * transform.matrix)).long()
-    first = basis.T @ sums.long()
-    half = torch.round(first.double() / 2).long()
-    assert torch.equal(transform.inverse_exact(sums.float()).long(), half @ basis)
-
-
-@every
-def test_wide_inverse_is_exact_and_near_the_real_one(transform: Transform) -> None:
-    sums = torch.randint(-WIDE_SUM_MAX, WIDE_SUM_MAX + 1, (2, 64, 64), dtype=torch.int32)
+def test_inverse_is_exact_and_near_the_real_one(transform: Transform) -> None:
+    sums = torch.randint(-SUM_MAX, SUM_MAX + 1, (2, 64, 64), dtype=torch.int32)
     basis = [[round(4096 * value) for value in row] for row in transform.matrix.tolist()]
     whole = np.array(basis, dtype=object).T @ sums[0].numpy().astype(object) @ np.array(basis, dtype=object)
-    found = transform.inverse_wide(sums)
+    found = transform.inverse_exact(sums)
     assert (found[0].numpy().astype(object) == whole).all()
     matrix = torch.from_numpy(transform.matrix)
     real = matrix.T @ sums.double() @ matrix
-    assert float((found / transform.wide_scale - real).abs().max()) < 2e-3 * WIDE_SUM_MAX
+    assert float((found / transform.scale - real).abs().max()) < 2e-3 * SUM_MAX
 
 
 @settings(max_examples=25, deadline=None)
 @for_all(st.integers(0, 2**32 - 1))
-def test_no_sum_of_the_narrow_inverse_passes_what_fp32_holds(seed: int) -> None:
-    transform = rotation(seed)
-    column = int(np.abs(np.rint(2.0**transform.shift * transform.matrix)).sum(0).max())
-    assert column * column <= 2**24
-
-
-def test_the_cosine_transform_is_the_one_of_the_proof() -> None:
-    device = torch.device("cpu")
-    transform = transforms.named("dct")
-    assert transform.shift == dct.BASIS_SHIFT
-    assert torch.equal(transform.integer_basis(device), dct.integer_basis(device))
+def test_no_partial_sum_passes_what_fp64_holds(seed: int) -> None:
+    column = int(np.abs(np.rint(2.0**SHIFT * rotation(seed).matrix)).sum(0).max())
+    assert SUM_MAX * column * column < 2**53
 
 
 def test_hadamard_and_identity_are_what_they_are_called() -> None:

@@ -1,0 +1,21 @@
+"""The example of docs/optimizers.md, run as it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "train_with_torchrun.py"
+
+
+def test_the_example_trains_with_torchrun() -> None:
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=EXAMPLE.parents[2])
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = dict(re.findall(r"rank (\d): loss (\S+), weights \w+", done.stdout))
+    weights = set(re.findall(r"weights (\w{16})", done.stdout))
+    assert len(weights) == 1, "the ranks' weights differ"
+    assert {"0", "1"} == said.keys()
+    assert all(float(loss) < 0.9 for loss in said.values()), "the loss of a batch is about 1 at first"
