@@ -61,6 +61,9 @@ def join(
     top_k: Annotated[
         int | None, typer.Option(help="Components of a chunk, in a run with top-k: 4 to 512 (default: the run's).")
     ] = None,
+    fit_uplink: Annotated[
+        bool, typer.Option("--fit-uplink", help="Let the size of the votes follow the measured uplink.")
+    ] = False,
     data: Annotated[
         str | None, typer.Option(help="This machine's training text or tokens (default: the run's).")
     ] = None,
@@ -98,6 +101,7 @@ def join(
         micro_batch=micro_batch,
         group_size=group_size,
         top_k=top_k,
+        fit_uplink=fit_uplink or None,
         data=data,
         listen=listen,
         announce=announce,

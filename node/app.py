@@ -30,6 +30,7 @@ from node.swarm.client import check_genesis
 from node.swarm.payloads import Payloads
 from node.swarm.session import About, Session
 from node.telemetry import StepLog, Summary, serve_metrics
+from node.uplink import VoteSize
 from node.wire.validate import UpdateDoor
 from protos.console import EXIT_INTERRUPTED, lock_home
 from protos.errors import OperatorError
@@ -196,6 +197,9 @@ class _Peer:
             summary=summary,
             steps=steps,
             stopping=self.stop,
+            vote_size=VoteSize(replica.payload_bytes, replica.size, self.settings.uplink_budget)
+            if self.settings.fit_uplink
+            else None,
         )
 
     def _enter(self, trainer: Trainer, bootstrap: list[str]) -> None:

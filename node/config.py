@@ -47,6 +47,12 @@ class PeerSettings(BaseSettings):
     top_k: TopK | None = None
     """Components of a chunk of 4096 in a run that selects by top-k. By default the run's."""
 
+    fit_uplink: bool = False
+    """Let the size of the votes follow the measured uplink, from the size above: more bytes learn more from each step."""
+
+    uplink_budget: float = Field(default=0.25, gt=0, le=10)
+    """With fit_uplink: how long the votes may take to reach a typical peer, as a part of this peer's time for computing."""
+
     data: str | None = None
     """Where this machine has the training text or tokens, instead of the run's `data.source`."""
 

@@ -28,11 +28,15 @@ from node.swarm.api import Swarm
 from node.swarm.events import Agreed, Committed, Failed, Finished, Opened, Resync, Snapshot, Waiting
 from node.sync import fetch_snapshot
 from node.telemetry import StepLog, Summary
+from node.uplink import VoteSize
+from node.wire.codec import payload_hash
 from protos.errors import DivergedError, NetworkError, Refusal
 from protos.run_config import RunConfig
 from protos.v1 import update_pb2
 
 EVENT_SECONDS_MAX = 0.5
+# Own payloads of which nobody has said yet how long they took.
+SENT_MAX = 16
 RESYNCS_IN_A_ROW_MAX = 5
 SNAPSHOT_TRIES_MAX = 8
 SNAPSHOT_RETRY_SECONDS = 0.5
@@ -73,8 +77,10 @@ class Trainer:
     taking_part: bool = False
     announced_step: int = 0
     ready: Ready | None = None
+    vote_size: VoteSize | None = None
 
     def __post_init__(self) -> None:
+        self.sent: dict[bytes, int] = {}
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
 
     # ---- the run -----------------------------------------------------------------------------------------------------
@@ -160,9 +166,25 @@ class Trainer:
     def _abstain(self, step: int, error: ArithmeticError) -> None:
         self.log.warning("abstaining: the gradient is not finite", step=step, why=str(error))
 
+    def _fit_uplink(self, computed_ms: float) -> None:
+        """Vote with as many bytes as the others get in time."""
+        assert self.vote_size is not None
+        for sha256, size in list(self.sent.items()):
+            took = self.swarm.counters.arrivals.milliseconds(sha256)
+            if took is not None:
+                self.vote_size.arrived(size, took)
+                del self.sent[sha256]
+        self.vote_size.computed(computed_ms)
+        before, size = self.replica.size, self.vote_size.choose()
+        if size != before:
+            self.log.info("votes fit the uplink", step=self.replica.step, size=size, before=before)
+            self.replica.size = size
+
     def _publish(self, opened: Opened, ready: Ready) -> None:
         tick, result = opened.tick, ready.result
         started = time.monotonic()
+        if self.vote_size is not None:
+            self._fit_uplink(1000 * ready.seconds)
         try:
             data = self.replica.vote(tick.step, tick.lr)
         except (NonFiniteGradient, NotANumber) as error:
@@ -179,6 +201,10 @@ class Trainer:
         self.replica.announcement, self.announced_step = announcement.SerializeToString(), tick.step
         self.swarm.publish(data, announcement)
         self.summary.tokens += result.tokens
+        if self.vote_size is not None:
+            self.sent[payload_hash(data)] = self.replica.size
+            while len(self.sent) > SENT_MAX:
+                del self.sent[next(iter(self.sent))]
 
     def _publish_again(self, step: int) -> None:
         """Votes that an earlier life of this peer computed for the step that is still open: they are as good as new."""

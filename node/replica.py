@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,23 @@ class Replica:
         self._manifests: list[Manifest] = []
         self._stored_at: dict[int, float] = {}
         self._digest: bytes | None = None
+
+    @property
+    def size(self) -> int:
+        """This peer's group size or k, for its next votes."""
+        return self.demo.config.size
+
+    @size.setter
+    def size(self, size: int) -> None:
+        config = self.demo.config
+        groups = config.selection == "groups"
+        self.demo.config = replace(config, group_size=size) if groups else replace(config, top_k=size)
+
+    @property
+    def payload_bytes(self) -> dict[int, int]:
+        """The longest payload of each size that this peer may choose, header not counted."""
+        form = self.demo.config.form
+        return {size: form.bytes_max(self.demo.layout.chunks, size) for size in form.sizes}
 
     # ---- a clock step ------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import statistics
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,14 +40,35 @@ class WireBytes:
     blob_received: int = 0
 
 
-@dataclass(frozen=True)
+class Arrivals:
+    """How long blobs of ours took to arrive, as those who pulled them say: nobody else can tell. Bounded."""
+
+    def __init__(self) -> None:
+        self._took: OrderedDict[bytes, list[int]] = OrderedDict()
+
+    def add(self, sha256: bytes, milliseconds: int) -> None:
+        """One puller's word on one blob."""
+        reports = self._took.setdefault(sha256, [])
+        if len(reports) < limits.ARRIVAL_REPORTS_MAX:
+            reports.append(milliseconds)
+        if len(self._took) > limits.ARRIVALS_MAX:
+            self._took.popitem(last=False)
+
+    def milliseconds(self, sha256: bytes) -> float | None:
+        """The median of the pullers' words: one who is slow himself, or lies, does not decide. None: nobody said."""
+        reports = self._took.get(sha256)
+        return statistics.median(list(reports)) if reports else None
+
+
+@dataclass
 class Stream:
-    """An open blob stream to a holder; `used`: it was kept from an earlier transfer."""
+    """An open blob stream to a holder; `used`: it was kept from an earlier transfer, which took `previous_ms`."""
 
     holder: bytes
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     used: bool = False
+    previous_ms: int = 0
 
 
 async def _write_frame(writer: asyncio.StreamWriter, data: bytes) -> int:
@@ -69,6 +92,7 @@ class BlobServer:
         self._lookup = lookup
         self._wire = wire
         self._refused = refused
+        self.arrivals = Arrivals()
         self._slots = asyncio.Semaphore(limits.SERVES_MAX)
         self._streams: dict[str, int] = {}
 
@@ -77,6 +101,7 @@ class BlobServer:
         if self._streams.get(remote, 0) >= limits.STREAMS_A_PEER_MAX:
             return
         self._streams[remote] = self._streams.get(remote, 0) + 1
+        whole = b""  # the blob that this stream carried last, from its first byte
         try:
             while True:
                 frame = await _read_frame(reader, limits.STREAM_KEPT_SECONDS)
@@ -84,8 +109,11 @@ class BlobServer:
                 if len(request.sha256) != HASH_BYTES:
                     raise Refusal(Reason.MALFORMED, f"hash of {len(request.sha256)} bytes")
                 self._wire.received += 4 + len(frame)
+                if whole and request.previous_ms:
+                    self.arrivals.add(whole, request.previous_ms)
                 async with self._slots:
-                    await self._answer(request, writer)
+                    found = await self._answer(request, writer)
+                whole = request.sha256 if found and not request.offset else b""
         except Refusal as refusal:
             self._refused(refusal)
         finally:
@@ -93,7 +121,8 @@ class BlobServer:
             if not self._streams[remote]:
                 del self._streams[remote]
 
-    async def _answer(self, request: update_pb2.BlobRequest, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, request: update_pb2.BlobRequest, writer: asyncio.StreamWriter) -> bool:
+        """Whether the blob is here."""
         blob = self._lookup(request.sha256)
         rest = memoryview(blob or b"")[request.offset :]
         response = update_pb2.BlobResponse(
@@ -106,6 +135,7 @@ class BlobServer:
             await asyncio.wait_for(writer.drain(), limits.STREAM_IDLE_SECONDS_MAX)
             self._wire.sent += len(part)
             self._wire.blob_sent += len(part)
+        return blob is not None
 
 
 class BlobFetcher:
@@ -176,7 +206,7 @@ class BlobFetcher:
         while kept:
             stream = kept.pop()
             if not stream.reader.at_eof():
-                return Stream(holder, stream.reader, stream.writer, used=True)
+                return Stream(holder, stream.reader, stream.writer, used=True, previous_ms=stream.previous_ms)
             stream.writer.close()
         reader, writer = await self._host.open(holder, PROTOCOL)
         return Stream(holder, reader, writer)
@@ -242,7 +272,8 @@ class BlobFetcher:
 
     async def _transfer(self, stream: Stream, sha256: bytes, size: int, buffer: bytearray) -> bool:
         """Append what is missing; False if the holder does not have it. What arrived stays when the stream breaks."""
-        request = update_pb2.BlobRequest(sha256=sha256, offset=len(buffer))
+        request = update_pb2.BlobRequest(sha256=sha256, offset=len(buffer), previous_ms=stream.previous_ms)
+        began, stream.previous_ms = (time.monotonic(), len(buffer)), 0
         self._wire.sent += await _write_frame(stream.writer, request.SerializeToString())
         frame = await _read_frame(stream.reader)
         self._wire.received += 4 + len(frame)
@@ -260,4 +291,6 @@ class BlobFetcher:
             buffer += part
             self._wire.received += len(part)
             self._wire.blob_received += len(part)
+        if not began[1]:
+            stream.previous_ms = max(1, round((time.monotonic() - began[0]) * 1000))
         return True

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import structlog
 
 from node.swarm import settings as limits
-from node.swarm.blobs import PROTOCOL, BlobFetcher, BlobServer, WireBytes
+from node.swarm.blobs import PROTOCOL, Arrivals, BlobFetcher, BlobServer, WireBytes
 from node.swarm.client import CoordinatorClient, SessionLostError, software_version
 from node.swarm.dht import Discovery
 from node.swarm.events import (
@@ -77,6 +77,7 @@ class Counters:
     payload_bytes_received: int = 0
     announcements: int = 0
     wire: WireBytes = field(default_factory=WireBytes)
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
 
 def topic_of(run_id: bytes) -> str:
@@ -114,6 +115,7 @@ class Session:
         self._server = BlobServer(
             lambda sha256: self._payloads.get(sha256) or pieces(sha256), self.counters.wire, self._count
         )
+        self.counters.arrivals = self._server.arrivals
         self._discovery = Discovery(self.host, invite.run_id)
         self._inbox = Inbox(invite.run_id)
         self._chain = Chain(invite.run_id, invite.coordinator_public_key)

@@ -42,6 +42,9 @@ OPENS_STUCK_MAX = 2
 PUSHES_MAX = 64
 HEARD_MAX = 4096
 FETCH_ROUNDS_MAX = 6
+# What pullers say about our blobs: blobs remembered, and words on each.
+ARRIVALS_MAX = 64
+ARRIVAL_REPORTS_MAX = 64
 # A holder that could not be reached is asked last for this long.
 AWAY_SECONDS = 30.0
 # How long one holder may take to open a stream before the next is asked too.

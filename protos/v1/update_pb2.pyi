@@ -49,12 +49,14 @@ class PeerRecord(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class BlobRequest(_message.Message):
-    __slots__ = ("sha256", "offset")
+    __slots__ = ("sha256", "offset", "previous_ms")
     SHA256_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_MS_FIELD_NUMBER: _ClassVar[int]
     sha256: bytes
     offset: int
-    def __init__(self, sha256: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+    previous_ms: int
+    def __init__(self, sha256: _Optional[bytes] = ..., offset: _Optional[int] = ..., previous_ms: _Optional[int] = ...) -> None: ...
 
 class BlobResponse(_message.Message):
     __slots__ = ("found", "total_bytes", "remaining_bytes")

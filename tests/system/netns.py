@@ -94,7 +94,7 @@ class Internet:
     def __init__(self) -> None:
         if os.geteuid() != 0:
             raise NotHereError("needs root")
-        missing = [tool for tool in ("ip", "nft") if shutil.which(tool) is None]
+        missing = [tool for tool in ("ip", "nft", "tc") if shutil.which(tool) is None]
         if missing:
             raise NotHereError(f"needs {' and '.join(missing)} (apt-get install iproute2 nftables)")
         _remove(name for name in _names() if not Path("/proc", _owner(name)).exists())
@@ -158,6 +158,16 @@ class Internet:
         """What a TCP connection attempt from `place` comes to: connected, dropped, or the error."""
         words = (sys.executable, "-c", CONNECT, address, str(port), str(CONNECT_SECONDS_MAX))
         return _run(*self.inside(place), *words).strip()
+
+    def shape(self, nat: str, kbit: int) -> None:
+        """Make a home's uplink slow: a token bucket on what its router sends out. 0 takes it away again."""
+        device = (*self.inside(nat), "tc", "qdisc")
+        if kbit:
+            _run(
+                *device, "replace", "dev", "wan", "root", "tbf", "rate", f"{kbit}kbit", "burst", "8kb", "latency", "1s"
+            )
+        else:
+            _run(*device, "del", "dev", "wan", "root")
 
     def close(self) -> None:
         """End what runs inside, and remove the namespaces with their links and rules."""

@@ -45,16 +45,16 @@ bootstrap = BOOTSTRAP
 class NatSwarm(LocalSwarm):
     """A coordinator and a relay at the public address; peers there and at home."""
 
-    def __init__(self, folder: Path, internet: Internet, min_peers: int) -> None:
+    def __init__(self, folder: Path, internet: Internet, min_peers: int, run: str = RUN) -> None:
         self.folder, self.internet = folder, internet
         self.processes: dict[str, Process] = {}
         try:
-            self._start(min_peers)
+            self._start(min_peers, run)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, min_peers: int) -> None:
+    def _start(self, min_peers: int, run: str) -> None:
         here = PUBLIC["pub"]
         relay = self.start("relay", "node", "relay", "--home", str(self.folder / "relay"),
                            "--listen", f"{here}:{RELAY_PORT}", "--json")  # fmt: skip
@@ -65,7 +65,7 @@ class NatSwarm(LocalSwarm):
         self.bootstrap: list[str] = relay.first_json()["addresses"]
         text = self.folder / "text.txt"
         text.write_bytes(Path(os.__file__).read_bytes())
-        run = RUN.replace("DATA", str(text)).replace("MIN_PEERS", str(min_peers))
+        run = run.replace("DATA", str(text)).replace("MIN_PEERS", str(min_peers))
         file = self.folder / "run.toml"
         file.write_text(run.replace("BOOTSTRAP", json.dumps(self.bootstrap)))
         create = self.start("create", "coordinator", "run", "create", str(file), "--home", self.home, "--json")
@@ -76,11 +76,11 @@ class NatSwarm(LocalSwarm):
     def inside(self, name: str) -> tuple[str, ...]:
         return self.internet.inside(name if name in HOMES else "pub")
 
-    def join_from(self, home: str, transport: str) -> None:
+    def join_from(self, home: str, transport: str, *flags: str) -> None:
         """A peer behind a router; it knows one address of the relay."""
         relay = next(address for address in self.bootstrap if f"/{transport}" in address)
         listen = ("--listen", f"0.0.0.0:{PEER_PORT}")
-        self.join(home, *listen, "--reachability", "private", "--relay", relay)
+        self.join(home, *listen, "--reachability", "private", "--relay", relay, *flags)
 
     def way(self, home: str, other: str) -> str:
         """How a peer last said that it is connected to another: direct, relayed, or "" if it is not."""
@@ -162,4 +162,31 @@ def test_two_homes_train_through_nothing_but_a_relay_over_tcp(internet: Internet
         leaves_cleanly(swarm, tuple(HOMES))
     finally:
         swarm.close()
+    assert processes_with(str(tmp_path)) == [], "something was left running"
+
+
+def test_votes_follow_the_uplink(internet: Internet, tmp_path: Path) -> None:
+    """A home that sends 1 Mbit/s ends up with small votes, a public peer with large ones; they count alike."""
+    wide = RUN.replace("hidden_size = 64", "hidden_size = 256").replace(
+        "intermediate_size = 128", "intermediate_size = 512"
+    )
+    assert wide != RUN
+    internet.shape("nat1", 1000)
+    swarm = NatSwarm(tmp_path, internet, min_peers=2, run=wide)
+    try:
+        swarm.join_from("home1", "quic-v1", "--fit-uplink", "--group-size", "8")
+        listen = ("--listen", f"{PUBLIC['pub']}:{PEER_PORT}", "--reachability", "public")
+        swarm.join(PUBLIC_PEER, *listen, "--fit-uplink", environment={"SWARMENTUM_UPLINK_BUDGET": "5"})
+
+        def size(name: str) -> int:
+            changes = swarm.events(name, "votes fit the uplink")
+            return int(changes[-1]["size"]) if changes else 0
+
+        wait_for("small votes of the home", lambda: size("home1") >= 64)
+        wait_for("large votes of the public peer", lambda: size(PUBLIC_PEER) in {8, 16})
+        trained_together(swarm, (PUBLIC_PEER, "home1"))
+        leaves_cleanly(swarm, (PUBLIC_PEER, "home1"))
+    finally:
+        swarm.close()
+        internet.shape("nat1", 0)
     assert processes_with(str(tmp_path)) == [], "something was left running"
