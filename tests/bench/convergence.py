@@ -46,7 +46,8 @@ SCHEDULES: Final[Mapping[str, Callable[[float], float]]] = {
 }
 """What the learning rate is multiplied by after the warm-up, when `done` (0 <= done < 1) of the rest is over."""
 
-DIGITS = 5
+DIGITS: Final = 5
+TABLE_COLUMNS: Final = 120
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", nargs="+", type=int, default=[0, 1, 2], help="data order and weights (default 0 1 2)"
     )
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--lrs", nargs="+", type=float, default=[1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2], help="the grid")
+    parser.add_argument("--lrs", nargs="+", type=float, default=[1e-3, 2e-3, 4e-3], help="the grid")
     parser.add_argument("--schedule", choices=list(SCHEDULES), default="cosine", help="to zero (default cosine)")
     parser.add_argument("--warmup", type=float, default=0.25, help="part of the steps (default 0.25)")
     parser.add_argument("--data", nargs="+", help=f"'{STDLIB}' or text files (default: both below, where present)")
@@ -134,7 +135,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
             rows = Laboratory(name, options, progress).table()
         title = Path(name).stem
         picture(rows, options.out / f"{title}.png", f"Validation loss after {options.steps} steps: {title}")
-        print(render(as_table(rows, title)), file=sys.stderr)
+        print(render(as_table(rows, title), TABLE_COLUMNS), file=sys.stderr)
         result[title] = rows
     return result
 

@@ -148,7 +148,7 @@ PRECONDITION: Final = {"beta2": 0.95, "epsilon": 1e-8}
 
 METHODS: Final[Mapping[str, Method]] = {
     "adamw-ddp": Method(AdamWDDP, {"betas": (0.8, 0.99), "weight_decay": 0.0, "clip_norm": 1.0}),
-    "signum-ddp": Method(SignumDDP, {"beta": 0.9, "clip_norm": 1.0}),
+    "signum-ddp": Method(SignumDDP, {"beta": 0.8, "clip_norm": 1.0}),
     **{f"groups-g{size}": Method(GroupVotes, {"group_sizes": (size,)}) for size in (8, 16, 32, 64, 128)},
     "adam-votes-g16": Method(PreconditionedVotes, {"group_sizes": (16,), "beta": 0.9, **PRECONDITION}),
     "adam-votes-g128": Method(PreconditionedVotes, {"group_sizes": (128,), "beta": 0.95, **PRECONDITION}),

@@ -86,6 +86,18 @@ def test_every_method_learns_and_gives_the_same_bits_again(text: Path, tmp_path:
     assert without_times(outcomes[0]) == without_times(outcomes[1])
 
 
+def test_preconditioning_is_adams_without_its_momentum() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(50))
+    adam = torch.optim.Adam([parameter], lr=1.0, betas=(0.0, 0.95), eps=1e-8)
+    square = torch.zeros(50)
+    for step in range(1, 6):
+        gradient = torch.randn(50, generator=torch.Generator().manual_seed(step))
+        before, parameter.grad = parameter.detach().clone(), gradient.clone()
+        adam.step()
+        moved = methods.precondition(gradient, square, 0.95, 1e-8, step)
+        torch.testing.assert_close(before - parameter.detach(), moved, rtol=1e-4, atol=1e-5)
+
+
 def test_a_run_that_diverges_is_a_row_without_a_loss(text: Path, tmp_path: Path) -> None:
     rows = measured(text, tmp_path / "out", "--lrs", "1e30", "--methods", "adamw-ddp", "groups-g128")
     assert rows["groups-g128"]["loss"] is None
