@@ -195,8 +195,8 @@ def forward_columns(
 ) -> None:
     """The DCT (times `sqrt(32)`) of 16 columns of 64 rows `stride` bytes apart, into 16 rows of a chunk.
 
-    `coming` are the columns that come next: a line of them is asked for at each store. Sooner, rows a power of two apart
-    would push each other out of the cache; all at once are more than a core can wait for.
+    64 lines `coming_stride` bytes apart from `coming` on are asked for, one at each store: at once they are more than a
+    core can wait for.
     """
     result = _lee(code, [code.load(code.at(source, _times(code, stride, row)), 0) for row in range(CHUNK_SIDE)])
     result[0] = code.builder.fmul(result[0], _same(_FLOAT, _fp32(math.sqrt(0.5))))
@@ -206,9 +206,12 @@ def forward_columns(
             code.store(values, target, column * ROW_BYTES + 4 * block)
 
 
-@_instruction(_ADDRESS, _ADDRESS, types.float32, types.float32)
-def forward_rows(code: _Code, source: Value, momentum: Value, beta: Value, step: Value) -> None:
-    """`m = beta * m + step * DCT` for 16 rows of a chunk of momentum; `source` is a block of `forward_columns`'."""
+@_instruction(_ADDRESS, _ADDRESS, types.float32, types.float32, _ADDRESS)
+def forward_rows(code: _Code, source: Value, momentum: Value, beta: Value, step: Value, coming: Value) -> None:
+    """`m = beta * m + step * DCT` for 16 rows of a chunk of momentum; `source` is a block of `forward_columns`'.
+
+    Momentum is touched row after row, as processors expect memory to be; so are the 16 rows at `coming`, asked for.
+    """
     build = code.builder
     result = _lee(code, [code.load(source, row * ROW_BYTES) for row in range(CHUNK_SIDE)])
     decay = code.splat(beta)
@@ -221,6 +224,7 @@ def forward_rows(code: _Code, source: Value, momentum: Value, beta: Value, step:
             scales = build.fmul(scale, ir.Constant(_FLOATS, first)) if block == 0 else scale
             kept = build.fmul(decay, code.load(momentum, place), flags=_CONTRACT)
             added = build.fmul(scales, rows[row], flags=_CONTRACT)
+            code.prefetch(coming, place)
             code.store(build.fadd(kept, added, flags=_CONTRACT), momentum, place)
 
 
@@ -245,8 +249,13 @@ def _largest(group_size: int) -> Value:
             result.append(code.shuffle(state[one], state[other], picked))
         return result
 
-    def emit(code: _Code, momentum: Value, row: Value, magnitudes: Value, positions: Value) -> None:
-        """The largest magnitude of each group (as its bits) and its first position, of rows `row`, `row + apart` ..."""
+    def emit(
+        code: _Code, momentum: Value, row: Value, magnitudes: Value, positions: Value, coming: Value, stride: Value
+    ) -> None:
+        """The largest magnitude of each group (as its bits) and its first position, of rows `row`, `row + apart` ...
+
+        Asks for the first 32 columns of the same rows of the chunk at `coming`.
+        """
         build = code.builder
         below = _same(_INT, -1)
         state = [cgutils.alloca_once_value(build, below) for _ in range(2 * vectors)]
@@ -255,6 +264,9 @@ def _largest(group_size: int) -> Value:
         start = build.add(momentum, build.mul(row, ir.Constant(_LONG, ROW_BYTES)))
         with cgutils.for_range(build, ir.Constant(_LONG, CHUNK_SIDE // apart)) as loop:
             line = build.add(start, build.mul(loop.index, ir.Constant(_LONG, apart * ROW_BYTES)))
+            same = build.add(row, build.mul(loop.index, ir.Constant(_LONG, apart)))
+            for column in range(2):
+                code.prefetch(code.at(coming, build.mul(same, stride)), 4 * LANES * column)
             values = [build.load(slot, typ=_INTS) for slot in state]
             for half in range(halves):
                 number = build.add(build.mul(loop.index, ir.Constant(_LONG, halves)), ir.Constant(_LONG, half))
@@ -273,7 +285,7 @@ def _largest(group_size: int) -> Value:
             code.store(build.load(state[vector], typ=_INTS), magnitudes, 4 * LANES * vector)
             code.store(build.load(state[vectors + vector], typ=_INTS), positions, 4 * LANES * vector)
 
-    return _instruction(_ADDRESS, types.int64, _ADDRESS, _ADDRESS)(emit)
+    return _instruction(_ADDRESS, types.int64, _ADDRESS, _ADDRESS, _ADDRESS, types.int64)(emit)
 
 
 largest_8, largest_16, largest_32, largest_64, largest_128 = (_largest(size) for size in (8, 16, 32, 64, 128))

@@ -101,23 +101,26 @@ def square_sums(first, last, scratch, blocks, tensors, out):
 
 
 @njit(nogil=True)
-def _largest(momentum, group_size, magnitudes, positions):
-    """The bits of each group's largest magnitude and its position, both int32 [groups], in the order of the groups."""
+def _largest(momentum, group_size, magnitudes, positions, coming, stride):
+    """The bits of each group's largest magnitude and its position, both int32 [groups], in the order of the groups.
+
+    `coming` and `stride` are the rows of the next chunk's gradient.
+    """
     wide = min(_SIDE, _CHUNK // group_size)
     found = np.empty(2 * _SIDE, dtype=np.int32)
     apart = max(1, _SIDE // group_size)
     for row in range(apart):
         one, other = found[:_SIDE].ctypes.data, found[_SIDE:].ctypes.data
         if group_size == 128:
-            emit.largest_128(momentum, row, one, other)
+            emit.largest_128(momentum, row, one, other, coming, stride)
         elif group_size == 64:
-            emit.largest_64(momentum, row, one, other)
+            emit.largest_64(momentum, row, one, other, coming, stride)
         elif group_size == 32:
-            emit.largest_32(momentum, row, one, other)
+            emit.largest_32(momentum, row, one, other, coming, stride)
         elif group_size == 16:
-            emit.largest_16(momentum, row, one, other)
+            emit.largest_16(momentum, row, one, other, coming, stride)
         else:
-            emit.largest_8(momentum, row, one, other)
+            emit.largest_8(momentum, row, one, other, coming, stride)
         for lane in range(wide):
             group = row * _SIDE + (row + lane) % wide
             magnitudes[group] = found[lane]
@@ -126,7 +129,7 @@ def _largest(momentum, group_size, magnitudes, positions):
 
 @njit(nogil=True)
 def _next(plan, tensors, chunk, last, fallback):
-    """Where the rows of the chunk after this one are, if it is one of a core; else those of this one."""
+    """Where the rows of the next chunk are, if it lies in a core; else `fallback`, which is at hand already."""
     core = plan[0]
     if chunk + 1 < min(last, core.shape[0]):
         base = tensors[core[chunk + 1, 0]]
@@ -153,14 +156,19 @@ def vote(first, last, scratch, plan, tensors, momentum, beta, step, group_size, 
         source, stride = _find(plan, tensors, chunk, buffer)
         own = momentum[chunk * _CHUNK : (chunk + 1) * _CHUNK]
         coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
+        # Memory is asked for two blocks before its use: the gradient's columns, the momentum's rows, and from `_largest`
+        # the next chunk. So every part of the work has its share of the waiting.
         for block in range(4):
-            ahead, ahead_stride = source + (block + 1) * _COLUMNS, stride
-            if block == 3:
-                ahead, ahead_stride = coming, coming_stride
+            ahead, ahead_stride = source + (block + 2) * _COLUMNS, stride
+            if block > 1:
+                ahead, ahead_stride = own.ctypes.data + (block - 2) * 16 * _ROW, _COLUMNS
             emit.forward_columns(source + block * _COLUMNS, stride, half + block * 16 * _ROW, ahead, ahead_stride)
         for block in range(4):
-            emit.forward_rows(half + block * _COLUMNS, own.ctypes.data + block * 16 * _ROW, beta, step)
-        _largest(own.ctypes.data, group_size, magnitudes, positions)
+            ahead = own.ctypes.data + (block + 2) * 16 * _ROW
+            if block > 1:
+                ahead = half
+            emit.forward_rows(half + block * _COLUMNS, own.ctypes.data + block * 16 * _ROW, beta, step, ahead)
+        _largest(own.ctypes.data, group_size, magnitudes, positions, coming, coming_stride)
         word, filled = 0, 0
         for group in range(groups):
             position = positions[group]
