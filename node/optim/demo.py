@@ -322,7 +322,7 @@ class DeMo:
         norm = self._backend.norm(gradients)
         if not math.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {norm}")
-        scale = _clip_scale(norm, self.config.clip_norm) * (1.0 if self.config.magnitudes else lr)
+        scale = clip_scale(norm, self.config.clip_norm) * (1.0 if self.config.magnitudes else lr)
         size = self.config.size
         packed = self._backend.vote(gradients, self._momentum, self.config.beta, scale, size)
         self._pending = (size, packed)
@@ -443,5 +443,5 @@ def _dense(gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient.detach().to(torch.float32).contiguous()
 
 
-def _clip_scale(norm: float, limit: float | None) -> float:
+def clip_scale(norm: float, limit: float | None) -> float:
     return 1.0 if limit is None else min(1.0, limit / (norm + CLIP_EPSILON))

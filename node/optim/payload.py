@@ -49,6 +49,11 @@ class Choice:
     sizes: Tensor | None
     codes: Tensor | None
 
+    def cpu(self) -> Choice:
+        """The same in the host's memory."""
+        found, *rest = self.found, self.negative, self.sizes, self.codes
+        return Choice(found.cpu(), *(None if part is None else part.cpu() for part in rest))
+
 
 @dataclass(frozen=True)
 class Format:

@@ -22,6 +22,7 @@ from node.optim import votes
 from node.optim.demo import DeMo, DeMoConfig, NonFiniteGradient
 from node.optim.digest import state_digest
 from node.optim.local import LocalConfig, LocalSteps
+from node.optim.sharded import ShardedDeMo, is_sharded
 
 _LENGTH = "<Q"
 
@@ -42,6 +43,10 @@ class DeMoOptimizer(torch.optim.Optimizer):
     With `local` of more than one step (DiLoCo) every call of `step` is a local AdamW step, and each `local.steps`-th also
     exchanges: then `lr` is the outer learning rate, and `magnitudes` with base `sgd` keep how far the ranks went. Between
     exchanges ranks hold different parameters; save and compare them when `exchanged`.
+
+    Parameters of a model after `fully_shard` (FSDP2) are voted for once by all ranks that share them (`sharded`): then
+    `process_group` is that of the peers, one rank of each (`mesh["peer"].get_group()` of a mesh with a dimension for peers
+    and one for shards).
 
     A rank whose gradient is not finite abstains and applies the others' votes (`abstentions` counts; as a GradScaler
     skips such a step), so that replicas stay equal. The first step with a group compares the parameters of all ranks
@@ -71,7 +76,7 @@ class DeMoOptimizer(torch.optim.Optimizer):
         self._local: LocalSteps | None = None
         self._local_done = 0
         self.abstentions = 0
-        self._demos: list[DeMo] = []
+        self._demos: list[DeMo | ShardedDeMo] = []
         # Weak: a group that outlives `destroy_process_group` aborts the process at exit (gloo, torch 2.13).
         self._process_group = None if process_group is None else weakref.ref(process_group)
         self._compared = process_group is None
@@ -82,10 +87,18 @@ class DeMoOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         names = group.get("param_names") or [str(index) for index in range(len(group["params"]))]
-        self._demos.append(DeMo(zip(names, group["params"], strict=True), self._config(group)))
+        named = list(zip(names, group["params"], strict=True))
+        sharded = is_sharded(group["params"])
+        if sharded and self._local_config is not None:
+            raise ValueError(
+                "local steps are not for sharded parameters: a copy of the whole model would be kept on each rank"
+            )
+        self._demos.append((ShardedDeMo if sharded else DeMo)(named, self._config(group)))
         if self._local_config is not None:
             assert not self._local_done, "parameters may be added between rounds of local steps"
-            self._local = LocalSteps([p for demo in self._demos for p in demo.parameters], self._local_config)
+            self._local = LocalSteps(
+                [p for demo in self._demos if isinstance(demo, DeMo) for p in demo.parameters], self._local_config
+            )
 
     @property
     def exchanged(self) -> bool:
@@ -155,7 +168,7 @@ class DeMoOptimizer(torch.optim.Optimizer):
         return struct.pack(_LENGTH, len(payload)) + payload.ljust(self._room(demo), b"\0")
 
     @staticmethod
-    def _room(demo: DeMo) -> int:
+    def _room(demo: DeMo | ShardedDeMo) -> int:
         return demo.config.form.bytes_max(demo.layout.chunks, demo.config.size)
 
     def _apply(self, index: int, lr: float, ballots: list[bytes]) -> None:
@@ -170,7 +183,15 @@ class DeMoOptimizer(torch.optim.Optimizer):
         demo.apply(entry, lr)
 
     def _exchange(self, ballot: bytes) -> list[bytes]:
-        """Every rank's ballot, in the order of ranks; all are of one length."""
+        """Every peer's ballot, in the order of ranks; all are of one length. Of a sharded peer one rank asks for all."""
+        inner = next((demo.group for demo in self._demos if isinstance(demo, ShardedDeMo)), None)
+        if inner is None:
+            return self._gather(ballot)
+        box = [self._gather(ballot) if dist.get_rank(inner) == 0 else []]
+        dist.broadcast_object_list(box, group=inner, group_src=0)
+        return box[0]
+
+    def _gather(self, ballot: bytes) -> list[bytes]:
         if self._process_group is None:
             return [ballot]
         group = self._process_group()

@@ -1,0 +1,264 @@
+"""One peer with several devices (FlexDeMo, arXiv 2502.06728): FSDP2 shards the model, and the peer votes once.
+
+`fully_shard` averages gradients over the peer's ranks, as always. Each rank then keeps the momentum of its share of the chunks
+and votes for them; the shares put together are the peer's one payload, the same bytes as on a single device up to the rounding
+of the private momentum. Applying needs no communication: every rank decides the chunks that its shard touches, exactly.
+The layout is that of the whole model, so that peers with one device and with eight take part in one run.
+
+Refuses base optimizers with a state, and parameters that are sharded in another way than along their first dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from node.optim import aggregate, transforms, values
+from node.optim.demo import (
+    TILE_CHUNKS_CPU,
+    TILE_CHUNKS_DEVICE,
+    DeMoConfig,
+    NonFiniteGradient,
+    Votes,
+    accumulate,
+    apply_update,
+    clip_scale,
+    exact_float32,
+)
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place
+from node.optim.payload import Choice
+from node.optim.transforms import Transform
+
+
+def is_sharded(source: Iterable[Tensor]) -> bool:
+    """Whether any of the tensors is a DTensor, as `fully_shard` makes them."""
+    return any(isinstance(tensor, DTensor) for tensor in source)
+
+
+class ShardedDeMo:
+    """As `DeMo`, on every rank of a peer at once: all calls are collective over the ranks that share the model.
+
+    `source` is the module after `fully_shard`, or its named parameters: DTensors in fp32, on a mesh of one dimension.
+    """
+
+    backend = "torch"
+
+    def __init__(self, source: nn.Module | Iterable[tuple[str, Tensor]], config: DeMoConfig) -> None:
+        named = list(source.named_parameters() if isinstance(source, nn.Module) else source)
+        if config.base.name != "sign":
+            raise ValueError(f"a sharded model has no base {config.base.name!r}: only sign, which keeps no state")
+        self.config = config
+        self.parameters = [_checked(name, tensor) for name, tensor in named]
+        self.layout = Layout.of_shapes((name, tuple(tensor.shape)) for name, tensor in named)
+        if not self.layout.chunks:
+            raise ValueError("no parameter to train")
+        mesh = self.parameters[0].device_mesh
+        self.group = mesh.get_group()
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._device = self.parameters[0].to_local().device
+        self._tile_chunks = TILE_CHUNKS_CPU if self._device.type == "cpu" else TILE_CHUNKS_DEVICE
+        chosen = config.transform
+        self._transform = chosen if isinstance(chosen, Transform) else transforms.named(chosen)
+        self.share = self._share(self.rank)
+        self._momentum = torch.zeros(len(self.share), CHUNK_SIDE, CHUNK_SIDE, device=self._device)
+        self._pending: tuple[int, bytes] | None = None
+
+    def _share(self, rank: int) -> range:
+        """The chunks whose momentum a rank keeps: equal shares, each a whole number of bytes in any format."""
+        groups = math.ceil(self.layout.chunks / self.ranks)
+        return range(self.layout.chunks)[rank * groups : (rank + 1) * groups]
+
+    @property
+    def momentum(self) -> Tensor:
+        """fp32 [share, 64, 64] of this rank's chunks, in the transform's domain. To be read only."""
+        return self._momentum
+
+    @property
+    def replicated(self) -> list[Tensor]:
+        """Every parameter whole, on every rank: as large as the model. A collective call."""
+        return [parameter.full_tensor().detach() for parameter in self.parameters]
+
+    @property
+    def base_state(self) -> dict[str, Tensor]:
+        """Nothing: `sign` keeps nothing."""
+        return {}
+
+    @torch.no_grad()
+    def propose(self, lr: float) -> Votes:
+        """As `DeMo.propose`; every rank gets the peer's whole payload."""
+        assert self._pending is None, "settle the last votes first"
+        lr = exact_float32(lr)
+        gradients = self._gather_share()
+        squares = gradients.double().square().sum()
+        dist.all_reduce(squares, group=self.group)
+        norm = math.sqrt(float(squares)) if bool(squares.isfinite()) else math.inf
+        if not math.isfinite(norm):
+            raise NonFiniteGradient(f"gradient norm {norm}")
+        step = clip_scale(norm, self.config.clip_norm) * (1.0 if self.config.magnitudes else lr)
+        size, form = self.config.size, self.config.form
+        chosen = []
+        for first in range(0, len(self.share), self._tile_chunks):
+            tile = slice(first, first + self._tile_chunks)
+            coefficients = self._transform.forward(gradients[tile])
+            chosen.append(form.choose(accumulate(self._momentum[tile], coefficients, self.config.beta, step), size))
+        payload = form.encode(self._everybodys(chosen), size)
+        self._pending = (size, payload)
+        return Votes(payload, size, norm)
+
+    def _everybodys(self, chosen: Sequence[Choice]) -> list[Choice]:
+        """All ranks' choices, in the order of the chunks."""
+        gathered: list[list[Choice] | None] = [None] * self.ranks
+        mine = [choice.cpu() for choice in chosen]
+        dist.all_gather_object(gathered, mine, group=self.group)
+        return [choice for theirs in gathered if theirs is not None for choice in theirs]
+
+    @torch.no_grad()
+    def settle(self, accepted: bool) -> None:
+        """As `DeMo.settle`, each rank for its own chunks."""
+        assert self._pending is not None, "nothing was proposed"
+        if (accepted or self.config.refused == "drop") and len(self.share):
+            size, payload = self._pending
+            ballot = self.config.form.decode(payload, size, self.layout.chunks, self._device)
+            own = slice(self.share.start, self.share.stop)
+            flat, where = self._momentum.view(-1, CHUNK_ELEMENTS), ballot.where[own]
+            if ballot.codes is None or self.config.form.grid is values.SIGN:
+                flat.scatter_(1, where, 0.0)
+            else:
+                flat.scatter_add_(1, where, -(ballot.values[own] * values.scales(ballot.codes[own])[:, None]))
+        self._pending = None
+
+    @torch.no_grad()
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
+        """As `DeMo.apply`, each rank for its own shard; the same bits as on one device. No communication."""
+        lr = exact_float32(lr)
+        total = aggregate.VoteSum(self.layout.chunks, self._device, self.config.form)
+        for size, payload in contributions:
+            total.add(size, payload)
+        pool = self._directions(total, range(self.layout.core_chunks, self.layout.chunks)).view(-1)
+        for parameter, place in zip(self.parameters, self.layout.places, strict=True):
+            self._move(parameter, place, total, pool, lr)
+
+    def _move(self, parameter: DTensor, place: Place, total: aggregate.VoteSum, pool: Tensor, lr: float) -> None:
+        local = parameter.to_local()
+        first, last = self._rows(parameter, place)
+        if first == last:
+            return
+        rows = local.view(last - first, place.width)
+        high, wide = place.core_height, place.core_width
+        decay = self.config.weight_decay
+        low, top = min(first, high), min(last, high)
+        if low < top and wide:
+            across = wide // CHUNK_SIDE
+            blocks = range(low // CHUNK_SIDE, math.ceil(top / CHUNK_SIDE))
+            chunks = range(place.first_chunk + blocks.start * across, place.first_chunk + blocks.stop * across)
+            found = self._directions(total, chunks).view(len(blocks), across, CHUNK_SIDE, CHUNK_SIDE)
+            matrix = found.transpose(1, 2).reshape(len(blocks) * CHUNK_SIDE, wide)
+            offset = blocks.start * CHUNK_SIDE
+            apply_update(rows[: top - first, :wide], matrix[low - offset : top - offset], lr, decay)
+        right = place.width - wide
+        if low < top and right:
+            strip = pool[place.pool_offset : place.pool_offset + high * right].view(high, right)
+            apply_update(rows[: top - first, wide:], strip[low:top], lr, decay)
+        low = max(first, high)
+        if low < last and place.width:
+            begin = place.pool_offset + high * right
+            strip = pool[begin : begin + (place.height - high) * place.width].view(-1, place.width)
+            apply_update(rows[low - first :], strip[low - high : last - high], lr, decay)
+
+    def _rows(self, parameter: DTensor, place: Place) -> tuple[int, int]:
+        """The rows of the parameter, seen as a matrix, that this rank holds: as `torch.chunk` deals them out."""
+        if not isinstance(parameter.placements[0], Shard):
+            return 0, place.height
+        height = place.shape[0]
+        each = math.ceil(height / self.ranks)
+        first, last = min(self.rank * each, height), min((self.rank + 1) * each, height)
+        assert parameter.to_local().shape[0] == last - first, f"{place.name} is not dealt out in equal parts"
+        return first, last
+
+    def _directions(self, total: aggregate.VoteSum, chunks: range) -> Tensor:
+        """The direction of some chunks: fp32 [count, 64, 64] of -1, 0 and 1."""
+        out = torch.empty(len(chunks), CHUNK_SIDE, CHUNK_SIDE, device=self._device)
+        for first in range(chunks.start, chunks.stop, self._tile_chunks):
+            last = min(first + self._tile_chunks, chunks.stop)
+            part = out[first - chunks.start : last - chunks.start]
+            if self.config.default_method:
+                aggregate.direction(total.sums(first, last), out=part)
+            else:
+                aggregate.update(total, first, last, self._transform, part)
+                part.sign_().add_(0.0)
+        return out
+
+    def _gather_share(self) -> Tensor:
+        """The gradients of this rank's chunks, fp32 [share, 64, 64]: one whole gradient at a time is put together."""
+        out = torch.zeros(len(self.share), CHUNK_SIDE, CHUNK_SIDE, device=self._device)
+        flat = out.view(-1)
+        base = (self.share.start - self.layout.core_chunks) * CHUNK_ELEMENTS  # of the pool's element at out[0]
+        for parameter, place in zip(self.parameters, self.layout.places, strict=True):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            matrix = whole.to(torch.float32).reshape(place.height, place.width)
+            self._take_core(matrix, place, out)
+            strips = (matrix[: place.core_height, place.core_width :], matrix[place.core_height :])
+            offset = place.pool_offset
+            for strip in strips:
+                low, high = max(offset - base, 0), min(offset + strip.numel() - base, flat.numel())
+                if low < high:
+                    flat[low:high] = strip.reshape(-1)[low + base - offset : high + base - offset]
+                offset += strip.numel()
+        return out
+
+    def _take_core(self, matrix: Tensor, place: Place, out: Tensor) -> None:
+        own = range(
+            max(self.share.start, place.first_chunk), min(self.share.stop, place.first_chunk + place.core_chunks)
+        )
+        if own:
+            down, across = place.core_height // CHUNK_SIDE, place.core_width // CHUNK_SIDE
+            core = matrix[: place.core_height, : place.core_width].reshape(down, CHUNK_SIDE, across, CHUNK_SIDE)
+            chunks = core.transpose(1, 2).reshape(-1, CHUNK_SIDE, CHUNK_SIDE)
+            out[own.start - self.share.start : own.stop - self.share.start] = chunks[
+                own.start - place.first_chunk : own.stop - place.first_chunk
+            ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part: private, and of use to the same rank of as many only."""
+        size, payload = self._pending or (None, None)
+        packed = None if payload is None else torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        return {
+            "layout": self.layout.digest().hex(),
+            "method": f"{self._transform.name}, rank {self.rank} of {self.ranks}",
+            "momentum": self._momentum,
+            "pending": packed,
+            "pending_size": size,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state, by copy. Raises `ValueError` if it belongs to another model, method or rank."""
+        mine = self.state_dict()
+        for key in ("layout", "method"):
+            if state[key] != mine[key]:
+                raise ValueError(f"the saved state is of another {key}: {state[key]}, not {mine[key]}")
+        if state["momentum"].shape != self._momentum.shape:
+            raise ValueError("the saved momentum does not fit this rank's share")
+        packed = state["pending"]
+        self._momentum.copy_(state["momentum"])
+        self._pending = None if packed is None else (state["pending_size"], packed.cpu().numpy().tobytes())
+
+
+def _checked(name: str, tensor: Tensor) -> DTensor:
+    if not isinstance(tensor, DTensor) or tensor.device_mesh.ndim != 1:
+        raise ValueError(f"parameter {name} is not sharded by `fully_shard` over a mesh of one dimension")
+    placement = tensor.placements[0]
+    if isinstance(placement, Shard) and placement.dim != 0:
+        raise ValueError(f"parameter {name} is sharded along dimension {placement.dim}, not 0")
+    if tensor.dtype != torch.float32 or not tensor.to_local().is_contiguous():
+        raise ValueError(f"parameter {name} is not contiguous fp32")
+    return tensor
