@@ -41,6 +41,7 @@ def demo_config(optimizer: OptimizerConfig, size: int) -> DeMoConfig:
     base = optimizer.base
     return DeMoConfig(
         beta=optimizer.beta,
+        beta2=optimizer.beta2,
         weight_decay=optimizer.weight_decay,
         clip_norm=None if optimizer.local.steps > 1 else optimizer.clip_norm,  # local steps clip their own gradients
         group_size=size if optimizer.selection == "groups" else optimizer.group_size,

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.optim import aggregate, dct, transforms, votes
+from node.optim import aggregate, dct, second_moment, transforms, votes
 from node.optim.base import Base, BaseConfig
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Source, named_tensors
 from node.optim.payload import Format, Selection
+from node.optim.second_moment import SecondMoment
 from node.optim.transforms import Transform
 from node.optim.values import GRIDS
 
@@ -61,6 +62,11 @@ class DeMoConfig:
 
     beta: float = 0.999
     """Decay of the momentum a step; the reference's default (0.95 made no difference, docs/architecture.md)."""
+    beta2: float = 0.0
+    """Decay of the peer's private second moment (`second_moment`), by which gradients are divided; 0 for none.
+
+    The norm is not clipped then: no element is far above 1. Costs 4 bytes a parameter, and `propose` writes into `.grad`.
+    """
     weight_decay: float = 0.0
     """Decoupled, times lr. None by default, as in the reference; every measurement in docs/architecture.md has none."""
     clip_norm: float | None = 1.0
@@ -89,6 +95,7 @@ class DeMoConfig:
         self.form.votes_a_chunk(self.size)
         if not 0 <= self.beta < 1:
             raise ValueError(f"beta {self.beta} is not within 0 <= beta < 1")
+        second_moment.checked(self.beta2, magnitudes=self.magnitudes)
         if not (0 <= self.weight_decay < math.inf):
             raise ValueError(f"weight decay {self.weight_decay} is negative or not finite")
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
@@ -282,6 +289,7 @@ class DeMo:
         self._base = Base(config.base, self.layout, self._device)
         self._backend = self._choose_backend(os.environ.get(BACKEND_VARIABLE, "auto"))
         self._pending: tuple[int, Tensor] | None = None
+        self._second = SecondMoment(self.parameters, config.beta2) if config.beta2 else None
 
     @property
     def momentum(self) -> Tensor:
@@ -314,7 +322,7 @@ class DeMo:
 
         `lr` is exact in fp32. The votes stay in the momentum until `settle`, which must come before the next
         `propose`. Raises `NonFiniteGradient` or `ValueError` before anything is changed, and `votes.NotANumber` once
-        the momentum itself has overflowed. Leaves `.grad` alone.
+        the momentum itself has overflowed. Leaves `.grad` alone, unless there is a second moment.
         """
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
@@ -322,7 +330,11 @@ class DeMo:
         norm = self._backend.norm(gradients)
         if not math.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {norm}")
-        scale = clip_scale(norm, self.config.clip_norm) * (1.0 if self.config.magnitudes else lr)
+        if self._second is not None:
+            self._second.divide(gradients)
+            norm = self._backend.norm(gradients)
+        limit = None if self._second is not None else self.config.clip_norm
+        scale = clip_scale(norm, limit) * (1.0 if self.config.magnitudes else lr)
         size = self.config.size
         packed = self._backend.vote(gradients, self._momentum, self.config.beta, scale, size)
         self._pending = (size, packed)
@@ -399,6 +411,7 @@ class DeMo:
             "momentum": self._momentum,
             "pending": packed,
             "pending_size": size,
+            "second": None if self._second is None else self._second.state_dict(),
         }
 
     @torch.no_grad()
@@ -413,6 +426,10 @@ class DeMo:
             self.config.form.check(votes.to_bytes(packed), size, self.layout.chunks)
         if state["momentum"].shape != self._momentum.shape:
             raise ValueError("the saved momentum does not fit the layout")
+        if (self._second is None) != (state["second"] is None):
+            raise ValueError("the saved state and this optimizer do not both have a second moment")
+        if self._second is not None:
+            self._second.load_state_dict(state["second"])
         self._momentum.copy_(state["momentum"])
         self._pending = None if packed is None else (size, packed.to(self._device, copy=True))
 

@@ -33,6 +33,7 @@ from node.optim.demo import (
 )
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place
 from node.optim.payload import Choice
+from node.optim.second_moment import SecondMoment
 from node.optim.transforms import Transform
 
 
@@ -68,6 +69,7 @@ class ShardedDeMo:
         self.share = self._share(self.rank)
         self._momentum = torch.zeros(len(self.share), CHUNK_SIDE, CHUNK_SIDE, device=self._device)
         self._pending: tuple[int, bytes] | None = None
+        self._second = SecondMoment(self.parameters, config.beta2) if config.beta2 else None
 
     def _share(self, rank: int) -> range:
         """The chunks whose momentum a rank keeps: equal shares, each a whole number of bytes in any format."""
@@ -95,12 +97,14 @@ class ShardedDeMo:
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
         gradients = self._gather_share()
-        squares = gradients.double().square().sum()
-        dist.all_reduce(squares, group=self.group)
-        norm = math.sqrt(float(squares)) if bool(squares.isfinite()) else math.inf
+        norm = self._norm(gradients)
         if not math.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {norm}")
-        step = clip_scale(norm, self.config.clip_norm) * (1.0 if self.config.magnitudes else lr)
+        limit = self.config.clip_norm
+        if self._second is not None:
+            self._second.divide([parameter.grad for parameter in self.parameters])
+            gradients, limit = self._gather_share(), None
+        step = clip_scale(norm, limit) * (1.0 if self.config.magnitudes else lr)
         size, form = self.config.size, self.config.form
         chosen = []
         for first in range(0, len(self.share), self._tile_chunks):
@@ -110,6 +114,11 @@ class ShardedDeMo:
         payload = form.encode(self._everybodys(chosen), size)
         self._pending = (size, payload)
         return Votes(payload, size, norm)
+
+    def _norm(self, gradients: Tensor) -> float:
+        squares = gradients.double().square().sum()
+        dist.all_reduce(squares, group=self.group)
+        return math.sqrt(float(squares)) if bool(squares.isfinite()) else math.inf
 
     def _everybodys(self, chosen: Sequence[Choice]) -> list[Choice]:
         """All ranks' choices, in the order of the chunks."""
@@ -237,6 +246,7 @@ class ShardedDeMo:
             "momentum": self._momentum,
             "pending": packed,
             "pending_size": size,
+            "second": None if self._second is None else self._second.state_dict(),
         }
 
     @torch.no_grad()
@@ -248,6 +258,10 @@ class ShardedDeMo:
                 raise ValueError(f"the saved state is of another {key}: {state[key]}, not {mine[key]}")
         if state["momentum"].shape != self._momentum.shape:
             raise ValueError("the saved momentum does not fit this rank's share")
+        if (self._second is None) != (state["second"] is None):
+            raise ValueError("the saved state and this optimizer do not both have a second moment")
+        if self._second is not None:
+            self._second.load_state_dict(state["second"])
         packed = state["pending"]
         self._momentum.copy_(state["momentum"])
         self._pending = None if packed is None else (state["pending_size"], packed.cpu().numpy().tobytes())

@@ -26,6 +26,7 @@ METHODS = {
     "2-bit groups": DeMoConfig(values="2bit", group_size=16),
     "8-bit top-k": DeMoConfig(selection="topk", top_k=16, values="8bit"),
     "hadamard": DeMoConfig(transform="hadamard"),
+    "second moment": DeMoConfig(beta=0.9, beta2=0.95),
     "identity": DeMoConfig(transform="identity", selection="topk", top_k=64),
     "one's own transform": DeMoConfig(transform=ROTATION),
     "sgd": DeMoConfig(base=BaseConfig("sgd", momentum=0.9, nesterov=True)),
@@ -248,6 +249,8 @@ def test_looking_ahead_follows_the_own_momentum_and_is_undone(name: str) -> None
         ({"transform": "wavelet"}, "transform"),
         ({"selection": "topk", "top_k": 33}, "k 33"),
         ({"magnitudes": True}, "magnitudes"),
+        ({"magnitudes": True, "beta2": 0.9, "base": BaseConfig("sgd")}, "exclude"),
+        ({"beta2": 1.0}, "beta2"),
         ({"refused": "keep"}, "refused"),
     ],
 )

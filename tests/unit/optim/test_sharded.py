@@ -20,6 +20,7 @@ from node.optim.torch_optimizer import DeMoOptimizer
 STEPS, PEERS, SHARDS, BATCH = 4, 2, 2, 8
 METHODS: dict[str, dict[str, Any]] = {
     "groups": {"group_size": 16, "weight_decay": 0.1},
+    "second moment": {"group_size": 32, "beta2": 0.95},
     "top-k": {"selection": "topk", "top_k": 64, "values": "2bit", "transform": "hadamard"},
 }
 

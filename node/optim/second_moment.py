@@ -1,0 +1,64 @@
+"""A peer's private second moment: gradients are divided by their own running root mean square before they become momentum.
+
+As in Adam (arXiv 1412.6980), of which the votes then carry the sign. It costs each peer 4 bytes a parameter and nothing on the
+wire: votes, aggregate and replicated state are as without it, so peers with and without it can train together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+EPSILON = 1e-8
+
+
+class SecondMoment:
+    """`v = beta2 * v + (1 - beta2) * g^2`, and `g / (sqrt(v / (1 - beta2^t)) + 1e-8)`; t counts this peer's own gradients."""
+
+    def __init__(self, parameters: Sequence[Tensor], beta2: float) -> None:
+        self._beta2 = beta2
+        self.count = 0
+        self.squares = [torch.zeros_like(_local(parameter)) for parameter in parameters]
+
+    @torch.no_grad()
+    def divide(self, gradients: Sequence[Tensor | None]) -> None:
+        """In place, fp32; None stays None. The gradients must be finite: what v has seen it keeps."""
+        self.count += 1
+        correction = 1 - self._beta2**self.count
+        for gradient, square in zip(gradients, self.squares, strict=True):
+            if gradient is not None:
+                own = _local(gradient)
+                square.mul_(self._beta2).addcmul_(own, own, value=1 - self._beta2)
+                own.div_((square / correction).sqrt_().add_(EPSILON))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Private to the peer."""
+        return {"count": self.count, "squares": self.squares}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state, by copy. Raises `ValueError` if it belongs to other parameters."""
+        squares = state["squares"]
+        if [tuple(square.shape) for square in squares] != [tuple(square.shape) for square in self.squares]:
+            raise ValueError("the saved second moment belongs to other parameters")
+        for mine, theirs in zip(self.squares, squares, strict=True):
+            mine.copy_(theirs)
+        self.count = int(state["count"])
+
+
+def checked(beta2: float, *, magnitudes: bool) -> float:
+    """A setting's value: 0 for no second moment. Raises `ValueError`."""
+    if not 0 <= beta2 < 1 or math.isnan(beta2):
+        raise ValueError(f"beta2 {beta2} is not within 0 <= beta2 < 1")
+    if beta2 and magnitudes:
+        raise ValueError("magnitudes and beta2 exclude each other: divided gradients have no size of their own")
+    return beta2
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
