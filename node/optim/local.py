@@ -57,6 +57,12 @@ class LocalSteps:
         """Whether the parameters are away from the replicated state."""
         return self._start is not None
 
+    @property
+    def start(self) -> list[Tensor]:
+        """The replicated parameters, while they are borrowed. To be read only."""
+        assert self._start is not None, "nothing is borrowed"
+        return self._start
+
     @torch.no_grad()
     def borrow(self) -> None:
         """Remember the replicated parameters."""

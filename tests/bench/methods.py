@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.layout import named_tensors
+from node.optim.local import LocalConfig, LocalSteps
 from node.report import allreduce_bytes
 
 Backward: TypeAlias = Callable[[int], None]
@@ -78,50 +82,141 @@ class SignumDDP:
         return ring_bytes(self._parameters)
 
 
-class GroupVotes:
-    """`node.optim.DeMo`: each peer's votes at its own group size; every vote is accepted in its step."""
+class Votes:
+    """`node.optim.DeMo`: each peer's votes at its own size (group size or k); of `lost` votes the log takes none."""
 
-    def __init__(self, model: nn.Module, peers: int, *, group_sizes: Sequence[int], **config: Any) -> None:
-        sizes = [group_sizes[peer % len(group_sizes)] for peer in range(peers)]
-        self._peers = [DeMo(model, DeMoConfig(group_size=size, **config)) for size in sizes]
+    def __init__(
+        self,
+        model: nn.Module,
+        peers: int,
+        *,
+        sizes: Sequence[int],
+        base: Mapping[str, Any] | None = None,
+        lost: float = 0.0,
+        **config: Any,
+    ) -> None:
+        name = "top_k" if config.get("selection") == "topk" else "group_size"
+        common = {**config, "base": BaseConfig(**(base or {}))}
+        self.peers = [DeMo(model, DeMoConfig(**{**common, name: sizes[peer % len(sizes)]})) for peer in range(peers)]
+        self._lost, self._random = lost, torch.Generator().manual_seed(0)
 
     def step(self, backward: Backward, lr: float) -> float:
-        contributions = []
-        for index, peer in enumerate(self._peers):
+        for index, peer in enumerate(self.peers):
             backward(index)
-            proposal = peer.propose(lr)
-            contributions.append((proposal.size, proposal.payload))
-            peer.settle(accepted=True)
-        self._peers[0].apply(contributions, lr)
-        return sum(len(payload) for _, payload in contributions) / len(contributions)
+            self.propose(peer, lr)
+        return self.commit(lr)
+
+    def propose(self, peer: DeMo, lr: float) -> None:
+        peer.propose(lr)
+
+    def commit(self, lr: float) -> float:
+        """What follows once all peers have proposed."""
+        contributions, sent = [], 0
+        for peer in self.peers:
+            votes = peer.open_votes
+            assert votes is not None
+            sent += len(votes.payload)
+            accepted = float(torch.rand((), generator=self._random)) >= self._lost
+            peer.settle(accepted)
+            if accepted:
+                contributions.append((votes.size, votes.payload))
+        self.peers[0].apply(contributions, lr)
+        return sent / len(self.peers)
 
 
-class PreconditionedVotes:
-    """Group votes of `g / sqrt(v)`, with Adam's second moment v kept privately by each peer: what is replicated is as
-    before. The momentum then weighs parameters alike, and the norm needs no limit."""
+class LateVotes(Votes):
+    """A step's gradient is taken while the step before is exchanged: at the parameters as they were, or looking ahead."""
 
-    def __init__(self, model: nn.Module, peers: int, *, beta2: float, epsilon: float, **votes: Any) -> None:
+    def __init__(self, model: nn.Module, peers: int, *, ahead: str | None, **votes: Any) -> None:
+        super().__init__(model, peers, **votes)
+        self._ahead: Any = ahead
         self._parameters = [tensor for _, tensor in named_tensors(model)]
-        self._squares = [[torch.zeros_like(parameter) for parameter in self._parameters] for _ in range(peers)]
-        self._beta2, self._epsilon, self._steps = beta2, epsilon, 0
-        self._votes = GroupVotes(model, peers, clip_norm=None, **votes)
+        self._late: list[list[Tensor | None]] = []
 
     def step(self, backward: Backward, lr: float) -> float:
-        self._steps += 1
+        if not self._late:
+            for index in range(len(self.peers)):
+                backward(index)
+                self._late.append(self._taken())
+        for index, peer in enumerate(self.peers):
+            for parameter, gradient in zip(self._parameters, self._late[index], strict=True):
+                parameter.grad = gradient
+            self.propose(peer, lr)
+            with peer.ahead(lr, self._ahead) if self._ahead else nullcontext():
+                backward(index)
+            self._late[index] = self._taken()
+        return self.commit(lr)
 
-        def preconditioned(peer: int) -> None:
-            backward(peer)
-            for parameter, square in zip(self._parameters, self._squares[peer], strict=True):
-                if parameter.grad is not None:
-                    precondition(parameter.grad, square, self._beta2, self._epsilon, self._steps)
-
-        return self._votes.step(preconditioned, lr)
+    def _taken(self) -> list[Tensor | None]:
+        return [None if parameter.grad is None else parameter.grad.clone() for parameter in self._parameters]
 
 
-def precondition(gradient: Tensor, square: Tensor, beta2: float, epsilon: float, steps: int) -> Tensor:
-    """`v = beta2 * v + (1 - beta2) * g^2`, then `g / (sqrt(v / (1 - beta2^steps)) + epsilon)`, both in place."""
-    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    return gradient.div_((square / (1 - beta2**steps)).sqrt_().add_(epsilon))
+class LocalRounds:
+    """Each peer takes `local_steps` AdamW steps of its own; then where they led is exchanged: whole, or as votes.
+
+    The step's learning rate is the inner one. The model shows the replicated parameters between rounds.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        peers: int,
+        *,
+        local_steps: int,
+        outer_lr: float,
+        outer_momentum: float = 0.0,
+        betas: tuple[float, float] = (0.8, 0.99),
+        **votes: Any,
+    ) -> None:
+        self._parameters = [tensor for _, tensor in named_tensors(model)]
+        config = LocalConfig(local_steps, 1.0, *betas)
+        self._inner = [LocalSteps(self._parameters, config) for _ in range(peers)]
+        self._where: list[list[Tensor]] = []
+        self._done, self._outer_lr = 0, float(np.float32(outer_lr))
+        self._votes = Votes(model, peers, clip_norm=None, **votes) if votes else None
+        self._outer = torch.optim.SGD(
+            self._parameters, lr=outer_lr, momentum=outer_momentum, nesterov=outer_momentum > 0
+        )
+
+    def step(self, backward: Backward, lr: float) -> float:
+        start = not self._done
+        for index, inner in enumerate(self._inner):
+            if start:
+                inner.borrow()
+                self._where.append(self._here())
+            self._go(self._where[index])
+            backward(index)
+            inner.step(lr)
+            self._where[index] = self._here()
+            self._go(inner.start)
+        self._done = (self._done + 1) % self._inner[0].config.steps
+        return 0.0 if self._done else self._exchange()
+
+    def _exchange(self) -> float:
+        total = [torch.zeros_like(parameter) for parameter in self._parameters]
+        for index, inner in enumerate(self._inner):
+            self._go(self._where[index])
+            inner.give_back()
+            if self._votes is not None:
+                self._votes.propose(self._votes.peers[index], self._outer_lr)
+            for mean, parameter in zip(total, self._parameters, strict=True):
+                assert parameter.grad is not None
+                mean.add_(parameter.grad, alpha=1 / len(self._inner))
+        self._where = []
+        if self._votes is not None:
+            return self._votes.commit(self._outer_lr)
+        for mean, parameter in zip(total, self._parameters, strict=True):
+            parameter.grad = mean
+        self._outer.step()
+        return ring_bytes(self._parameters)
+
+    def _here(self) -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in self._parameters]
+
+    @torch.no_grad()
+    def _go(self, where: Sequence[Tensor]) -> None:
+        for parameter, value in zip(self._parameters, where, strict=True):
+            parameter.copy_(value)
 
 
 def mean_gradient(parameters: Sequence[Tensor], backward: Backward, peers: int, clip_norm: float) -> None:
@@ -144,13 +239,45 @@ def ring_bytes(parameters: Sequence[Tensor]) -> float:
     return allreduce_bytes(sum(parameter.numel() for parameter in parameters))
 
 
-PRECONDITION: Final = {"beta2": 0.95, "epsilon": 1e-8}
+SECOND: Final = {"beta": 0.95, "beta2": 0.99}
+"""Decay of the momentum and of the private second moment."""
+
+SIZED: Final = {"magnitudes": True, "base": {"name": "sgd"}, "beta": 0.95}
+LOCAL: Final = {"local_steps": 15, "outer_lr": 0.7}
 
 METHODS: Final[Mapping[str, Method]] = {
     "adamw-ddp": Method(AdamWDDP, {"betas": (0.8, 0.99), "weight_decay": 0.0, "clip_norm": 1.0}),
     "signum-ddp": Method(SignumDDP, {"beta": 0.8, "clip_norm": 1.0}),
-    **{f"groups-g{size}": Method(GroupVotes, {"group_sizes": (size,)}) for size in (8, 16, 32, 64, 128)},
-    "adam-votes-g16": Method(PreconditionedVotes, {"group_sizes": (16,), "beta": 0.9, **PRECONDITION}),
-    "adam-votes-g128": Method(PreconditionedVotes, {"group_sizes": (128,), "beta": 0.95, **PRECONDITION}),
-    "mixed": Method(GroupVotes, {"group_sizes": (16, 16, 128, 128)}),
+    **{f"groups-g{size}": Method(Votes, {"sizes": (size,)}) for size in (8, 16, 32, 64, 128)},
+    "mixed": Method(Votes, {"sizes": (16, 16, 128, 128)}),
+    "topk-32 (DeMo v1)": Method(Votes, {"sizes": (32,), "selection": "topk"}),
+    **{f"adam-votes-g{size}": Method(Votes, {"sizes": (size,), **SECOND}) for size in (8, 16, 32, 64, 128)},
+    "adam-votes-topk-32": Method(Votes, {"sizes": (32,), "selection": "topk", **SECOND}),
+    "adam-votes-g16-2bit": Method(Votes, {"sizes": (16,), "values": "2bit", **SECOND}),
+    "adam-votes-g16-8bit": Method(Votes, {"sizes": (16,), "values": "8bit", **SECOND}),
+    "adam-votes-g16-hadamard": Method(Votes, {"sizes": (16,), "transform": "hadamard", **SECOND}),
+    "adam-votes-g16-identity": Method(Votes, {"sizes": (16,), "transform": "identity", **SECOND}),
+    **{
+        f"v2-{base['name']}-g16": Method(Votes, {"sizes": (16,), "base": base, **SECOND})
+        for base in (
+            {"name": "sgd", "momentum": 0.5},
+            {"name": "adamw", "beta1": 0.0, "beta2": 0.95},
+            {"name": "muon"},
+        )
+    },
+    "late-g16": Method(LateVotes, {"sizes": (16,), "ahead": None, **SECOND}),
+    **{
+        f"late-g16-{rule}": Method(LateVotes, {"sizes": (16,), "ahead": rule, **SECOND})
+        for rule in ("residual", "momentum", "votes")
+    },
+    **{
+        f"lost30-g16-{refused}": Method(Votes, {"sizes": (16,), "lost": 0.3, "refused": refused, **SECOND})
+        for refused in ("restore", "drop")
+    },
+    "diloco": Method(LocalRounds, {**LOCAL, "outer_momentum": 0.9}),
+    "diloco-demo-g16": Method(LocalRounds, {**LOCAL, "sizes": (16,), "values": "8bit", **SIZED}),
+    "sparseloco-64": Method(
+        LocalRounds,
+        {**LOCAL, "sizes": (64,), "selection": "topk", "values": "2bit", "transform": "identity", **SIZED},
+    ),
 }
