@@ -289,7 +289,8 @@ class DeMo:
         self._base = Base(config.base, self.layout, self._device)
         self._backend = self._choose_backend(os.environ.get(BACKEND_VARIABLE, "auto"))
         self._pending: tuple[int, Tensor] | None = None
-        self._second = SecondMoment(self.parameters, config.beta2) if config.beta2 else None
+        compiled = self._backend.name == "numba"
+        self._second = SecondMoment(self.parameters, config.beta2, compiled=compiled) if config.beta2 else None
 
     @property
     def momentum(self) -> Tensor:

@@ -18,10 +18,13 @@ EPSILON = 1e-8
 
 
 class SecondMoment:
-    """`v = beta2 * v + (1 - beta2) * g^2`, and `g / (sqrt(v / (1 - beta2^t)) + 1e-8)`; t counts this peer's own gradients."""
+    """`v = beta2 * v + (1 - beta2) * g^2`, and `g / (sqrt(v / (1 - beta2^t)) + 1e-8)`; t counts this peer's own gradients.
 
-    def __init__(self, parameters: Sequence[Tensor], beta2: float) -> None:
-        self._beta2 = beta2
+    `compiled`: in numba's kernel, for CPU tensors; it rounds in its own way, which is the peer's own business.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], beta2: float, *, compiled: bool = False) -> None:
+        self._beta2, self._compiled = beta2, compiled
         self.count = 0
         self.squares = [torch.zeros_like(_local(parameter)) for parameter in parameters]
 
@@ -30,9 +33,13 @@ class SecondMoment:
         """In place, fp32; None stays None. The gradients must be finite: what v has seen it keeps."""
         self.count += 1
         correction = 1 - self._beta2**self.count
-        for gradient, square in zip(gradients, self.squares, strict=True):
-            if gradient is not None:
-                own = _local(gradient)
+        pairs = [(_local(g), square) for g, square in zip(gradients, self.squares, strict=True) if g is not None]
+        if self._compiled and all(own.is_contiguous() and own.dtype == torch.float32 for own, _ in pairs):
+            from node.optim.fused import moment
+
+            moment.divide([own for own, _ in pairs], [s for _, s in pairs], self._beta2, correction, EPSILON)
+        else:
+            for own, square in pairs:
                 square.mul_(self._beta2).addcmul_(own, own, value=1 - self._beta2)
                 own.div_((square / correction).sqrt_().add_(EPSILON))
 
