@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +33,7 @@ SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 
 _LOW_BITS = 8
 Indices = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -70,19 +73,33 @@ def select(momentum: Tensor, k: int) -> Tensor:
 
 def encode(chosen: Tensor, k: int) -> bytes:
     """The bytes of ascending indices [chunks, k]."""
-    rule = code(k)
-    whole = chosen.cpu().numpy().astype(np.int32)
-    gaps = np.diff(whole, axis=1, prepend=np.int32(-1)) - 1
-    quotients, remainders = np.divmod(gaps.reshape(-1), np.int32(rule.modulus))
-    pairs = remainders[0::2] + rule.modulus * remainders[1::2]
-    ones = np.cumsum(quotients.astype(np.int64) + 1) - 1
-    string = np.zeros(int(ones[-1]) + 1 if len(ones) else 0, dtype=np.uint8)
-    string[ones] = 1
+    rule, kernels = code(k), bits.compiled()
+    pairs, string = _gaps(chosen, rule) if kernels is None else _compiled_gaps(chosen, k, rule, kernels)
     planes = [
         bits.pack(torch.from_numpy((pairs >> shift & 0xFF).astype(np.uint8)), width).numpy().tobytes()
         for shift, width in _planes(rule)
     ]
-    return b"".join((*planes, np.packbits(string, bitorder="little").tobytes()))
+    return b"".join((*planes, string.tobytes()))
+
+
+def _gaps(chosen: Tensor, rule: Code) -> tuple[npt.NDArray[np.int64], Bytes]:
+    """The remainders, pair by pair, and the quotients' string."""
+    whole = chosen.cpu().numpy().astype(np.int64)
+    gaps = np.diff(whole, axis=1, prepend=-1) - 1
+    quotients, remainders = np.divmod(gaps.reshape(-1), rule.modulus)
+    ones = np.cumsum(quotients + 1) - 1
+    string = np.zeros(int(ones[-1]) + 1 if len(ones) else 0, dtype=np.uint8)
+    string[ones] = 1
+    return remainders[0::2] + rule.modulus * remainders[1::2], np.packbits(string, bitorder="little")
+
+
+def _compiled_gaps(chosen: Tensor, k: int, rule: Code, kernels: Any) -> tuple[npt.NDArray[np.int64], Bytes]:
+    whole = np.ascontiguousarray(chosen.cpu().numpy(), dtype=np.int64)
+    pairs = np.empty(whole.size // 2, dtype=np.int64)
+    string = np.zeros(bits.packed_bytes(_string_bits_max(len(whole), k), 1), dtype=np.uint8)
+    written = kernels.index_gaps(whole, rule.modulus, pairs, string)
+    assert written >= 0, "indices are not ascending within a chunk"
+    return pairs, string[: bits.packed_bytes(written, 1)]
 
 
 def _planes(rule: Code) -> list[tuple[int, int]]:
@@ -93,9 +110,11 @@ def _planes(rule: Code) -> list[tuple[int, int]]:
 
 def bytes_max(chunks: int, k: int) -> int:
     """The longest `encode` can be: a chunk's quotients sum up to at most 4095 / modulus."""
-    rule = code(k)
-    quotients = chunks * (k + (CHUNK_ELEMENTS - 1) // rule.modulus)
-    return _plane_bytes(chunks, k) + bits.packed_bytes(quotients, 1)
+    return _plane_bytes(chunks, k) + bits.packed_bytes(_string_bits_max(chunks, k), 1)
+
+
+def _string_bits_max(chunks: int, k: int) -> int:
+    return chunks * (k + (CHUNK_ELEMENTS - 1) // code(k).modulus)
 
 
 def _plane_bytes(chunks: int, k: int) -> int:
@@ -113,21 +132,37 @@ def decode(data: bytes, k: int, chunks: int) -> Indices:
     if not count:
         return np.empty((chunks, k), np.int32)
     array = np.frombuffer(data, dtype=np.uint8)
-    pairs, offset = np.zeros(count // 2, np.int32), 0
-    for shift, width in _planes(rule):
+    planes, offset = [], 0
+    for _, width in _planes(rule):
         plane = array[offset : offset + bits.packed_bytes(count // 2, width)]
-        pairs |= bits.unpack(torch.from_numpy(plane.copy()), width, count // 2).numpy().astype(np.int32) << shift
+        planes.append(bits.unpack(torch.from_numpy(plane.copy()), width, count // 2).numpy())
         offset += len(plane)
+    kernels = bits.compiled()
+    if kernels is not None:
+        low, high = planes[0], planes[1] if len(planes) > 1 else planes[0][:0]
+        chosen = np.empty((chunks, k), np.int32)
+        string = array[first:].copy()
+        if kernels.index_sums(low, high, rule.modulus, string.ctypes.data, len(string), chosen):
+            return chosen
+    return _sums(planes, array[first:], rule, chunks)  # which has the words for what is wrong
+
+
+def _sums(planes: Sequence[Bytes], string: Bytes, rule: Code, chunks: int) -> Indices:
+    """The indices, int32 [chunks, k], from the pairs' planes and the quotients' string. Raises `VotesError`."""
+    pairs = np.zeros(len(planes[0]), np.int32)
+    for plane, (shift, _) in zip(planes, _planes(rule), strict=True):
+        pairs |= plane.astype(np.int32) << shift
+    count = 2 * len(pairs)
     remainders = np.empty(count, np.int32)
     np.divmod(pairs, np.int32(rule.modulus), out=(remainders[1::2], remainders[0::2]))
     if int(remainders[1::2].max()) >= rule.modulus:
         raise VotesError(f"a remainder is not below {rule.modulus}")
-    ones = np.flatnonzero(np.unpackbits(array[first:], bitorder="little"))
-    if len(ones) != count or int(ones[-1]) // 8 != len(array) - first - 1:
+    ones = np.flatnonzero(np.unpackbits(string, bitorder="little"))
+    if len(ones) != count or int(ones[-1]) // 8 != len(string) - 1:
         raise VotesError(f"{len(ones)} gaps of {count}, or bytes behind the last")
     quotients = np.diff(ones, prepend=-1) - 1
     gaps = np.minimum(quotients, CHUNK_ELEMENTS).astype(np.int32) * np.int32(rule.modulus) + remainders
-    chosen = np.cumsum(gaps.reshape(chunks, k) + 1, axis=1, dtype=np.int32) - 1
+    chosen = np.cumsum(gaps.reshape(chunks, -1) + 1, axis=1, dtype=np.int32) - 1
     if int(chosen[:, -1].max()) >= CHUNK_ELEMENTS:
         raise VotesError(f"an index is beyond the {CHUNK_ELEMENTS} coefficients of a chunk")
     return chosen

@@ -27,13 +27,11 @@ import functools
 import torch
 from torch import Tensor
 
+from node.optim import bits as coding
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
 
 GROUP_SIZES = (8, 16, 32, 64, 128)
 """What a peer may choose by its uplink: from 4 bits for each of 512 votes a chunk to 8 bits for each of 32."""
-
-_VOTES_PACKED = 8
-"""b bytes hold exactly 8 votes of b bits, whatever b; every chunk has a multiple of 8 votes."""
 
 
 class VotesError(ValueError):
@@ -142,15 +140,7 @@ def encode(positions: Tensor, signs: Tensor, group_size: int) -> bytes:
 
 def pack(positions: Tensor, signs: Tensor, group_size: int) -> Tensor:
     """As `encode`, but a flat uint8 tensor on the same device."""
-    width = bits(group_size)
-    codes = positions | (signs << (width - 1))
-    if width == 8:
-        return codes.reshape(-1)
-    if width == 4:
-        return codes.view(-1, 2)[:, 0] | (codes.view(-1, 2)[:, 1] << 4)
-    places = torch.arange(_VOTES_PACKED, device=codes.device)
-    word = (codes.view(-1, _VOTES_PACKED).to(torch.int64) << (places * width)).sum(1, keepdim=True)
-    return ((word >> (places[:width] * 8)) & 0xFF).to(torch.uint8).view(-1)
+    return coding.join(positions, signs, bits(group_size))
 
 
 def to_bytes(packed: Tensor) -> bytes:
@@ -175,18 +165,9 @@ def decode(payload: bytes, group_size: int, chunks: int) -> tuple[Tensor, Tensor
 
 def unpack(packed: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """As `decode`, from a flat uint8 tensor of whole chunks, on its device."""
-    codes = _codes(packed, bits(group_size)).view(-1, groups(group_size))
-    return codes & (group_size - 1), codes >> (bits(group_size) - 1)
-
-
-def _codes(packed: Tensor, width: int) -> Tensor:
-    if width == 8:
-        return packed
-    if width == 4:
-        return torch.stack((packed & 0xF, packed >> 4), dim=1)
-    places = torch.arange(_VOTES_PACKED, device=packed.device)
-    word = (packed.view(-1, width).to(torch.int64) << (places[:width] * 8)).sum(1, keepdim=True)
-    return ((word >> (places * width)) & ((1 << width) - 1)).to(torch.uint8)
+    width, count = bits(group_size), groups(group_size)
+    positions, signs = coding.split(packed, width, packed.numel() * 8 // width)
+    return positions.view(-1, count), signs.view(-1, count)
 
 
 def indices(packed: Tensor, group_size: int) -> tuple[Tensor, Tensor]:

@@ -156,6 +156,24 @@ def byte_at(code: _Code, address: Value) -> Value:
     return code.load(address, 0, _BYTE)
 
 
+@_instruction(_ADDRESS, types.uint8)
+def put_byte(code: _Code, address: Value, value: Value) -> None:
+    """Write one byte of memory."""
+    code.store(value, address, 0)
+
+
+@_instruction(_ADDRESS, result=types.int64)
+def word_at(code: _Code, address: Value) -> Value:
+    """Eight bytes of memory from any address on, the first lowest."""
+    return code.builder.load(code.at(address, 0), typ=_LONG, align=1)
+
+
+@_instruction(_ADDRESS, types.int64)
+def put_word(code: _Code, address: Value, value: Value) -> None:
+    """The inverse of `word_at`."""
+    code.builder.store(value, code.at(address, 0), align=1)
+
+
 @_instruction(types.int64, result=types.int64)
 def trailing_zeros(code: _Code, value: Value) -> Value:
     """Zero bits below the lowest one of a value that has one."""

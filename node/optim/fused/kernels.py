@@ -35,7 +35,7 @@ _EMITTED = hashlib.sha256(Path(emit.__file__).read_bytes()).hexdigest()[:16]
 """Numba's cache looks at this file and at a function's name; so the name says which `emit` is compiled in."""
 
 
-def _kernel(function):
+def kernel(function):
     """Compile when called, and keep it where numba finds a folder that can be written; else compile in each process."""
     function.__qualname__ += f"_{_EMITTED}"
     try:
@@ -85,7 +85,7 @@ def _find(plan, tensors, chunk, buffer):
     return base + core[chunk, 1], core[chunk, 2]
 
 
-@_kernel
+@kernel
 def square_sums(first, last, scratch, blocks, tensors, out):
     """The sum of squares of each block of the gradients (int64 [n, 3]: tensor, offset, elements), into fp64 `out` [n]."""
     buffer, size = scratch.ctypes.data, 4 * emit.SQUARES_AT_ONCE
@@ -138,7 +138,7 @@ def _next(plan, tensors, chunk, last, fallback):
     return fallback, _ROW
 
 
-@_kernel
+@kernel
 def vote(first, last, scratch, plan, tensors, momentum, beta, step, group_size, coefficients, packed):
     """`m = beta * m + step * DCT(gradient)` and its votes, for fp32 `momentum` [all elements] and uint8 `packed`.
 
@@ -184,7 +184,7 @@ def vote(first, last, scratch, plan, tensors, momentum, beta, step, group_size, 
     return broken
 
 
-@_kernel
+@kernel
 def spend(first, last, _scratch, momentum, group_size, coefficients, packed):
     """Zero the voted coefficients of `momentum` [all elements]; `packed` as `vote` made them."""
     groups, width = _CHUNK // group_size, 1
@@ -224,7 +224,7 @@ def _count(chunk, group_size, coefficients, payload, sums, touched):
         filled -= width
 
 
-@_kernel
+@kernel
 def apply(first, last, scratch, plan, tensors, ballots, factor, lr, coefficients, basis, order, second):
     """`p = p * factor - lr * direction` for the parameters, by `ballots` int64 [n, 2] of (group size, address).
 
