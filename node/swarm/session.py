@@ -18,7 +18,7 @@ import structlog
 from node.swarm import settings as limits
 from node.swarm.blobs import PROTOCOL, Arrivals, BlobFetcher, BlobServer, WireBytes
 from node.swarm.client import CoordinatorClient, SessionLostError, software_version
-from node.swarm.dht import Discovery
+from node.swarm.connections import Connections
 from node.swarm.events import (
     Agreed,
     Committed,
@@ -31,7 +31,7 @@ from node.swarm.events import (
     Waiting,
     Welcome,
 )
-from node.swarm.host import Host, is_public
+from node.swarm.host import Host
 from node.swarm.inbox import Announced, Inbox
 from node.swarm.outbox import Outbox
 from node.swarm.payloads import Payloads
@@ -116,7 +116,6 @@ class Session:
             lambda sha256: self._payloads.get(sha256) or pieces(sha256), self.counters.wire, self._count
         )
         self.counters.arrivals = self._server.arrivals
-        self._discovery = Discovery(self.host, invite.run_id)
         self._inbox = Inbox(invite.run_id)
         self._chain = Chain(invite.run_id, invite.coordinator_public_key)
         self._outbox, self._dirty = Outbox(), asyncio.Event()
@@ -129,8 +128,15 @@ class Session:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._following: asyncio.Task[Any] | None = None
         self._telling = False
-        self._straighten_again: dict[str, tuple[float, float]] = {}  # by peer: not before, and how long to wait after
         self._log = structlog.get_logger("swarm").bind(peer=short(identity.public_key))
+        self._connections = Connections(
+            self.host,
+            invite.run_id,
+            moved=self._moved,
+            wanted=self._roster_ids,
+            ask=self._coordinators_addresses,
+            log=lambda event, **facts: self._log.info(event, step=self.committed_step, **facts),
+        )
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
@@ -148,7 +154,7 @@ class Session:
         self.host.on_restart = self._overlay_again
         await self.host.serve(PROTOCOL, self._server.handle)
         await self.host.subscribe(topic_of(self._invite.run_id), self._on_gossip)
-        await self._discovery.start(list(known))
+        await self._connections.start(list(known))
         self._outbox.addresses = tuple(await self.host.addresses())
         return await self._join()
 
@@ -166,7 +172,7 @@ class Session:
         snapshot = snapshot_of(response.snapshot) if response.HasField("snapshot") else None
         if snapshot is not None:
             self._remember(snapshot)
-        self._spawn(self._connect_to(list(response.bootstrap)))
+        self._spawn(self._connections.connect_to(list(response.bootstrap)))
         return Welcome(snapshot)
 
     async def follow_from(self, step: int, head: bytes) -> None:
@@ -179,7 +185,7 @@ class Session:
         self._following = self._spawn(self._follow_and_deliver())
         if first:
             self._spawn(self._report_forever())
-            self._spawn(self._discover_forever())
+            self._spawn(self._connections.keep_forever())
             self._spawn(self._gossip_again_forever())
 
     @property
@@ -209,7 +215,7 @@ class Session:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.fetcher.close()
-        await self._discovery.stop()
+        await self._connections.stop()
         await self.host.stop()
         await self.client.close()
 
@@ -551,29 +557,10 @@ class Session:
 
     # ---- the overlay -------------------------------------------------------------------------------------------------
 
-    async def _discover_forever(self) -> None:
-        announced, addresses, ways = 0.0, self._outbox.addresses, dict[str, bool]()
-        while True:
-            found = tuple(await self.host.addresses())
-            if found and found != addresses:
-                addresses = self._outbox.addresses = found
-                self._dirty.set()
-                announced = 0.0
-            if time.monotonic() - announced > limits.DHT_REFRESH_SECONDS and await self._discovery.announce(
-                list(addresses)
-            ):
-                announced = time.monotonic()
-            peers = await self._discovery.peers()
-            await self._connect_to([address for theirs in peers.values() for address in theirs])
-            here = await self.host.connected()
-            missing = self._roster_ids() - here.keys()
-            if missing:
-                await self._connect_to(await self._coordinators_addresses())
-            if here != ways:
-                ways, relayed = here, sorted(peer[-8:] for peer, direct in here.items() if not direct)
-                direct = sorted(peer[-8:] for peer in here if here[peer])
-                self._log.info("connections", step=self.committed_step, direct=direct, relayed=relayed)
-            await asyncio.sleep(limits.DISCOVER_AGAIN_SECONDS if missing else limits.DISCOVER_SECONDS)
+    def _moved(self, addresses: tuple[str, ...]) -> None:
+        if addresses != self._outbox.addresses:
+            self._outbox.addresses = addresses
+            self._dirty.set()
 
     def _roster_ids(self) -> set[str]:
         """Peer ids of the open step's other members."""
@@ -588,39 +575,10 @@ class Session:
             return []
         return list(response.bootstrap)
 
-    async def _connect_to(self, addresses: list[str]) -> None:
-        """Dial those that we are not connected to, up to OVERLAY_PEERS_MAX."""
-        by_peer: dict[str, list[str]] = {}
-        for address in addresses:
-            by_peer.setdefault(address.rpartition("/p2p/")[2], []).append(address)
-        here = await self.host.connected()
-        new = [theirs for peer, theirs in by_peer.items() if peer not in here and peer != self.host.peer_id]
-        room = max(limits.OVERLAY_PEERS_MAX - len(here), 0)
-        await asyncio.gather(*(self.host.connect(theirs) for theirs in new[:room]))
-        await self._straighten({peer: theirs for peer, theirs in by_peer.items() if here.get(peer) is False})
-
-    async def _straighten(self, relayed: dict[str, list[str]]) -> None:
-        """A public peer that dialled us through our relay first is not left there: the relay's bandwidth is everybody's."""
-        now = time.monotonic()
-        for peer, theirs in relayed.items():
-            public = [address for address in theirs if is_public(address)]
-            again, patience = self._straighten_again.get(peer, (0.0, limits.STRAIGHTEN_SECONDS_MIN))
-            if not public or now < again:
-                continue
-            direct = await self.host.straighten(peer, public)
-            self._log.info("relayed connection to a public peer", step=self.committed_step, to=peer, direct=direct)
-            self._straighten_again[peer] = (now + patience, min(2 * patience, limits.STRAIGHTEN_SECONDS_MAX))
-            if len(self._straighten_again) > limits.OVERLAY_PEERS_MAX:
-                self._straighten_again.pop(next(iter(self._straighten_again)))
-
     async def _overlay_again(self) -> None:
         """p2pd was started again: streams, connections and the DHT are new."""
         self.fetcher.close()
-        await self._discovery.stop()
-        known = [*self._invite.bootstrap, *await self._coordinators_addresses()]
-        await self._connect_to(known)
-        self._discovery = Discovery(self.host, self._invite.run_id)
-        await self._discovery.start(known)
+        await self._connections.restart([*self._invite.bootstrap, *await self._coordinators_addresses()])
 
 
 def _is_repeated_entry(refusal: Refusal) -> bool:
