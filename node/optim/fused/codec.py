@@ -59,6 +59,8 @@ def _store(words, target, size, width):
 @njit(nogil=True)
 def _spread(words, width):
     """Each word's eight codes to eight bytes."""
+    if width == 8:
+        return
     half, quarter, byte = _fields(4 * width, 64), _fields(2 * width, 32), _fields(width, 16)
     for number in range(len(words)):
         word = words[number]
@@ -70,6 +72,8 @@ def _spread(words, width):
 @njit(nogil=True)
 def _gather(words, width):
     """The inverse of `_spread`: eight bytes' codes to one word, with zeros above."""
+    if width == 8:
+        return
     half, quarter, byte = _fields(4 * width, 64), _fields(2 * width, 32), _fields(width, 16)
     for number in range(len(words)):
         word = words[number]
@@ -111,12 +115,10 @@ def split(packed, size, width, count, low, top):
         block = words[: (min(8 * _BLOCK, count - first) + 7) // 8]
         begin = first // 8 * width
         _load(packed + begin, size - begin, width, block)
-        _spread(block, width)
-        if count - first >= 8 * _BLOCK:
-            for number in range(_BLOCK):
-                emit.put_word(low + first + 8 * number, words[number] & below)
-                emit.put_word(top + first + 8 * number, words[number] >> (width - 1) & one)
+        if len(block) == _BLOCK and count - first >= 8 * _BLOCK:
+            emit.split_words(words.ctypes.data, _BLOCK, width, low + first, top + first)
         else:
+            _spread(block, width)
             other = others[: len(block)]
             for number in range(len(block)):
                 other[number] = block[number] >> (width - 1) & one

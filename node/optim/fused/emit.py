@@ -174,6 +174,31 @@ def put_word(code: _Code, address: Value, value: Value) -> None:
     code.builder.store(value, code.at(address, 0), align=1)
 
 
+@_instruction(_ADDRESS, types.int64, types.int64, _ADDRESS, _ADDRESS)
+def split_words(code: _Code, words: Value, count: Value, width: Value, low: Value, top: Value) -> None:
+    """Spread `count` words (a multiple of 16) of eight codes of `width` bits; the codes' top bits go to `top`."""
+    build, longs = code.builder, ir.VectorType(_LONG, LANES)
+    steps = []
+    for apart in (32, 16, 8):
+        size = build.mul(width, ir.Constant(_LONG, apart // 8))
+        field = build.sub(build.shl(ir.Constant(_LONG, 1), size), ir.Constant(_LONG, 1))
+        mask = build.mul(field, ir.Constant(_LONG, sum(1 << start for start in range(0, 64, 2 * apart))))
+        shift = build.sub(ir.Constant(_LONG, apart), size)
+        high = build.shl(mask, ir.Constant(_LONG, apart))
+        steps.append([code.splat(value) for value in (mask, shift, high)])
+    place = build.sub(width, ir.Constant(_LONG, 1))
+    ones = _same(_LONG, 0x0101010101010101)
+    below = build.sub(build.shl(ones, code.splat(place)), ones)
+    with cgutils.for_range(build, build.udiv(count, ir.Constant(_LONG, LANES))) as loop:
+        line = build.mul(loop.index, ir.Constant(_LONG, 8 * LANES))
+        word = build.load(code.at(words, line), typ=longs, align=8)
+        for mask, shift, high in steps:
+            word = build.or_(build.and_(word, mask), build.and_(build.shl(word, shift), high))
+        signs = build.and_(build.lshr(word, code.splat(place)), ones)
+        build.store(build.and_(word, below), code.at(low, line), align=1)
+        build.store(signs, code.at(top, line), align=1)
+
+
 @_instruction(types.int64, result=types.int64)
 def trailing_zeros(code: _Code, value: Value) -> Value:
     """Zero bits below the lowest one of a value that has one."""
