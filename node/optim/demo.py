@@ -42,7 +42,7 @@ longer than the arithmetic."""
 BACKEND_VARIABLE = "SWARMENTUM_OPTIM_BACKEND"
 """Environment variable that chooses the step's backend: `auto` (numba on a CPU where it is installed) or one of them."""
 
-BACKENDS = ("auto", "torch", "numba")
+BACKENDS = ("auto", "torch", "numba", "triton")
 
 CLIP_EPSILON = 1e-6
 """As in torch's `clip_grad_norm_`."""
@@ -449,6 +449,12 @@ class DeMo:
             from node.optim.family import Family
 
             return Family(self.layout, self._device, tile_chunks, config.form, self._transform, self._base)
+        if choice == "triton":
+            if find_spec("triton") is None:
+                raise ValueError(f"{BACKEND_VARIABLE} is triton, which is not installed: it comes with torch for CUDA")
+            from node.optim.triton_step import Triton
+
+            return Triton(self.layout, self._device)
         if choice != "torch" and able:
             from node.optim.fused.backend import Fused
 

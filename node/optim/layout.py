@@ -139,6 +139,11 @@ class Layout:
             matrix = None if tensor is None else tensor.view(place.height, place.width)
             yield from _pairs_of(place, matrix, buffer, pool)
 
+    def pool_pairs(self, tensors: Sequence[Tensor | None], pool: Tensor) -> Iterator[tuple[Tensor | None, Tensor]]:
+        """As `pairs`, of what lies in the pool alone: fp32 `pool`, flat, at least `pool_elements`."""
+        for tensor, place in zip(tensors, self.places, strict=True):
+            yield from _strips_of(place, None if tensor is None else tensor.view(place.height, place.width), pool)
+
     def gather(self, tensors: Sequence[Tensor | None], out: Tensor) -> Tensor:
         """Copy tensors (any float dtype; None counts as zeros) into `out` [chunks, 64, 64] and zero the padding."""
         whole = [None if tensor is None else tensor.contiguous() for tensor in tensors]
@@ -177,6 +182,11 @@ def _pairs_of(
         if matrix is not None:
             core = matrix[:high, :wide].view(down, CHUNK_SIDE, across, CHUNK_SIDE).transpose(1, 2)
         yield core, chunks.view(down, across, CHUNK_SIDE, CHUNK_SIDE)
+    yield from _strips_of(place, matrix, pool)
+
+
+def _strips_of(place: Place, matrix: Tensor | None, pool: Tensor) -> Iterator[tuple[Tensor | None, Tensor]]:
+    high, wide = place.core_height, place.core_width
     offset = place.pool_offset
     strips = ((slice(0, high), slice(wide, None), place.width - wide), (slice(high, None), slice(None), place.width))
     for rows, columns, width in strips:

@@ -1,0 +1,180 @@
+"""The step on a GPU in two Triton kernels: transform, momentum and votes in one; votes, exact inverse and update in the other.
+
+Bit-identical to the portable path where it matters: the inverse runs in int8 products with int32 sums (the votes' sums are
+within +-2, the basis within +-91, and the middle values are split in two int8 digits), so nothing can round; the update is two
+fp32 roundings, with fused multiply-adds switched off. The forward transform serves the private momentum only.
+
+Opt-in (`SWARMENTUM_OPTIM_BACKEND=triton`): it has run in Triton's interpreter, where tests compare it, and on no GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from node.optim import bits, dct, votes
+from node.optim.demo import decay_factor, spend
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
+from node.optim.votes import NotANumber
+
+SIDE = tl.constexpr(CHUNK_SIDE)
+ELEMENTS = tl.constexpr(CHUNK_ELEMENTS)
+DIGIT = tl.constexpr(128)
+"""Middle values are `128 * high + low`: both digits fit int8, since a middle value is within +-3707."""
+
+ROUND = tl.constexpr(12582912.0)
+"""1.5 * 2^23: adding it and taking it away again rounds fp32 below 2^22 half to even."""
+
+
+@triton.jit
+def _vote(
+    addresses, rows, momentum, basis, table, codes, broken, beta, step, GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr
+):
+    """One chunk: `m = beta * m + step * T(g)`, and the code of each group's first largest magnitude."""
+    chunk = tl.program_id(0).to(tl.int64)
+    near, far = tl.arange(0, SIDE), tl.arange(0, SIDE)
+    base, stride = tl.load(addresses + chunk), tl.load(rows + chunk)
+    place = near[:, None] * stride + far[None, :]
+    gradient = tl.load(base.to(tl.pointer_type(tl.float32)) + place, mask=place * 0 + base != 0, other=0.0)
+    square = near[:, None] * SIDE + far[None, :]
+    matrix = tl.load(basis + square)
+    half = tl.dot(matrix, gradient, input_precision="ieee")
+    coefficients = tl.dot(half, tl.trans(matrix), input_precision="ieee")
+    own = momentum + chunk * ELEMENTS
+    fresh = beta * tl.load(own + square) + step * coefficients
+    tl.store(own + square, fresh)
+    tl.debug_barrier()  # the votes read what other threads have written
+    group = tl.arange(0, GROUPS)
+    slots = tl.arange(0, GROUP_SIZE)[:, None] * GROUPS + group[None, :]
+    magnitudes = tl.abs(tl.load(own + tl.load(table + slots)))
+    nan = magnitudes != magnitudes  # noqa: PLR0124
+    tl.store(broken + chunk, tl.max(tl.max(nan.to(tl.int32), axis=0), axis=0))
+    best = tl.argmax(magnitudes, axis=0, tie_break_left=True)
+    negative = tl.load(own + tl.load(table + best * GROUPS + group)) < 0
+    tl.store(codes + chunk * GROUPS + group, (best + GROUP_SIZE * negative.to(tl.int32)).to(tl.uint8))
+
+
+@triton.jit
+def _apply(addresses, rows, ballots, sizes, basis, count, factor, lr, DECAYS: tl.constexpr):
+    """One chunk: the capped sums of all ballots, the sign of their exact inverse, the update."""
+    chunk = tl.program_id(0).to(tl.int64)
+    near, far = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
+    sums = tl.zeros((SIDE, SIDE), dtype=tl.int32)
+    for ballot in range(count):
+        size = tl.load(sizes + ballot)
+        groups = ELEMENTS // size
+        wide = tl.minimum(groups, SIDE)
+        slot = SIDE * near + wide * (far // wide) + (near + far) % wide
+        start = tl.load(ballots + ballot).to(tl.pointer_type(tl.uint8)) + chunk * groups
+        code = tl.load(start + slot % groups).to(tl.int32)
+        voted = (code & (size - 1)) == slot // groups
+        sums += tl.where(voted, tl.where(code >= size, -1, 1), 0)
+    sums = tl.minimum(tl.maximum(sums, -2), 2)
+    matrix = tl.load(basis + near * SIDE + far)
+    first = tl.dot(tl.trans(matrix), sums.to(tl.int8), out_dtype=tl.int32)
+    middle = (((first.to(tl.float32) * 0.5) + ROUND) - ROUND).to(tl.int32)
+    high = (middle + DIGIT // 2) >> 7
+    low = middle - high * DIGIT
+    result = tl.dot(high.to(tl.int8), matrix, out_dtype=tl.int32) * DIGIT
+    result += tl.dot(low.to(tl.int8), matrix, out_dtype=tl.int32)
+    direction = (result > 0).to(tl.float32) - (result < 0).to(tl.float32)
+    base, stride = tl.load(addresses + chunk), tl.load(rows + chunk)
+    place = base.to(tl.pointer_type(tl.float32)) + near * stride + far
+    parameter = tl.load(place)
+    if DECAYS:
+        parameter = parameter * factor
+    tl.store(place, parameter - lr * direction)
+
+
+class Triton:
+    """`node.optim.demo.Backend` on a GPU. Cores are read and written where they are; strips and vectors through one pool."""
+
+    name = "triton"
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self._layout, self._device = layout, device
+        core = [
+            (number, row * CHUNK_SIDE * place.width + column * CHUNK_SIDE, place.width)
+            for number, place in enumerate(layout.places)
+            for row in range(place.core_height // CHUNK_SIDE)
+            for column in range(place.core_width // CHUNK_SIDE)
+        ]
+        table = np.array(core, dtype=np.int64).reshape(-1, 3)
+        pool = layout.chunks - layout.core_chunks
+        self._owner, self._offset = table[:, 0], 4 * table[:, 1]
+        rows = np.concatenate((table[:, 2], np.full(pool, CHUNK_SIDE, dtype=np.int64)))
+        self._rows = torch.from_numpy(rows).to(device)
+        self._pool = torch.zeros(pool, CHUNK_SIDE, CHUNK_SIDE, device=device)
+        self._pool_offset = 4 * CHUNK_ELEMENTS * np.arange(pool, dtype=np.int64)
+        self._basis = dct.basis(device).contiguous()
+        self._integers = dct.integer_basis(device).to(torch.int8).contiguous()
+        self._tables = {size: votes.coefficients(size, device).to(torch.int32) for size in votes.GROUP_SIZES}
+
+    def norm(self, gradients: Sequence[Tensor | None]) -> float:
+        """See `Backend.norm`."""
+        there = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+        return float(torch.nn.utils.get_total_norm(there)) if there else 0.0
+
+    def vote(
+        self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
+    ) -> Tensor:
+        """See `Backend.vote`."""
+        self._fill_pool(gradients)
+        groups, chunks = votes.groups(group_size), self._layout.chunks
+        codes = torch.empty(chunks, groups, dtype=torch.uint8, device=self._device)
+        broken = torch.empty(chunks, dtype=torch.int32, device=self._device)
+        where, table = self._addresses(gradients), self._tables[group_size]
+        _vote[(chunks,)](where, self._rows, momentum, self._basis, table, codes, broken, beta, step, groups, group_size)
+        if bool(broken.any()):
+            raise NotANumber("the momentum holds NaN")
+        return bits.pack(codes, votes.bits(group_size))
+
+    def spend(self, momentum: Tensor, packed: Tensor, group_size: int) -> None:
+        """See `Backend.spend`."""
+        spend(momentum, packed, group_size)
+
+    def apply(
+        self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: float
+    ) -> None:
+        """See `Backend.apply`."""
+        chunks = self._layout.chunks
+        codes = []
+        for size, payload in ballots:
+            packed = votes.from_bytes(payload, size, chunks, self._device)
+            codes.append(bits.unpack(packed, votes.bits(size), chunks * votes.groups(size)).contiguous())
+        listed = torch.tensor([code.data_ptr() for code in codes] or [0], dtype=torch.int64, device=self._device)
+        sizes = torch.tensor([size for size, _ in ballots] or [8], dtype=torch.int32, device=self._device)
+        self._fill_pool(parameters)
+        factor = decay_factor(lr, weight_decay)
+        _apply[(chunks,)](
+            self._addresses(parameters), self._rows, listed, sizes, self._integers, len(codes), factor, lr, factor != 1,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+        for part, strip in self._strips(parameters):
+            assert part is not None
+            part.copy_(strip)
+
+    def _addresses(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Of each chunk's first element; 0 for one that counts as zeros."""
+        base = np.array([0 if tensor is None else tensor.data_ptr() for tensor in tensors], dtype=np.int64)[self._owner]
+        core = np.where(base == 0, 0, base + self._offset)
+        whole = np.concatenate((core, self._pool.data_ptr() + self._pool_offset))
+        return torch.from_numpy(whole).to(self._device)
+
+    def _fill_pool(self, tensors: Sequence[Tensor | None]) -> None:
+        """What strips and vectors hold, and zeros behind them: the update before has written there, too."""
+        self._pool.view(-1)[self._layout.pool_elements :].zero_()
+        for part, strip in self._strips(tensors):
+            if part is None:
+                strip.zero_()
+            else:
+                strip.copy_(part)
+
+    def _strips(self, tensors: Sequence[Tensor | None]) -> list[tuple[Tensor | None, Tensor]]:
+        """What lies in the pool, beside its place there."""
+        return list(self._layout.pool_pairs(tensors, self._pool.view(-1)))

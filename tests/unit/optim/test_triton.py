@@ -1,0 +1,74 @@
+"""The Triton kernels in Triton's interpreter, on the CPU, against the portable path. In a process of its own: the interpreter
+is chosen when triton is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+CHECK = """
+import math, numpy as np, torch
+from node.optim.demo import DeMo, DeMoConfig, NonFiniteGradient
+from node.optim.digest import state_digest
+
+torch.manual_seed(0)
+SHAPES = [(130, 70), (64, 64), (3,), (128, 64), ()]
+def peer(backend, size):
+    import os
+    os.environ["SWARMENTUM_OPTIM_BACKEND"] = backend
+    demo = DeMo([(str(i), torch.nn.Parameter(torch.full(s, -0.0))) for i, s in enumerate(SHAPES)],
+                DeMoConfig(group_size=size, weight_decay=0.1))
+    assert demo.backend == backend
+    return demo
+for size in (8, 16, 32, 64, 128):
+    one, other, third = peer("triton", size), peer("torch", size), peer("torch", 128)
+    for step in range(3):
+        lr = float(np.float32(0.01 / (1 + step)))
+        entry = []
+        for number, demo in enumerate((one, other, third)):
+            for i, parameter in enumerate(demo.parameters):
+                generator = torch.Generator().manual_seed(100 * step + i + (7 if demo is third else 0))
+                gradient = torch.randn(parameter.shape, generator=generator)
+                parameter.grad = None if i == 1 and step == 1 else gradient
+            votes = demo.propose(lr)
+            # the same votes as `select` makes of this peer's own momentum
+            choice = demo.config.form.choose(demo.momentum.clone(), size if demo is not third else 128)
+            assert votes.payload == demo.config.form.encode([choice], votes.size), (size, step, number)
+            entry.append((votes.size, votes.payload))
+            demo.settle(True)
+        assert torch.allclose(one.momentum, other.momentum, atol=1e-6)
+        for demo in (one, other, third):
+            demo.apply(entry, lr)
+        assert len({state_digest(demo.parameters) for demo in (one, other, third)}) == 1, (size, step)
+for demo in (one, other):
+    demo.apply([], 0.5)
+assert state_digest(one.parameters) == state_digest(other.parameters)
+# random ballots, and those that reach the largest sums
+random = np.random.default_rng(0)
+for count in (1, 5, 40):
+    drawn = random.choice((8, 32, 128), count).tolist()
+    entry = [(g, random.bytes(one.config.form.bytes_max(one.layout.chunks, g))) for g in drawn]
+    for demo in (one, other):
+        demo.apply(entry, 0.25)
+    assert state_digest(one.parameters) == state_digest(other.parameters), count
+one.parameters[0].grad = torch.full(SHAPES[0], math.inf)
+try:
+    one.propose(0.5)
+except NonFiniteGradient:
+    print("all the same")
+"""
+
+
+@pytest.mark.timeout(280)
+def test_kernels_in_the_interpreter_give_the_portable_paths_bits() -> None:
+    if find_spec("triton") is None:
+        pytest.skip("triton is not installed (.ci/run installs it): pip install triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = (sys.executable, "-W", "error", "-c", CHECK)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=270, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout == "all the same\n"
