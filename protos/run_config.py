@@ -120,7 +120,7 @@ class OptimizerConfig(_Section):
     beta: float = Field(default=0.95, ge=0, lt=1)
     """Momentum decay; .95 and .999 made no difference at 0.66 M parameters."""
 
-    beta2: float = Field(default=0.0, ge=0, lt=1)
+    beta2: float = Field(default=0.99, ge=0, lt=1)
     """Decay of each peer's private second moment: gradients are divided by it before they become momentum (as in Adam). 0
     for none; it learns better (docs/benchmarks.md), and costs a peer 4 bytes a parameter."""
 
@@ -163,7 +163,7 @@ class OptimizerConfig(_Section):
         if self.magnitudes and self.base.name != "sgd":
             raise ValueError(f"`magnitudes` have no effect with base {self.base.name!r}: only sgd keeps sizes")
         if self.magnitudes and self.beta2:
-            raise ValueError("`magnitudes` and `beta2` exclude each other: divided gradients have no size of their own")
+            raise ValueError("`magnitudes` needs `beta2 = 0`: divided gradients have no size of their own")
         if self.local.steps > 1 and not self.magnitudes:
             raise ValueError(
                 "local steps need `magnitudes = true` and base sgd: how far a peer went is the update's size"

@@ -49,6 +49,7 @@ top_k = 64
 values = "2bit"
 transform = "identity"
 magnitudes = true
+beta2 = 0
 base = { name = "sgd" }
 local = { steps = 4, lr = 2e-3 }
 """,
