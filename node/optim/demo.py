@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -212,6 +212,24 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class Taking(Backend, Protocol):
+    """A backend that can take votes out of the momentum while it is at hand: to spend them later is a pass of its own."""
+
+    def take(
+        self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """As `vote` and then `spend`. Also the coefficients that were spent, fp32, valid until the next call.
+
+        Where `votes.NotANumber` is raised, they are still in the momentum.
+        """
+        ...
+
+    def put_back(self, momentum: Tensor, packed: Tensor, group_size: int, taken: Tensor) -> None:
+        """The inverse of spending what `take` returned."""
+        ...
+
+
 class Portable:
     """`Backend` in torch operations, for any device."""
 
@@ -289,12 +307,14 @@ class DeMo:
         self._base = Base(config.base, self.layout, self._device)
         self._backend = self._choose_backend(os.environ.get(BACKEND_VARIABLE, "auto"))
         self._pending: tuple[int, Tensor] | None = None
+        self._taken: Tensor | None = None  # the pending votes' coefficients, if they have left the momentum already
         compiled = self._backend.name == "numba"
         self._second = SecondMoment(self.parameters, config.beta2, compiled=compiled) if config.beta2 else None
 
     @property
     def momentum(self) -> Tensor:
-        """fp32 [chunks, 64, 64], in the transform's domain. To be read only."""
+        """fp32 [chunks, 64, 64], in the transform's domain; pending votes are still in it. To be read only."""
+        self._put_back()
         return self._momentum
 
     @property
@@ -337,7 +357,11 @@ class DeMo:
         limit = None if self._second is not None else self.config.clip_norm
         scale = clip_scale(norm, limit) * (1.0 if self.config.magnitudes else lr)
         size = self.config.size
-        packed = self._backend.vote(gradients, self._momentum, self.config.beta, scale, size)
+        given = gradients, self._momentum, self.config.beta, scale, size
+        if isinstance(self._backend, Taking):
+            packed, self._taken = self._backend.take(*given)
+        else:
+            packed = self._backend.vote(*given)
         self._pending = (size, packed)
         return Votes(votes.to_bytes(packed), size, norm)
 
@@ -358,7 +382,7 @@ class DeMo:
         """
         with torch.no_grad():
             start = [parameter.detach().clone() for parameter in self.parameters]
-            expected = self._momentum.clone()
+            expected = self.momentum.clone()
             if self._pending is not None and rule != "momentum":
                 self._backend.spend(expected, self._pending[1], self._pending[0])
             if rule == "votes":
@@ -378,10 +402,22 @@ class DeMo:
     def settle(self, accepted: bool) -> None:
         """Close the last proposal: accepted votes leave the momentum; what of refused ones, `config.refused` says."""
         assert self._pending is not None, "nothing was proposed"
-        if accepted or self.config.refused == "drop":
+        if not accepted and self.config.refused == "restore":
+            self._put_back()
+        elif self._taken is None:
             size, packed = self._pending
             self._backend.spend(self._momentum, packed, size)
-        self._pending = None
+        self._pending = self._taken = None
+
+    @torch.no_grad()
+    def _put_back(self) -> None:
+        """Pending votes that have left the momentum return to it."""
+        if self._taken is not None:
+            assert self._pending is not None
+            assert isinstance(self._backend, Taking)
+            size, packed = self._pending
+            self._backend.put_back(self._momentum, packed, size, self._taken)
+            self._taken = None
 
     @torch.no_grad()
     def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
@@ -409,7 +445,7 @@ class DeMo:
         return {
             "layout": self.layout.digest().hex(),
             "method": self._method,
-            "momentum": self._momentum,
+            "momentum": self.momentum,
             "pending": packed,
             "pending_size": size,
             "second": None if self._second is None else self._second.state_dict(),
@@ -432,6 +468,7 @@ class DeMo:
         if self._second is not None:
             self._second.load_state_dict(state["second"])
         self._momentum.copy_(state["momentum"])
+        self._taken = None
         self._pending = None if packed is None else (size, packed.to(self._device, copy=True))
 
     def _choose_backend(self, choice: str) -> Backend:

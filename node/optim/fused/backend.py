@@ -27,6 +27,8 @@ CACHE_LINE = 64
 
 Scratch: TypeAlias = npt.NDArray[np.uint8]
 Addresses: TypeAlias = npt.NDArray[np.int64]
+Values: TypeAlias = npt.NDArray[np.float32]
+_NO_VALUES: Values = np.empty(0, dtype=np.float32)
 
 
 class Fused:
@@ -47,6 +49,7 @@ class Fused:
         self._basis = dct.integer_basis(torch.device("cpu")).numpy().astype(np.int16)
         self._order = np.argsort(emit.FREQUENCIES).astype(np.int64)
         self._second = second_basis(self._basis)
+        self._taken = _NO_VALUES  # kept: fresh memory costs a page fault for every 4 KiB
         self._compile()
 
     def norm(self, gradients: Sequence[Tensor | None]) -> float:
@@ -60,19 +63,48 @@ class Fused:
         self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
     ) -> Tensor:
         """See `Backend.vote`."""
+        return self._vote(gradients, momentum, beta, step, group_size, _NO_VALUES)
+
+    def take(
+        self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """See `Taking.take`."""
+        if self._taken.size != self._chunks * votes.groups(group_size):
+            self._taken = np.empty(self._chunks * votes.groups(group_size), dtype=np.float32)
+        packed = self._vote(gradients, momentum, beta, step, group_size, self._taken)
+        return packed, torch.from_numpy(self._taken)
+
+    def _vote(
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        group_size: int,
+        taken: Values,
+    ) -> Tensor:
         packed = np.empty(votes.vote_bytes(self._chunks, group_size), dtype=np.uint8)
         tensors, flat = _addresses(gradients), momentum.view(-1).numpy()
         numbers = np.float32(beta), np.float32(step), group_size
         table = self._table(group_size)
-        broken = self._share(lambda *own: kernels.vote(*own, self._plan, tensors, flat, *numbers, table, packed))
+        broken = self._share(lambda *own: kernels.vote(*own, self._plan, tensors, flat, *numbers, table, packed, taken))
         if any(broken):
+            if taken.size:
+                self.put_back(momentum, torch.from_numpy(packed), group_size, torch.from_numpy(taken))
             raise votes.NotANumber("the momentum holds NaN")
         return torch.from_numpy(packed)
 
+    def put_back(self, momentum: Tensor, packed: Tensor, group_size: int, taken: Tensor) -> None:
+        """See `Taking.put_back`."""
+        self._put(momentum, packed, group_size, taken.numpy())
+
     def spend(self, momentum: Tensor, packed: Tensor, group_size: int) -> None:
         """See `Backend.spend`."""
+        self._put(momentum, packed, group_size, _NO_VALUES)
+
+    def _put(self, momentum: Tensor, packed: Tensor, group_size: int, values: Values) -> None:
         flat, codes, table = momentum.view(-1).numpy(), packed.numpy(), self._table(group_size)
-        self._share(lambda *own: kernels.spend(*own, flat, group_size, table, codes))
+        self._share(lambda *own: kernels.put(*own, flat, group_size, table, codes, values))
 
     def apply(
         self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: float
@@ -96,8 +128,8 @@ class Fused:
         listed = np.empty((0, 2), dtype=np.int64)
         own = 0, 0, _scratch()
         kernels.square_sums(*own, self._blocks, tensors, np.empty(0))
-        kernels.vote(*own, self._plan, tensors, nothing, one, one, 8, table, packed)
-        kernels.spend(*own, nothing, 8, table, packed)
+        kernels.vote(*own, self._plan, tensors, nothing, one, one, 8, table, packed, nothing)
+        kernels.put(*own, nothing, 8, table, packed, nothing)
         tables = self._coefficients, self._basis, self._order, self._second
         kernels.apply(*own, self._plan, tensors, listed, one, one, *tables)
 

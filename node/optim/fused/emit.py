@@ -55,11 +55,11 @@ class _Code:
     def store(self, value: Value, address: Value, offset: Value) -> None:
         self.builder.store(value, self.at(address, offset), align=_alignment(value.type))
 
-    def prefetch(self, address: Value, offset: Value) -> None:
-        """Ask for the cache line at an address, which need not exist."""
+    def prefetch(self, address: Value, offset: Value, near: int = 3) -> None:
+        """Ask for the cache line at an address, which need not exist: into the first cache level, or (2) the second."""
         kind = ir.FunctionType(ir.VoidType(), [_POINTER, _INT, _INT, _INT])
         function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-        self.builder.call(function, [self.at(address, offset), *(ir.Constant(_INT, hint) for hint in (0, 3, 1))])
+        self.builder.call(function, [self.at(address, offset), *(ir.Constant(_INT, hint) for hint in (0, near, 1))])
 
     def shuffle(self, one: Value, other: Value, lanes: list[int]) -> Value:
         mask = ir.Constant(ir.VectorType(_INT, len(lanes)), [ir.Constant(_INT, lane) for lane in lanes])
@@ -95,6 +95,23 @@ def _lee(code: _Code, values: list[Value]) -> list[Value]:
         factor = _same(_FLOAT, _fp32(0.5 / math.cos((2 * n + 1) * math.pi / (2 * size))))
         odd.append(build.fmul(build.fsub(values[n], values[-1 - n], flags=_CONTRACT), factor, flags=_CONTRACT))
     even, odd = _lee(code, even), _lee(code, odd)
+    summed = [build.fadd(odd[k], odd[k + 1], flags=_CONTRACT) for k in range(half - 1)]
+    return [value for pair in zip(even, [*summed, odd[-1]], strict=True) for value in pair]
+
+
+def _lee_loaded(code: _Code, load: Callable[[int], Value]) -> list[Value]:
+    """`_lee` of 64 values in memory, read once for the even half and again for the odd one.
+
+    64 values and their sums are more than there are registers: what is only read needs no place to be put aside.
+    """
+    build, half, size = code.builder, CHUNK_SIDE // 2, CHUNK_SIDE
+    even = _lee(code, [build.fadd(load(n), load(size - 1 - n), flags=_CONTRACT) for n in range(half)])
+    build.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)  # so that LLVM does read again
+    odd = []
+    for n in range(half):
+        factor = _same(_FLOAT, _fp32(0.5 / math.cos((2 * n + 1) * math.pi / (2 * size))))
+        odd.append(build.fmul(build.fsub(load(n), load(size - 1 - n), flags=_CONTRACT), factor, flags=_CONTRACT))
+    odd = _lee(code, odd)
     summed = [build.fadd(odd[k], odd[k + 1], flags=_CONTRACT) for k in range(half - 1)]
     return [value for pair in zip(even, [*summed, odd[-1]], strict=True) for value in pair]
 
@@ -208,6 +225,9 @@ def trailing_zeros(code: _Code, value: Value) -> Value:
 SQUARES_AT_ONCE = 8 * LANES
 """Enough sums beside each other to keep a core from waiting for one."""
 
+SQUARES_AHEAD = 1024
+"""How many bytes ahead they are asked for: one core reads 24 GB/s so, 12 without (512 to 8192 were alike)."""
+
 
 @_instruction(_ADDRESS, types.int64, result=types.float64)
 def sum_of_squares(code: _Code, source: Value, rounds: Value) -> Value:
@@ -219,6 +239,7 @@ def sum_of_squares(code: _Code, source: Value, rounds: Value) -> Value:
     with cgutils.for_range(build, rounds) as loop:
         line = code.at(source, build.mul(loop.index, ir.Constant(_LONG, 4 * SQUARES_AT_ONCE)))
         for number, total in enumerate(sums):
+            code.prefetch(line, SQUARES_AHEAD + number * 4 * LANES)
             value = code.load(line, number * 4 * LANES)
             square = build.fmul(value, value, flags=_CONTRACT)
             build.store(build.fadd(build.load(total, typ=_FLOATS), square, flags=_CONTRACT), total)
@@ -241,33 +262,36 @@ def forward_columns(
     64 lines `coming_stride` bytes apart from `coming` on are asked for, one at each store: at once they are more than a
     core can wait for.
     """
-    result = _lee(code, [code.load(code.at(source, _times(code, stride, row)), 0) for row in range(CHUNK_SIDE)])
+    result = _lee_loaded(code, lambda row: code.load(code.at(source, _times(code, stride, row)), 0))
     result[0] = code.builder.fmul(result[0], _same(_FLOAT, _fp32(math.sqrt(0.5))))
     for block in range(0, CHUNK_SIDE, LANES):
         for column, values in enumerate(_transposed(code, result[block : block + LANES])):
-            code.prefetch(coming, _times(code, coming_stride, block + column))
+            code.prefetch(coming, _times(code, coming_stride, block + column), near=2)
             code.store(values, target, column * ROW_BYTES + 4 * block)
 
 
-@_instruction(_ADDRESS, _ADDRESS, types.float32, types.float32, _ADDRESS)
-def forward_rows(code: _Code, source: Value, momentum: Value, beta: Value, step: Value, coming: Value) -> None:
+@_instruction(_ADDRESS, _ADDRESS, types.float32, types.float32, _ADDRESS, types.int64)
+def forward_rows(
+    code: _Code, source: Value, momentum: Value, beta: Value, step: Value, coming: Value, coming_stride: Value
+) -> None:
     """`m = beta * m + step * DCT` for 16 rows of a chunk of momentum; `source` is a block of `forward_columns`'.
 
-    Momentum is touched row after row, as processors expect memory to be; so are the 16 rows at `coming`, asked for.
+    The 16 rows at `coming` are asked for.
     """
     build = code.builder
-    result = _lee(code, [code.load(source, row * ROW_BYTES) for row in range(CHUNK_SIDE)])
+    result = _lee_loaded(code, lambda row: code.load(source, row * ROW_BYTES))
     decay = code.splat(beta)
     scale = code.splat(build.fmul(step, ir.Constant(_FLOAT, 2 / CHUNK_SIDE)))
     first = [ir.Constant(_FLOAT, _fp32(math.sqrt(0.5)) if lane == 0 else 1.0) for lane in range(LANES)]
-    blocks = [_transposed(code, result[block : block + LANES]) for block in range(0, CHUNK_SIDE, LANES)]
-    for row in range(LANES):
-        for block, rows in enumerate(blocks):
-            place = row * ROW_BYTES + 4 * LANES * block
-            scales = build.fmul(scale, ir.Constant(_FLOATS, first)) if block == 0 else scale
+    for block in range(0, CHUNK_SIDE, LANES):
+        scales = build.fmul(scale, ir.Constant(_FLOATS, first)) if block == 0 else scale
+        for row, values in enumerate(_transposed(code, result[block : block + LANES])):
+            place = row * ROW_BYTES + 4 * block
             kept = build.fmul(decay, code.load(momentum, place), flags=_CONTRACT)
-            added = build.fmul(scales, rows[row], flags=_CONTRACT)
-            code.prefetch(coming, place)
+            added = build.fmul(scales, values, flags=_CONTRACT)
+            number = block + row
+            line = code.at(coming, _times(code, coming_stride, number // 4))
+            code.prefetch(line, 4 * LANES * (number % 4), near=2)
             code.store(build.fadd(kept, added, flags=_CONTRACT), momentum, place)
 
 
@@ -292,13 +316,8 @@ def _largest(group_size: int) -> Value:
             result.append(code.shuffle(state[one], state[other], picked))
         return result
 
-    def emit(
-        code: _Code, momentum: Value, row: Value, magnitudes: Value, positions: Value, coming: Value, stride: Value
-    ) -> None:
-        """The largest magnitude of each group (as its bits) and its first position, of rows `row`, `row + apart` ...
-
-        Asks for the first 32 columns of the same rows of the chunk at `coming`.
-        """
+    def emit(code: _Code, momentum: Value, row: Value, magnitudes: Value, positions: Value) -> None:
+        """The largest magnitude of each group (as its bits) and its first position, of rows `row`, `row + apart` ..."""
         build = code.builder
         below = _same(_INT, -1)
         state = [cgutils.alloca_once_value(build, below) for _ in range(2 * vectors)]
@@ -307,9 +326,6 @@ def _largest(group_size: int) -> Value:
         start = build.add(momentum, build.mul(row, ir.Constant(_LONG, ROW_BYTES)))
         with cgutils.for_range(build, ir.Constant(_LONG, CHUNK_SIDE // apart)) as loop:
             line = build.add(start, build.mul(loop.index, ir.Constant(_LONG, apart * ROW_BYTES)))
-            same = build.add(row, build.mul(loop.index, ir.Constant(_LONG, apart)))
-            for column in range(2):
-                code.prefetch(code.at(coming, build.mul(same, stride)), 4 * LANES * column)
             values = [build.load(slot, typ=_INTS) for slot in state]
             for half in range(halves):
                 number = build.add(build.mul(loop.index, ir.Constant(_LONG, halves)), ir.Constant(_LONG, half))
@@ -328,7 +344,7 @@ def _largest(group_size: int) -> Value:
             code.store(build.load(state[vector], typ=_INTS), magnitudes, 4 * LANES * vector)
             code.store(build.load(state[vectors + vector], typ=_INTS), positions, 4 * LANES * vector)
 
-    return _instruction(_ADDRESS, types.int64, _ADDRESS, _ADDRESS, _ADDRESS, types.int64)(emit)
+    return _instruction(_ADDRESS, types.int64, _ADDRESS, _ADDRESS)(emit)
 
 
 largest_8, largest_16, largest_32, largest_64, largest_128 = (_largest(size) for size in (8, 16, 32, 64, 128))

@@ -310,3 +310,55 @@ def test_the_plan_covers_every_element_once():
     assert plan.strips[-1, 5] == layout.pool_elements
     assert np.array_equal(plan.strips[1:, 4], plan.strips[:-1, 5])
     assert plan.blocks[:, 2].sum() == layout.parameters
+
+
+@settings(max_examples=30, deadline=None)
+@given(LAYOUTS, st.sampled_from(votes.GROUP_SIZES), st.integers(0, 2**32 - 1))
+def test_taking_votes_is_voting_and_spending_and_can_be_undone(shapes, group_size, seed):
+    layout, fused, _ = both(shapes)
+    start = torch.randn(layout.chunks, 64, 64, generator=torch.Generator().manual_seed(seed))
+    voted, taken = start.clone(), start.clone()
+    packed = fused.vote(tensors_of(shapes, seed), voted, 0.9, LR, group_size)
+    same, values = fused.take(tensors_of(shapes, seed), taken, 0.9, LR, group_size)
+    assert torch.equal(same, packed)
+    restored = taken.clone()
+    fused.put_back(restored, packed, group_size, values)
+    assert_same_bits([restored], [voted])
+    fused.spend(voted, packed, group_size)
+    assert_same_bits([taken], [voted])
+
+
+def test_taking_votes_of_a_broken_momentum_leaves_them_in_it():
+    layout, fused, _ = both(SHAPES)
+    momentum = torch.randn(layout.chunks, 64, 64)
+    momentum[-1, 5, 5] = torch.nan
+    expected = momentum.clone()
+    for call, own in ((fused.vote, expected), (fused.take, momentum)):
+        with pytest.raises(votes.NotANumber):
+            call([None] * len(SHAPES), own, 0.5, LR, 128)
+    assert_same_bits([momentum], [expected])
+
+
+@pytest.mark.parametrize("refused", ["restore", "drop"])
+@pytest.mark.parametrize("accepted", [True, False])
+@pytest.mark.parametrize("looked", [True, False])
+def test_the_momentum_is_the_same_whether_or_not_somebody_looks(monkeypatch, refused, accepted, looked):
+    demos = []
+    for choice in ("numba", "torch"):
+        monkeypatch.setenv(BACKEND_VARIABLE, choice)
+        demo = DeMo([("p", nn.Parameter(torch.zeros(200, 130)))], DeMoConfig(refused=refused))
+        demo.parameters[0].grad = torch.randn(200, 130, generator=torch.Generator().manual_seed(1))
+        demos.append(demo)
+    for step in range(3):
+        for demo in demos:
+            demo.propose(LR)
+            if looked:
+                assert demo.momentum.count_nonzero() >= demo.momentum.numel() - 3 * 64  # only padding is zero
+        if looked and step == 1:
+            torch.testing.assert_close(demos[0].state_dict()["momentum"], demos[1].state_dict()["momentum"])
+            for demo in demos:
+                with demo.ahead(LR):
+                    pass
+        for demo in demos:
+            demo.settle(accepted)
+        torch.testing.assert_close(demos[0].momentum, demos[1].momentum, rtol=0, atol=1e-6)
