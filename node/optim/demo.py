@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.optim import aggregate, dct, second_moment, transforms, votes
+from node.optim import aggregate, bits, dct, second_moment, transforms, votes
 from node.optim.base import Base, BaseConfig
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Source, named_tensors
 from node.optim.payload import Format, Selection
@@ -306,6 +306,8 @@ class DeMo:
         )
         self._base = Base(config.base, self.layout, self._device)
         self._backend = self._choose_backend(os.environ.get(BACKEND_VARIABLE, "auto"))
+        if self._device.type == "cpu":
+            bits.compiled()  # now, and not in the middle of a round
         self._pending: tuple[int, Tensor] | None = None
         self._taken: Tensor | None = None  # the pending votes' coefficients, if they have left the momentum already
         compiled = self._backend.name == "numba"
