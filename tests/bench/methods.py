@@ -265,6 +265,7 @@ METHODS: Final[Mapping[str, Method]] = {
             {"name": "muon"},
         )
     },
+    "v2-muon-g128": Method(Votes, {"sizes": (128,), "base": {"name": "muon"}, **SECOND}),
     "late-g16": Method(LateVotes, {"sizes": (16,), "ahead": None, **SECOND}),
     **{
         f"late-g16-{rule}": Method(LateVotes, {"sizes": (16,), "ahead": rule, **SECOND})
