@@ -14,8 +14,8 @@ def test_the_example_trains_with_torchrun() -> None:
     command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE))
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=EXAMPLE.parents[2])
     assert done.returncode == 0, done.stderr[-3000:]
-    said = dict(re.findall(r"rank (\d): loss (\S+), weights \w+", done.stdout))
-    weights = set(re.findall(r"weights (\w{16})", done.stdout))
+    said = dict(re.findall(r"rank (\d): loss (\S+), weights [0-9a-f]{16}", done.stdout))
+    weights = set(re.findall(r"weights ([0-9a-f]{16})", done.stdout))
     assert len(weights) == 1, "the ranks' weights differ"
     assert {"0", "1"} == said.keys()
     assert all(float(loss) < 0.9 for loss in said.values()), "the loss of a batch is about 1 at first"
