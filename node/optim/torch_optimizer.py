@@ -16,6 +16,11 @@ from typing import Any, overload
 import numpy as np
 import torch
 import torch.distributed as dist
+
+# Its functions take `dist.group.WORLD` as a default when it is imported, which torch does on its own when the first optimizer
+# is made. Before `init_process_group` that is None; after it, they would hold the group beyond `destroy_process_group`, and
+# a group that outlives that can abort the process at exit (gloo, torch 2.13).
+import torch.distributed.nn.functional
 from torch import Tensor
 
 from node.optim import votes

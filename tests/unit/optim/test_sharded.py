@@ -67,7 +67,6 @@ def _rank(rank: int, folder: str) -> None:
         optimizer.load_state_dict(saved)
         digests[name].append(str(optimizer.abstentions))
     torch.save(digests, f"{folder}/{rank}.pt")
-    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -1,6 +1,7 @@
 """DeMo in an ordinary training script: alone, and in two gloo processes that stay bit-identical."""
 
 import copy
+import weakref
 
 import numpy as np
 import pytest
@@ -188,7 +189,9 @@ def _rank(rank, folder):
             train(model, optimizer, (inputs, target), 3)
             equal.append(state_digest(list(model.parameters())).hex())
     torch.save((digests, abstentions, differs, equal), f"{folder}/{rank}.pt")
+    group = weakref.ref(dist.group.WORLD)
     dist.destroy_process_group()
+    assert group() is None, "a process group that outlives its end can abort the process"
 
 
 def test_two_processes_stay_bit_identical(tmp_path):
