@@ -43,13 +43,10 @@ class VoteSum:
     def add(self, size: int, payload: bytes) -> None:
         """Count one peer's votes for all chunks. Raises `VotesError` if they do not fit, and then counts nothing."""
         if self.form.plain:
-            self.add_packed(size, votes.from_bytes(payload, size, self.chunks, self._device))
+            packed = votes.from_bytes(payload, size, self.chunks, self._device)
+            self._packed.append((size, packed.view(self.chunks, -1)))
         else:
             self._ballots.append(self.form.decode(payload, size, self.chunks, self._device))
-
-    def add_packed(self, size: int, packed: Tensor) -> None:
-        """As `add`, for plain votes that are on the device already (`votes.from_bytes`)."""
-        self._packed.append((size, packed.view(self.chunks, -1)))
 
     def sums(self, first: int, last: int, out: Tensor | None = None) -> Tensor:
         """The capped sums for chunks `first` to `last - 1`: int32 [last - first, 64, 64] (`out` if given)."""

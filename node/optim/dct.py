@@ -35,7 +35,7 @@ EXACT_INTEGER_MAX = 2**24
 
 
 @functools.cache
-def _basis_numpy() -> npt.NDArray[np.float64]:
+def basis_matrix() -> npt.NDArray[np.float64]:
     frequency, place = np.meshgrid(np.arange(CHUNK_SIDE), np.arange(CHUNK_SIDE), indexing="ij")
     # the angle is reduced in integers (one turn is 4 * 64), so that no cosine of a large number is asked for
     turn = (frequency * (2 * place + 1)) % (4 * CHUNK_SIDE)
@@ -47,13 +47,13 @@ def _basis_numpy() -> npt.NDArray[np.float64]:
 @functools.cache
 def basis(device: torch.device) -> Tensor:
     """D, fp32 [64 frequencies, 64 places]: orthonormal DCT-II, computed in fp64 on the CPU and rounded once."""
-    return torch.tensor(_basis_numpy(), dtype=torch.float32, device=device)
+    return torch.tensor(basis_matrix(), dtype=torch.float32, device=device)
 
 
 @functools.cache
 def integer_basis(device: torch.device) -> Tensor:
     """E = round(2^9 * D), fp32 [64, 64] of integers; a test pins its hash (no entry is near a rounding tie)."""
-    return torch.tensor(np.rint(2.0**BASIS_SHIFT * _basis_numpy()), dtype=torch.float32, device=device)
+    return torch.tensor(np.rint(2.0**BASIS_SHIFT * basis_matrix()), dtype=torch.float32, device=device)
 
 
 @contextmanager
@@ -79,12 +79,15 @@ def full_precision(device: torch.device) -> Iterator[None]:
                 setting.fp32_precision = value
 
 
-def forward(chunks: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+def forward(
+    chunks: Tensor, out: Tensor | None = None, scratch: Tensor | None = None, by: Tensor | None = None
+) -> Tensor:
     """Coefficients `D X D^T` of fp32 chunks [count, 64, 64]; row and column of the result are frequencies.
 
+    `by` takes the place of D, if given: fp32 [64, 64], orthonormal.
     `out` (may be `chunks`) and `scratch` have the shape of `chunks`; they are made if not given.
     """
-    matrix = basis(chunks.device)
+    matrix = basis(chunks.device) if by is None else by
     out, scratch = _or_new(out, chunks), _or_new(scratch, chunks)
     with full_precision(chunks.device):
         torch.mm(chunks.view(-1, CHUNK_SIDE), matrix.T, out=scratch.view(-1, CHUNK_SIDE))

@@ -170,6 +170,12 @@ def apply_update(parameter: Tensor, direction: Tensor, lr: float, weight_decay: 
     return parameter.add_(direction, alpha=-lr)
 
 
+def total_norm(gradients: Sequence[Tensor | None]) -> float:
+    """The norm of all gradients together; None and empty ones count as zeros."""
+    there = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+    return float(torch.nn.utils.get_total_norm(there)) if there else 0.0
+
+
 def exact_float32(value: float) -> float:
     """`value`, which must be finite and exact in fp32 (it travels as 32 bits). Raises `ValueError` otherwise."""
     with np.errstate(over="ignore"):
@@ -193,8 +199,7 @@ class Backend(Protocol):
     ) -> Tensor:
         """`accumulate` the gradients' coefficients in `momentum` [chunks, 64, 64], and the packed votes of `select`.
 
-        `gradients` are those of the last call of `norm`, and `step` is what `accumulate` calls lr. Raises
-        `votes.NotANumber` once all momentum has been written.
+        `step` is what `accumulate` calls lr. Raises `votes.NotANumber` once all momentum has been written.
         """
         ...
 
@@ -244,12 +249,13 @@ class Portable:
         self._scratch = torch.empty(_SCRATCH_PLANES * largest, dtype=torch.float32, device=device)
 
     def norm(self, gradients: Sequence[Tensor | None]) -> float:
-        return float(torch.linalg.vector_norm(self._layout.gather(gradients, self._buffer)))
+        return total_norm(gradients)
 
     def vote(
         self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
     ) -> Tensor:
         packed = []
+        self._layout.gather(gradients, self._buffer)
         for tile, scratch in self._tiles():
             gradient = self._buffer[tile]
             coefficients = dct.forward(gradient, out=gradient, scratch=scratch[0])
@@ -355,7 +361,6 @@ class DeMo:
             raise NonFiniteGradient(f"gradient norm {norm}")
         if self._second is not None:
             self._second.divide(gradients)
-            norm = self._backend.norm(gradients)
         limit = None if self._second is not None else self.config.clip_norm
         scale = clip_scale(norm, limit) * (1.0 if self.config.magnitudes else lr)
         size = self.config.size

@@ -30,6 +30,7 @@ class Family(Portable):
 
     def vote(self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, size: int) -> Tensor:
         chosen = []
+        self._layout.gather(gradients, self._buffer)
         for tile, scratch in self._tiles():
             gradient = self._buffer[tile]
             coefficients = self._transform.forward(gradient, out=gradient, scratch=scratch[0])

@@ -26,14 +26,14 @@ class SecondMoment:
     def __init__(self, parameters: Sequence[Tensor], beta2: float, *, compiled: bool = False) -> None:
         self._beta2, self._compiled = beta2, compiled
         self.count = 0
-        self.squares = [torch.zeros_like(_local(parameter)) for parameter in parameters]
+        self.squares = [torch.zeros_like(local_part(parameter)) for parameter in parameters]
 
     @torch.no_grad()
     def divide(self, gradients: Sequence[Tensor | None]) -> None:
         """In place, fp32; None stays None. The gradients must be finite: what v has seen it keeps."""
         self.count += 1
         correction = 1 - self._beta2**self.count
-        pairs = [(_local(g), square) for g, square in zip(gradients, self.squares, strict=True) if g is not None]
+        pairs = [(local_part(g), square) for g, square in zip(gradients, self.squares, strict=True) if g is not None]
         if self._compiled and all(own.is_contiguous() and own.dtype == torch.float32 for own, _ in pairs):
             from node.optim.fused import moment
 
@@ -67,5 +67,6 @@ def checked(beta2: float, *, magnitudes: bool) -> float:
     return beta2
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
+    """What of a tensor is on this rank: a DTensor's shard, else all of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()

@@ -33,7 +33,7 @@ from node.optim.demo import (
 )
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place
 from node.optim.payload import Choice
-from node.optim.second_moment import SecondMoment
+from node.optim.second_moment import SecondMoment, local_part
 from node.optim.transforms import Transform
 
 
@@ -96,14 +96,14 @@ class ShardedDeMo:
         """As `DeMo.propose`; every rank gets the peer's whole payload."""
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
-        gradients = self._gather_share()
-        norm = self._norm(gradients)
+        norm = self._norm()
         if not math.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {norm}")
         limit = self.config.clip_norm
         if self._second is not None:
             self._second.divide([parameter.grad for parameter in self.parameters])
-            gradients, limit = self._gather_share(), None
+            limit = None
+        gradients = self._gather_share()
         step = clip_scale(norm, limit) * (1.0 if self.config.magnitudes else lr)
         size, form = self.config.size, self.config.form
         chosen = []
@@ -115,8 +115,13 @@ class ShardedDeMo:
         self._pending = (size, payload)
         return Votes(payload, size, norm)
 
-    def _norm(self, gradients: Tensor) -> float:
-        squares = gradients.double().square().sum()
+    def _norm(self) -> float:
+        """The norm of the peer's whole gradient, from the shards; what is not sharded counts on one rank."""
+        squares = torch.zeros((), dtype=torch.float64, device=self._device)
+        for parameter in self.parameters:
+            sharded = isinstance(parameter.placements[0], Shard)
+            if parameter.grad is not None and (sharded or self.rank == 0):
+                squares += local_part(parameter.grad).double().square().sum()
         dist.all_reduce(squares, group=self.group)
         return math.sqrt(float(squares)) if bool(squares.isfinite()) else math.inf
 

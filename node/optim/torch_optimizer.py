@@ -43,7 +43,7 @@ class DeMoOptimizer(torch.optim.Optimizer):
     `weight_decay`, `group_size` and `clip_norm` (the norm is that of the group), all ranks the same. `lr` is rounded
     to fp32 at each step, so any scheduler works. `process_group` None: alone, whether or not torch.distributed is
     initialised (pass `torch.distributed.group.WORLD` for all ranks). `method` are the other fields of `DeMoConfig`
-    (`selection`, `top_k`, `values`, `transform`, `magnitudes`, `base`), the same for all groups and ranks.
+    (`beta2`, `selection`, `top_k`, `values`, `transform`, `magnitudes`, `base`), the same for all groups and ranks.
 
     With `local` of more than one step (DiLoCo) every call of `step` is a local AdamW step, and each `local.steps`-th also
     exchanges: then `lr` is the outer learning rate, and `magnitudes` with base `sgd` keep how far the ranks went. Between
@@ -74,6 +74,7 @@ class DeMoOptimizer(torch.optim.Optimizer):
         if lr < 0:
             raise ValueError(f"learning rate {lr} is negative")
         allowed = {field.name for field in fields(DeMoConfig)} - {"beta", "weight_decay", "group_size", "clip_norm"}
+        allowed -= {"refused"}  # nobody refuses votes here
         if unknown := method.keys() - allowed:
             raise TypeError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(sorted(allowed))}")
         self._method = method

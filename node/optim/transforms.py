@@ -52,12 +52,7 @@ class Transform:
         """Coefficients of fp32 chunks [count, 64, 64]. `out` (may be `chunks`) and `scratch` are made if not given."""
         if self.name == "identity":
             return chunks if out is None or out is chunks else out.copy_(chunks)
-        matrix = self.basis(chunks.device)
-        out = torch.empty_like(chunks) if out is None else out
-        scratch = torch.empty_like(chunks) if scratch is None else scratch
-        with full_precision(chunks.device):
-            torch.mm(chunks.view(-1, CHUNK_SIDE), matrix.T, out=scratch.view(-1, CHUNK_SIDE))
-            return torch.bmm(matrix.expand(chunks.shape), scratch, out=out)
+        return dct.forward(chunks, out, scratch, self.basis(chunks.device))
 
     def inverse(self, coefficients: Tensor) -> Tensor:
         """Chunks of fp32 coefficients [count, 64, 64], in fp32: private, may differ in its last bits between devices."""
@@ -109,7 +104,7 @@ def _hadamard() -> Matrix:
 
 
 _NAMED: dict[str, Callable[[], Matrix]] = {
-    "dct": dct._basis_numpy,
+    "dct": dct.basis_matrix,
     "hadamard": _hadamard,
     "identity": lambda: np.eye(CHUNK_SIDE),
 }

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from node.optim import bits, dct, votes
-from node.optim.demo import decay_factor, spend
+from node.optim.demo import decay_factor, spend, total_norm
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
 from node.optim.votes import NotANumber
 
@@ -117,8 +117,7 @@ class Triton:
 
     def norm(self, gradients: Sequence[Tensor | None]) -> float:
         """See `Backend.norm`."""
-        there = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
-        return float(torch.nn.utils.get_total_norm(there)) if there else 0.0
+        return total_norm(gradients)
 
     def vote(
         self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
