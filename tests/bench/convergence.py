@@ -1,8 +1,8 @@
 """Held-out loss against bytes sent, for every method at its own best learning rate: what compression costs.
 
 A small Llama over bytes learns text with simulated peers in one process, each with its own data and optimizer state.
-The learning rate is chosen by the validation loss of the first seed, from one grid and one schedule for all methods;
-the other seeds run at that one. Every run is a line of `runs.jsonl` in the folder of `--out`: an interrupted table is
+The learning rate is chosen by the validation loss of the first seed, from one grid and one schedule for all methods; a
+grid whose best rate lies at its edge grows there by factors of two. The other seeds run at the best. Every run is a line of `runs.jsonl` in the folder of `--out`: an interrupted table is
 resumed, and nothing is computed twice. Refuses nothing but unknown names: a run that diverges is a row without a loss.
 """
 
@@ -101,7 +101,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", nargs="+", type=int, default=[0, 1, 2], help="data order and weights (default 0 1 2)"
     )
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--lrs", nargs="+", type=float, default=[1e-3, 2e-3, 4e-3], help="the grid")
+    parser.add_argument("--lrs", nargs="+", type=float, default=[2e-3, 4e-3], help="the grid (default 2e-3 4e-3)")
+    parser.add_argument(
+        "--grow", type=int, default=3, help="rates beyond the grid's edge, at most (default 3; one rate: 0)"
+    )
     parser.add_argument("--schedule", choices=list(SCHEDULES), default="cosine", help="to zero (default cosine)")
     parser.add_argument("--warmup", type=float, default=0.25, help="part of the steps (default 0.25)")
     parser.add_argument("--data", nargs="+", help=f"'{STDLIB}' or text files (default: both below, where present)")
@@ -123,7 +126,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "params": parameter_count(build(model_spec(options.width, options.layers, options.context), seed=0)),
         **{
             name: getattr(options, name)
-            for name in ("steps", "schedule", "warmup", "peers", "batch", "context", "seeds", "lrs")
+            for name in ("steps", "schedule", "warmup", "peers", "batch", "context", "seeds", "lrs", "grow")
         },
         "backend": f"torch {torch.__version__} cpu",
         "threads": options.threads,
@@ -159,7 +162,11 @@ class Laboratory:
         rows: dict[str, dict[str, object]] = {}
         first, *others = self.options.seeds
         for method in self.options.methods:
-            grid = {lr: self.outcome(method, lr, first) for lr in sorted(self.options.lrs)}
+            grid = {lr: self.outcome(method, lr, first) for lr in self.options.lrs}
+            for _ in range(self.options.grow if len(grid) > 1 else 0):
+                if (following := beyond(grid)) is None:
+                    break
+                grid[following] = self.outcome(method, following, first)
             lr = min(grid, key=lambda lr: grid[lr].badness)
             rows[method] = row(lr, grid, [grid[lr]] + [self.outcome(method, lr, seed) for seed in others])
         return compare(rows)
@@ -179,6 +186,16 @@ class Laboratory:
             self.progress.remove_task(bar)
             self.progress.console.print(f"{label}: {shown(result.loss)} in {result.seconds:.0f} s", highlight=False)
         return self.filed[run.key]
+
+
+def beyond(grid: Mapping[float, Outcome]) -> float | None:
+    """The next learning rate to try where the best of `grid` is at its edge, or None where it is inside."""
+    best = min(grid, key=lambda lr: grid[lr].badness)
+    if grid[best].loss is None:
+        return min(grid) / 2
+    if best == min(grid):
+        return best / 2
+    return best * 2 if best == max(grid) else None
 
 
 SHAPE: Final = ("steps", "schedule", "warmup", "peers", "batch", "context", "width", "layers", "validation")

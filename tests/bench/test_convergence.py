@@ -39,7 +39,7 @@ def measured(text: Path, out: Path, *more: str) -> dict[str, dict[str, Any]]:
     line = ["--methods", *METHODS, "--data", str(text), "--out", str(out), "--steps", "3", "--width", "64"]
     shape = ["--layers", "1", "--context", "16", "--batch", "2", "--validation", "8", "--seeds", "0", "1"]
     rows: dict[str, dict[str, Any]] = convergence.measure(  # type: ignore[assignment]
-        parser.parse_args([*line, *shape, "--lrs", "1e-3", "4e-3", *more])
+        parser.parse_args([*line, *shape, "--lrs", "1e-3", "4e-3", "--grow", "0", *more])
     )["text"]
     return rows
 
@@ -100,6 +100,16 @@ def test_a_run_that_diverges_is_a_row_without_a_loss(text: Path, tmp_path: Path)
     rows = measured(text, tmp_path / "out", "--lrs", "1e30", "--methods", "adamw-ddp", "groups-g128")
     assert rows["groups-g128"]["loss"] is None
     assert rows["groups-g128"]["relative"] is None
+
+
+def test_a_grid_grows_until_its_best_rate_is_inside() -> None:
+    def grid(losses: dict[float, float | None]) -> dict[float, convergence.Outcome]:
+        return {lr: convergence.Outcome(loss, 1.0, 1, 1.0, "") for lr, loss in losses.items()}
+
+    assert convergence.beyond(grid({1.0: 2.0, 2.0: 1.0})) == 4.0
+    assert convergence.beyond(grid({1.0: 1.0, 2.0: 2.0})) == 0.5
+    assert convergence.beyond(grid({1.0: 2.0, 2.0: 1.0, 4.0: 1.5})) is None
+    assert convergence.beyond(grid({1.0: None, 2.0: None})) == 0.5
 
 
 def test_the_front_holds_what_nothing_beats_in_both() -> None:
