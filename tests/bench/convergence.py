@@ -2,8 +2,9 @@
 
 A small Llama over bytes learns text with simulated peers in one process, each with its own data and optimizer state.
 The learning rate is chosen by the validation loss of the first seed, from one grid and one schedule for all methods; a
-grid whose best rate lies at its edge grows there by factors of two. The other seeds run at the best. Every run is a line of `runs.jsonl` in the folder of `--out`: an interrupted table is
-resumed, and nothing is computed twice. Refuses nothing but unknown names: a run that diverges is a row without a loss.
+grid whose best rate lies at its edge grows there by factors of two. The other seeds run at the best. Every run is a line
+of `runs.jsonl` in the folder of `--out`: an interrupted table is resumed, and nothing is computed twice. Refuses nothing
+but unknown names: a run that diverges is a row without a loss.
 """
 
 from __future__ import annotations
