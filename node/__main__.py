@@ -13,7 +13,8 @@ from protos.console import configure_logging, exit_with
 from protos.errors import OperatorError
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 failed (demo: digests differ or the loss did not fall), 2 wrong use or configuration, "
+    "Exit codes: 0 done, 1 failed (demo: digests differ or the loss did not fall; verify: a step does not hold), "
+    "2 wrong use or configuration, "
     "3 unreachable, 4 refused, 5 replicas differ, 130 interrupted (left cleanly)."
 )
 app = typer.Typer(
@@ -75,6 +76,10 @@ def join(
     ] = None,
     reachability: Reachability = None,
     metrics_listen: Annotated[str | None, typer.Option(help="IP:port of Prometheus metrics (default: off).")] = None,
+    archive: Annotated[
+        bool, typer.Option("--archive", help="Keep the log and every payload, for `swarmentum verify`.")
+    ] = False,
+    archive_gb: Annotated[float | None, typer.Option(help="Room for the archive, in GB (default: 20).")] = None,
     patience_seconds: Annotated[
         float | None, typer.Option(help="How long to wait for a silent coordinator (default: 600).")
     ] = None,
@@ -109,6 +114,8 @@ def join(
         relays=relays,
         reachability=reachability,
         metrics_listen=metrics_listen,
+        archive=archive or None,
+        archive_gb=archive_gb,
         patience_seconds=patience_seconds,
         allow_code=allow_code or None,
     )
@@ -186,6 +193,9 @@ def demo(
     strict: Annotated[
         bool, typer.Option("--strict", help="Equal shares, every step waits for all: repeatable.")
     ] = False,
+    archive: Annotated[
+        bool, typer.Option("--archive", help="Leave the archive of the run, for `swarmentum verify`.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Start a coordinator, a relay and some peers on this machine, train a small model, show what happened."""
@@ -201,9 +211,45 @@ def demo(
         output=output,
         group_size=group_size,
         strict=strict,
+        archive=archive,
         as_json=as_json,
     )
     raise typer.Exit(run_demo(options))
+
+
+@app.command(epilog=EXIT_CODES)
+def verify(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A demo's output folder, a peer's home, or an archive.")],
+    from_step: Annotated[
+        int | None, typer.Option("--from", min=0, help="Begin with the archived state at or before this step.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Exported model to compare with (default: `model` beside the archive).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Replay an archived run and check every signature, hash and digest, and the exported weights, bit for bit."""
+    _need_node_extra()
+    configure_logging(as_json=as_json)
+    from node.archive.verify import show, verify
+
+    verdict = show(lambda told: verify(run, from_step, model, told), as_json=as_json)
+    raise typer.Exit(0 if verdict.ok else 1)
+
+
+@app.command(epilog=EXIT_CODES)
+def ledger(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="An archived run (as for verify), or an invite link.")],
+    as_json: Json = False,
+) -> None:
+    """Who contributed what, as the run's signed log proves it: votes accepted, samples, tokens, uptime."""
+    from node.archive.ledger import of, show
+
+    found = of(run)
+    if as_json:
+        print(json.dumps(found.values()))
+    else:
+        show(found)
 
 
 def main() -> None:

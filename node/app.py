@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 import torch
 
+from node.archive.record import Recorder
 from node.config import PeerSettings
 from node.data.corpus import Corpus, open_corpus
 from node.data.samples import Samples
@@ -131,10 +132,16 @@ class _Peer:
                 self.log.info("metrics", url=f"http://{host}:{port}/metrics")
             steps = StepLog(self.folder / "steps.jsonl")
             trainer = self._trainer(config, replica, swarm, samples, store, summary, steps)
+            if self.settings.archive:
+                genesis = facts.genesis.SerializeToString(deterministic=True)
+                room = int(self.settings.archive_gb * BYTES_A_GB)
+                trainer.archive = Recorder(self.folder / "archive", room, genesis, replica)
             self._enter(trainer, list(facts.bootstrap))
             finished = trainer.run()
             replica.save_private(trainer.private_path)
             steps.close()
+            if trainer.archive is not None:
+                trainer.archive.close()
             summary.digest = replica.whole_digest().hex()
             if export_to is not None:
                 summary.checkpoint = str(self._export(replica, corpus, config, export_to))

@@ -77,6 +77,12 @@ class PeerSettings(BaseSettings):
     snapshots_gb: float = Field(default=20.0, gt=0)
     """Room for snapshots on the disk."""
 
+    archive: bool = False
+    """Keep the log, every payload and snapshots, so that `swarmentum verify` can replay the run from this machine."""
+
+    archive_gb: float = Field(default=20.0, gt=0)
+    """Room for the archive on the disk; the oldest part goes first."""
+
     patience_seconds: float = Field(default=600.0, ge=1)
     """How long to wait for a silent coordinator, or for votes that nobody gives, before giving up."""
 

@@ -55,6 +55,7 @@ class DemoOptions:
     output: Path
     group_size: int
     strict: bool
+    archive: bool
     as_json: bool
 
 
@@ -202,9 +203,12 @@ def _start_peers(processes: Processes, homes: Path, options: DemoOptions, invite
     children = []
     for index in range(options.peers):
         export = ("--export", str(options.output / "model")) if index == 0 else ()
+        archive = ("--archive",) if index == 0 and options.archive else ()
         flags = ("--home", str(homes / f"peer-{index}"), "--listen", "127.0.0.1:0", "--threads", threads, "--json")
         environment = {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        child = processes.start(f"peer-{index}", "node", "join", invite, *flags, *export, environment=environment)
+        child = processes.start(
+            f"peer-{index}", "node", "join", invite, *flags, *export, *archive, environment=environment
+        )
         children.append(child)
     return children
 
@@ -285,6 +289,8 @@ def _steps(homes: Path, invite: str, options: DemoOptions) -> list[list[dict[str
     """Every peer's steps.jsonl, which also goes into the output folder."""
     run = Invite.parse(invite).run_id.hex()[:16]
     all_steps = []
+    if options.archive:
+        shutil.copytree(homes / "peer-0" / "runs" / run / "archive", options.output / "archive")
     for index in range(options.peers):
         text = (homes / f"peer-{index}" / "runs" / run / "steps.jsonl").read_text()
         (options.output / f"peer-{index}.steps.jsonl").write_text(text)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from node.archive.record import Recorder
 from node.data.samples import Samples
 from node.model.gradients import GradResult
 from node.optim.demo import NonFiniteGradient
@@ -78,6 +79,7 @@ class Trainer:
     announced_step: int = 0
     ready: Ready | None = None
     vote_size: VoteSize | None = None
+    archive: Recorder | None = None
 
     def __post_init__(self) -> None:
         self.sent: dict[bytes, int] = {}
@@ -229,6 +231,8 @@ class Trainer:
             self._resync(None, f"the log holds another state digest for step {replica.step}")
             return
         accepted = replica.apply(event.signed, event.updates)
+        if self.archive is not None:
+            self.archive.record(replica, event.signed, event.payloads, event.announcements)
         digest = replica.digest()
         self.swarm.applied(replica.step, digest)
         self._note(event, accepted, digest)
@@ -307,6 +311,8 @@ class Trainer:
         """Follow the log from the state that is here, and say which it is."""
         replica = self.replica
         self.summary.step = replica.step
+        if self.archive is not None:
+            self.archive.begin(replica)
         self.swarm.applied(replica.step, replica.digest())
         manifest = self.replica.snapshot(self.store)
         self.swarm.stored(manifest.step, manifest.root, manifest.total_bytes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from node.wire.codec import Update
 from protos.assignment import Range
@@ -35,6 +36,10 @@ class Committed:
 
     signed: SignedEntry
     updates: tuple[Update, ...]
+    payloads: tuple[bytes, ...] = ()
+    """As they travelled, in order of the entry's contributions; b"" for one that is too long to count."""
+    announcements: Mapping[bytes, bytes] = field(default_factory=dict)
+    """Author -> its signed announcement of its payload, of those that were heard."""
 
 
 @dataclass(frozen=True)

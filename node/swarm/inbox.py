@@ -52,6 +52,11 @@ class Inbox:
         self._seen = {key: value for key, value in self._seen.items() if key[0] != step or key[1] in self._open[1]}
         return [announced for key, announced in sorted(self._seen.items()) if key[0] == step]
 
+    def envelope_of(self, step: int, author: bytes, payload_sha256: bytes) -> bytes | None:
+        """The author's signed announcement of this payload, if it was heard and its step is not decided."""
+        announced = self._seen.get((step, author, payload_sha256))
+        return None if announced is None else announced.envelope
+
     def may_pull(self, announced: Announced) -> bool:
         """Whether the author is known to be in the roster of that step."""
         return self._open[0] == announced.step and announced.author in self._open[1]

@@ -387,11 +387,26 @@ class Session:
             return
         step = signed.entry.step
         self.committed_step = step
+        said = self._announcements(signed)
         self._inbox.move_head(step, signed.hash)
         self._outbox.move_head(step)
-        await self._entries.put(self._spawn(self._collect(signed)))
+        await self._entries.put(self._spawn(self._collect(signed, said)))
         if gossip and self._publishes(step):
             self._spawn(self._gossip(data))
+
+    def _announcements(self, signed: SignedEntry) -> dict[bytes, bytes]:
+        """What the authors of an entry's payloads said about them, by author: those that this peer heard."""
+        entry, own = signed.entry, self._outbox.announcement
+        said = {
+            c.public_key: envelope
+            for c in entry.contributions
+            if (envelope := self._inbox.envelope_of(entry.step, c.public_key, c.payload_sha256)) is not None
+        }
+        mine = next((c for c in entry.contributions if c.public_key == self._identity.public_key), None)
+        kept = mine is not None and (mine.public_key, mine.payload_sha256) in self._outbox.holdings
+        if kept and own is not None and own[0] == entry.step:  # not a payload of an earlier life
+            said[self._identity.public_key] = own[1]
+        return said
 
     def _publishes(self, step: int) -> bool:
         """A few roster members, in turn, gossip each entry for those who only listen."""
@@ -407,22 +422,23 @@ class Session:
                 return  # a resync was asked for
             await self._emit(committed)
 
-    async def _collect(self, signed: SignedEntry) -> Committed | None:
+    async def _collect(self, signed: SignedEntry, said: dict[bytes, bytes]) -> Committed | None:
         """All payloads of an entry. What does not pass the door counts as nothing, on every replica alike."""
-        step, updates = signed.entry.step, []
+        step, updates, payloads = signed.entry.step, [], []
         pulls = [self._payload(c, step) for c in signed.entry.contributions]
         for contribution, data in zip(signed.entry.contributions, await asyncio.gather(*pulls), strict=True):
             if data is None:
                 reason = f"the votes of step {step} are no longer held by anyone who answers"
                 await self._emit(Resync(self._snapshots[-1] if self._snapshots else None, reason))
                 return None
+            payloads.append(data)
             try:
                 updates.append(self._door.open(data, step))
             except Refusal as refusal:
                 self._count(refusal)
                 author = short(contribution.public_key)
                 self._log.warning("an accepted payload is not valid and counts as nothing", step=step, author=author)
-        return Committed(signed, tuple(updates))
+        return Committed(signed, tuple(updates), tuple(payloads), said)
 
     async def _payload(self, contribution: Contribution, step: int) -> bytes | None:
         """One payload from the store or any holder; b"" if it cannot be valid; None if a snapshot has to do instead."""

@@ -1,0 +1,153 @@
+"""The archive on the disk: segments, each a snapshot and what came after it.
+
+    genesis                 the run, as protobuf; its sha256 is the run id
+    layout.json             [name, shape] of every parameter, in the order of the layout
+    000000000000/           a segment: begins with the state after the step that names it
+        manifest            of that state
+        state.safetensors
+        log                 the signed entries after it
+        payloads            their payloads, compressed, each with its author's announcement
+
+`log` and `payloads` are records of a 4-byte big-endian length and that many bytes. A record is only ever appended; one that
+a crash has cut is cut off. Archives may come from strangers: what is read here is bounded, and checked by `replay`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import zstandard
+
+from protos.errors import OperatorError, Reason, Refusal
+from protos.limits import ENTRY_BYTES_MAX, ENVELOPE_OVERHEAD_BYTES_MAX, PAYLOAD_BYTES_MAX
+from protos.v1 import archive_pb2
+
+GENESIS: Final = "genesis"
+LAYOUT: Final = "layout.json"
+MANIFEST: Final = "manifest"
+STATE: Final = "state.safetensors"
+LOG: Final = "log"
+PAYLOADS: Final = "payloads"
+STEP_DIGITS: Final = 13  # of protos.limits.STEP_MAX
+LENGTH_BYTES: Final = 4
+ENTRY_RECORD_BYTES_MAX: Final = ENTRY_BYTES_MAX + ENVELOPE_OVERHEAD_BYTES_MAX
+# Votes hardly compress: a frame is at most a little longer than what is in it.
+PAYLOAD_RECORD_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + PAYLOAD_BYTES_MAX // 128 + 4096
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One folder of an archive."""
+
+    folder: Path
+
+    @property
+    def step(self) -> int:
+        """It begins with the state after this step."""
+        return int(self.folder.name)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.iterdir())
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+
+def segments(folder: Path) -> list[Segment]:
+    """All of an archive, oldest first."""
+    found = (path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+    return [Segment(path) for path in sorted(found, key=lambda path: int(path.name))]
+
+
+def sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def segment_name(step: int) -> str:
+    return f"{step:0{STEP_DIGITS}d}"
+
+
+def find(run: Path) -> Path:
+    """The archive that a person means by a folder: itself, in it, or the only one of a peer's home."""
+    for folder in (run, run / "archive", *sorted(run.glob("runs/*/archive"))):
+        if (folder / GENESIS).is_file():
+            return folder
+    raise OperatorError(
+        f"{run}: no archive of a run there; give the folder of `swarmentum demo --archive --output DIR`, "
+        "or the home of a peer that joined with --archive"
+    )
+
+
+def append(file: BinaryIO, record: bytes) -> int:
+    """Write a record; returns the bytes that it takes."""
+    file.write(len(record).to_bytes(LENGTH_BYTES, "big") + record)
+    return LENGTH_BYTES + len(record)
+
+
+def records(path: Path, bytes_max: int) -> Iterator[bytes]:
+    """Every whole record. Raises Refusal for one that is longer than `bytes_max`."""
+    with path.open("rb") as file:
+        yield from _records(file, bytes_max)
+
+
+def _records(file: BinaryIO, bytes_max: int) -> Iterator[bytes]:
+    while len(prefix := file.read(LENGTH_BYTES)) == LENGTH_BYTES:
+        length = int.from_bytes(prefix, "big")
+        if length > bytes_max:
+            raise Refusal(Reason.TOO_LARGE, f"{file.name}: a record of {length} bytes, at most {bytes_max}")
+        record = file.read(length)
+        if len(record) < length:
+            return
+        yield record
+
+
+def cut_off(path: Path, bytes_max: int) -> None:
+    """Remove the end that a crash left unfinished."""
+    whole = sum(LENGTH_BYTES + len(record) for record in records(path, bytes_max))
+    if whole < path.stat().st_size:
+        os.truncate(path, whole)
+
+
+def packed(payload: bytes, sha256: bytes, announcement: bytes) -> bytes:
+    """The record of a payload."""
+    frame = zstandard.ZstdCompressor(level=3).compress(payload) if payload else b""
+    return archive_pb2.ArchivedPayload(
+        payload_sha256=sha256, payload_zstd=frame, announcement=announcement
+    ).SerializeToString(deterministic=True)
+
+
+def unpacked(frame: bytes) -> bytes:
+    """The payload of a frame. Raises Refusal for a frame that is none, or that grows beyond a payload's limit."""
+    if not frame:
+        return b""
+    try:
+        size = zstandard.frame_content_size(frame)
+        if not 0 <= size <= PAYLOAD_BYTES_MAX:
+            raise Refusal(Reason.TOO_LARGE, f"a frame of {size} bytes, at most {PAYLOAD_BYTES_MAX}")
+        return zstandard.ZstdDecompressor().decompress(frame, max_output_size=PAYLOAD_BYTES_MAX)
+    except zstandard.ZstdError as error:
+        raise Refusal(Reason.MALFORMED, f"not a zstd frame: {error}") from error
+
+
+def layout_text(shapes: list[tuple[str, tuple[int, ...]]]) -> str:
+    return json.dumps([[name, list(shape)] for name, shape in shapes]) + "\n"
+
+
+def layout_shapes(text: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Inverse of `layout_text`. Raises Refusal for anything else."""
+    try:
+        values = json.loads(text)
+        shapes = [(name, tuple(shape)) for name, shape in values]
+    except (ValueError, TypeError) as error:
+        raise Refusal(Reason.MALFORMED, f"{LAYOUT} is not a list of names and shapes: {error}") from error
+    whole = all(isinstance(name, str) and all(type(n) is int and n >= 0 for n in shape) for name, shape in shapes)
+    if not whole:
+        raise Refusal(Reason.MALFORMED, f"{LAYOUT} is not a list of names and shapes")
+    return shapes

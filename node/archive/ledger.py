@@ -1,0 +1,158 @@
+"""Who contributed what, from the log alone: nothing in the ledger that the signed chain of entries does not prove.
+
+What the log proves is which payloads were accepted, and what their authors claimed when the coordinator accepted them
+(samples, tokens); it holds no wall time, so uptime is counted in clock steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from node.archive import files
+from node.report import format_bytes
+from node.swarm.client import CoordinatorClient
+from protos.envelope import parse
+from protos.errors import OperatorError, Refusal
+from protos.identity import peer_id
+from protos.invite import SCHEME, Invite
+from protos.log import Chain, SignedEntry, run_id_of
+from protos.v1 import envelope_pb2, log_pb2
+
+WIDTH = 130  # of the table where there is no terminal
+
+
+@dataclass
+class Account:
+    """One identity's line."""
+
+    id: str
+    votes_accepted: int = 0
+    samples: int = 0
+    tokens: int = 0
+    payload_bytes: int = 0
+    first_step: int = 0
+    last_step: int = 0
+
+    @property
+    def uptime(self) -> float:
+        """Accepted votes by the steps from its first to its last."""
+        return self.votes_accepted / (self.last_step - self.first_step + 1)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All accounts, the most votes first. `from_step`, `to_step`: the entries that were read, both included."""
+
+    run_id: bytes
+    from_step: int
+    to_step: int
+    head: bytes
+    accounts: tuple[Account, ...]
+
+    def values(self) -> dict[str, Any]:
+        """As JSON values."""
+        lines = [asdict(account) | {"uptime": round(account.uptime, 4)} for account in self.accounts]
+        return {
+            "run": self.run_id.hex(),
+            "from_step": self.from_step,
+            "to_step": self.to_step,
+            "head": self.head.hex(),
+            "votes_accepted": sum(account.votes_accepted for account in self.accounts),
+            "tokens": sum(account.tokens for account in self.accounts),
+            "identities": lines,
+        }
+
+
+def ledger(run_id: bytes, entries: Iterable[SignedEntry]) -> Ledger:
+    """From verified entries in order."""
+    accounts: dict[bytes, Account] = {}
+    first, last, head = 0, 0, run_id
+    for signed in entries:
+        entry = signed.entry
+        first, last, head = first or entry.step, entry.step, signed.hash
+        for contribution in entry.contributions:
+            account = accounts.setdefault(contribution.public_key, Account(peer_id(contribution.public_key)))
+            account.votes_accepted += 1
+            account.samples += contribution.samples
+            account.tokens += contribution.tokens
+            account.payload_bytes += contribution.payload_bytes
+            account.first_step, account.last_step = account.first_step or entry.step, entry.step
+    ordered = sorted(accounts.values(), key=lambda account: (-account.votes_accepted, account.id))
+    return Ledger(run_id, first, last, head, tuple(ordered))
+
+
+def of(run: str) -> Ledger:
+    """The ledger of an archive's folder, or of an invite's run as its coordinator gives the log."""
+    if run.startswith(SCHEME):
+        return asyncio.run(_remote(Invite.parse(run)))
+    return ledger(*archived_entries(files.find(Path(run))))
+
+
+async def _remote(invite: Invite) -> Ledger:
+    """Page by page; every entry is verified against the invite's key. Raises NetworkError or RefusedError."""
+    client = CoordinatorClient(invite, None)
+    envelopes: list[bytes] = []
+    try:
+        await client.connect()
+        await client.get_run()
+        while page := (await client.entries(len(envelopes) + 1))[0]:
+            envelopes += page
+    finally:
+        await client.close()
+    return ledger(invite.run_id, verified(invite.run_id, invite.coordinator_public_key, envelopes))
+
+
+def show(found: Ledger) -> None:
+    """For people."""
+    table = Table(Column("identity", no_wrap=True), "votes", "samples", "tokens", "payloads", "steps", "uptime")
+    for a in found.accounts:
+        steps, sent = f"{a.first_step} to {a.last_step}", format_bytes(a.payload_bytes)
+        table.add_row(
+            a.id,
+            str(a.votes_accepted),
+            str(a.samples),
+            f"{a.tokens:,}",
+            format_bytes(a.payload_bytes),
+            steps,
+            f"{a.uptime:.1%}",
+        )
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console.print(
+        f"Run {found.run_id.hex()[:16]}, steps {found.from_step} to {found.to_step} of its log:", highlight=False
+    )
+    console.print(table)
+
+
+def archived_entries(folder: Path) -> tuple[bytes, Iterator[SignedEntry]]:
+    """The run id, and the archive's entries, verified. Raises OperatorError where the log is not what it should be."""
+    genesis = parse(log_pb2.Genesis, (folder / files.GENESIS).read_bytes())
+    run_id = run_id_of(genesis)
+    envelopes = (
+        envelope
+        for segment in files.segments(folder)
+        for envelope in files.records(segment.path(files.LOG), files.ENTRY_RECORD_BYTES_MAX)
+    )
+    return run_id, verified(run_id, genesis.coordinator_public_key, envelopes)
+
+
+def verified(run_id: bytes, coordinator: bytes, envelopes: Iterable[bytes]) -> Iterator[SignedEntry]:
+    """Entries that follow each other, signed by the coordinator; the first may be of any step."""
+    chain: Chain | None = None
+    for envelope in envelopes:
+        try:
+            if chain is None:
+                body = parse(log_pb2.LogEntry, parse(envelope_pb2.SignedEnvelope, envelope).body)
+                head = run_id if body.step <= 1 else body.parent_hash
+                chain = Chain(run_id, coordinator, max(body.step - 1, 0), head)
+            yield chain.extend(envelope)
+        except Refusal as refusal:
+            where = "first" if chain is None else str(chain.step + 1)
+            raise OperatorError(f"the log does not hold at entry {where}: {refusal}") from refusal

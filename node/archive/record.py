@@ -1,0 +1,145 @@
+"""Keeps the archive of a run while it happens. Bounded: the oldest segment goes, so what is left can still be replayed.
+
+Payloads are written before the entry that names them, so an entry on the disk has its payloads. Refuses to keep steps that
+are there already: a peer that starts again goes on where its archive ends.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import structlog
+
+from node.archive import files
+from node.archive.files import Segment
+from node.replica import Replica
+from node.snapshot.atomic import write_atomic
+from node.snapshot.pieces import open_manifest
+from protos.envelope import parse
+from protos.errors import OperatorError
+from protos.log import SignedEntry
+from protos.v1 import envelope_pb2, log_pb2
+
+# A new segment once the payloads of the last take this part of the room; so at least 3/4 of the room is used.
+SEGMENT_PART: Final = 4
+STATES_MIN: Final = 2
+
+
+class Recorder:
+    """One peer's archive of one run, on the training thread."""
+
+    def __init__(self, folder: Path, bytes_max: int, genesis: bytes, replica: Replica) -> None:
+        state_bytes = sum(4 * tensor.numel() for tensor in replica.state.values())
+        if bytes_max < STATES_MIN * state_bytes:
+            raise OperatorError(
+                f"--archive-gb {bytes_max / 1e9:g}: a segment begins with the model's state of {state_bytes / 1e9:.3f} GB, "
+                f"and {STATES_MIN} must fit; give at least {STATES_MIN * state_bytes / 1e9:.3f}"
+            )
+        self._folder, self._bytes_max = folder, bytes_max
+        self._segment_bytes_max = max(bytes_max // SEGMENT_PART, state_bytes)
+        self._log = structlog.get_logger("archive")
+        self._files: tuple[BinaryIO, BinaryIO] | None = None
+        self._head: int | None = None
+        self._written = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            shapes = [(place.name, place.shape) for place in replica.demo.layout.places]
+            _write(folder / files.LAYOUT, files.layout_text(shapes).encode())
+            _write(folder / files.GENESIS, genesis)
+            self._open_last()
+        except OSError as error:
+            raise OperatorError(f"--archive: {folder} cannot be written: {error.strerror or error}") from error
+
+    def _open_last(self) -> None:
+        """Go on with the newest segment."""
+        for half in self._folder.glob(".*"):
+            shutil.rmtree(half)
+        found = files.segments(self._folder)
+        if not found:
+            return
+        last = found[-1]
+        files.cut_off(last.path(files.PAYLOADS), files.PAYLOAD_RECORD_BYTES_MAX)
+        files.cut_off(last.path(files.LOG), files.ENTRY_RECORD_BYTES_MAX)
+        self._head = head_of(last)
+        self._written = last.total_bytes
+        self._append_to(last)
+
+    def _append_to(self, segment: Segment) -> None:
+        self.close()
+        self._files = segment.path(files.PAYLOADS).open("ab"), segment.path(files.LOG).open("ab")
+
+    def close(self) -> None:
+        """Release the files; everything recorded is in them."""
+        for file in self._files or ():
+            file.close()
+        self._files = None
+
+    def begin(self, replica: Replica) -> None:
+        """The log is followed from the replica's state: what comes next is recorded, from a new segment if need be."""
+        if self._head is None or replica.step > self._head:
+            if self._head is not None:
+                gap = f"{self._head + 1} to {replica.step}"
+                self._log.warning("the archive has a gap: a snapshot was loaded instead of the log", steps=gap)
+            self._new_segment(replica)
+
+    def _new_segment(self, replica: Replica) -> None:
+        manifest, data = replica.packed()
+        fresh = self._folder / f".{files.segment_name(replica.step)}"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        for name, content in ((files.MANIFEST, manifest.encoded), (files.STATE, data), (files.LOG, b"")):
+            _write(fresh / name, content)
+        _write(fresh / files.PAYLOADS, b"")
+        segment = Segment(self._folder / files.segment_name(replica.step))
+        shutil.rmtree(segment.folder, ignore_errors=True)
+        fresh.rename(segment.folder)
+        self._head, self._written = replica.step, 0
+        self._append_to(segment)
+        self._drop()
+
+    def _drop(self) -> None:
+        """Keep within the room: the oldest segments go, never the newest."""
+        found = files.segments(self._folder)
+        sizes = [segment.total_bytes for segment in found]
+        while len(found) > 1 and sum(sizes) + self._segment_bytes_max > self._bytes_max:
+            self._log.info("the archive is full: its oldest segment goes", now_from_step=found[1].step)
+            shutil.rmtree(found.pop(0).folder)
+            sizes.pop(0)
+
+    def record(
+        self, replica: Replica, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]
+    ) -> None:
+        """Keep an entry that the replica has just applied, and its payloads in order of its contributions."""
+        assert self._files is not None, "begin first"
+        assert self._head is not None
+        entry = signed.entry
+        if entry.step <= self._head:
+            return
+        assert entry.step == self._head + 1, f"entry {entry.step} after {self._head}"
+        to_payloads, to_log = self._files
+        for contribution, payload in zip(entry.contributions, payloads, strict=True):
+            word = announcements.get(contribution.public_key, b"")
+            self._written += files.append(to_payloads, files.packed(payload, contribution.payload_sha256, word))
+        to_payloads.flush()
+        files.append(to_log, signed.envelope)
+        to_log.flush()
+        self._head = entry.step
+        if self._written > self._segment_bytes_max:
+            self._new_segment(replica)
+
+
+def head_of(segment: Segment) -> int:
+    """The last step of a segment's log."""
+    last = None
+    for last in files.records(segment.path(files.LOG), files.ENTRY_RECORD_BYTES_MAX):  # noqa: B007
+        pass
+    if last is None:
+        return open_manifest(segment.path(files.MANIFEST).read_bytes()).step
+    return parse(log_pb2.LogEntry, parse(envelope_pb2.SignedEnvelope, last).body).step
+
+
+def _write(path: Path, data: bytes) -> None:
+    write_atomic(path, path.with_name(f"{path.name}.new"), lambda file: file.write(data))

@@ -1,0 +1,247 @@
+"""Replays a run from its archive and checks every step: what the log says, who signed it, and what it does to the weights.
+
+Trusts nothing but the run's genesis, which the run id names. Needs no network, no data and no code of the run: the state is
+tensors by name. Stops at the first step that does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from node.archive import files
+from node.archive.files import Segment
+from node.optim.demo import DeMo
+from node.optim.digest import state_digest
+from node.optim.layout import Layout
+from node.replica import BASE_PREFIX, demo_config
+from node.snapshot.pieces import Manifest, check_piece, describe, iterate_pieces, load, open_manifest, pack
+from node.wire.codec import Update
+from node.wire.validate import UpdateDoor
+from protos.envelope import Kind, open_envelope, parse
+from protos.errors import OperatorError, Reason, Refusal
+from protos.identity import peer_id, short
+from protos.limits import ANNOUNCEMENT_BYTES_MAX, ENVELOPE_OVERHEAD_BYTES_MAX
+from protos.log import Chain, Contribution, SignedEntry, run_id_of
+from protos.run_config import RunConfig, config_from_json
+from protos.v1 import archive_pb2, log_pb2, update_pb2
+
+
+class BadStepError(Exception):
+    """A step does not hold: which, why, and whose signature vouches for what is wrong (None: nobody's)."""
+
+    def __init__(self, step: int, reason: str, signer: bytes | None = None) -> None:
+        super().__init__(reason)
+        self.step, self.reason, self.signer = step, reason, signer
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A step that holds. `proven`: of its `votes` payloads, how many carry their author's own signature."""
+
+    step: int
+    votes: int
+    proven: int
+    entry_hash: bytes
+    digest: bytes
+    digest_checked: bool
+    """Whether an entry of the log vouches for the digest of the state before this step."""
+
+
+@dataclass(frozen=True)
+class Genesis:
+    """What a run is, from an archive's own files."""
+
+    run_id: bytes
+    config: RunConfig
+    coordinator: bytes
+    layout: Layout
+
+    @classmethod
+    def read(cls, folder: Path) -> Genesis:
+        """Raises Refusal for files that are none."""
+        genesis = parse(log_pb2.Genesis, (folder / files.GENESIS).read_bytes())
+        layout = Layout.of_shapes(files.layout_shapes((folder / files.LAYOUT).read_text()))
+        config = config_from_json(genesis.config_json)
+        return cls(run_id_of(genesis), config, genesis.coordinator_public_key, layout)
+
+
+@dataclass
+class Replay:
+    """The state of a run at some step, moved by `steps`. Made by `Replay.of`."""
+
+    genesis: Genesis
+    segments: Sequence[Segment]
+    step: int = 0
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: Path, from_step: int | None = None) -> Replay:
+        """An archive from its first segment, or from the last one that begins at or before `from_step`.
+
+        Raises OperatorError if there is none, Refusal for a genesis that is none.
+        """
+        genesis, found = Genesis.read(folder), files.segments(folder)
+        if from_step is not None:
+            before = [segment for segment in found if segment.step <= from_step]
+            found = found[len(before) - 1 :] if before else []
+        if not found:
+            what = "is empty" if from_step is None else f"holds no state of step {from_step} or before"
+            raise OperatorError(f"{folder}: the archive {what}")
+        return cls(genesis, found)
+
+    def __post_init__(self) -> None:
+        tensors = [(place.name, torch.zeros(place.shape, requires_grad=True)) for place in self.genesis.layout.places]
+        optimizer = self.genesis.config.optimizer
+        self.demo = DeMo(tensors, demo_config(optimizer, optimizer.vote_size))
+        self._door = UpdateDoor(
+            self.genesis.run_id, self.genesis.layout.digest(), self.demo.layout.chunks, self.demo.config.form
+        )
+        base = {f"{BASE_PREFIX}{name}": tensor for name, tensor in self.demo.base_state.items()}
+        self.state = {name: tensor.detach() for name, tensor in tensors} | base
+
+    @property
+    def digest(self) -> bytes:
+        """Of the whole state."""
+        return state_digest(self.demo.replicated)
+
+    @property
+    def entries(self) -> int:
+        """How many steps there are to replay, at most."""
+        return max(sum(1 for _ in _log_of(segment)) + segment.step for segment in self.segments) - self.segments[0].step
+
+    def steps(self) -> Iterator[Replayed]:
+        """Every step in order, applied to the state. Raises BadStepError at the first that does not hold."""
+        for index, segment in enumerate(self.segments):
+            manifest = self._manifest(segment)
+            if index == 0:
+                self._begin(segment, manifest)
+            elif segment.step != self.step:
+                raise BadStepError(self.step + 1, f"steps {self.step + 1} to {segment.step} are not in this archive")
+            elif manifest.root != self._root(manifest):
+                raise BadStepError(self.step, f"the archived state after step {self.step} is not what the log leads to")
+            yield from self._segment(segment, manifest)
+
+    def _manifest(self, segment: Segment) -> Manifest:
+        try:
+            manifest = open_manifest(segment.path(files.MANIFEST).read_bytes())
+        except (Refusal, OSError) as error:
+            raise BadStepError(segment.step, f"the archived state's manifest: {error}") from error
+        if manifest.run_id != self.genesis.run_id or manifest.step != segment.step:
+            raise BadStepError(segment.step, "the archived state is of another run or step")
+        return manifest
+
+    def _begin(self, segment: Segment, manifest: Manifest) -> None:
+        self.step = segment.step
+        try:
+            data = segment.path(files.STATE).read_bytes()
+            for number, piece in enumerate(iterate_pieces(data, manifest.piece_bytes)):
+                if number == len(manifest.piece_hashes):
+                    raise Refusal(Reason.OUT_OF_RANGE, "more bytes than the manifest says")
+                check_piece(manifest, number, piece)
+            load(data, self.state)
+        except (Refusal, OSError) as error:
+            raise BadStepError(segment.step, f"the archived state: {error}") from error
+
+    def _root(self, like: Manifest) -> bytes:
+        """The root that a snapshot of the present state has."""
+        return describe(
+            pack(self.state),
+            run_id=like.run_id,
+            step=self.step,
+            entry_hash=like.entry_hash,
+            layout_digest=self.genesis.layout.digest(),
+            piece_bytes=like.piece_bytes,
+        ).root
+
+    def _segment(self, segment: Segment, manifest: Manifest) -> Iterator[Replayed]:
+        head = manifest.entry_hash if manifest.step else self.genesis.run_id
+        chain = Chain(self.genesis.run_id, self.genesis.coordinator, manifest.step, head)
+        payloads = _payloads_of(segment)
+        for envelope in _log_of(segment):
+            step = self.step + 1
+            try:
+                signed = chain.extend(envelope)
+            except Refusal as refusal:
+                raise BadStepError(step, f"its entry: {refusal}") from refusal
+            yield self._apply(signed, payloads)
+
+    def _apply(self, signed: SignedEntry, payloads: Iterator[archive_pb2.ArchivedPayload]) -> Replayed:
+        entry = signed.entry
+        before = state_digest(self.demo.replicated, self.step)
+        if entry.parent_state_digest and entry.parent_state_digest != before:
+            raise BadStepError(
+                self.step,
+                f"the state after step {self.step} has digest {before.hex()[:16]}; entry {entry.step}, which the coordinator "
+                f"signed, says {entry.parent_state_digest.hex()[:16]}",
+                self.genesis.coordinator,
+            )
+        updates, proven = [], 0
+        for contribution in entry.contributions:
+            update, signed_by_author = self._vote(entry.step, contribution, payloads)
+            updates += [update] if update is not None else []
+            proven += signed_by_author
+        self.demo.apply([(update.size, update.votes) for update in updates], entry.lr)
+        self.step = entry.step
+        digest = state_digest(self.demo.replicated, self.step)
+        checked = bool(entry.parent_state_digest)
+        return Replayed(entry.step, len(entry.contributions), proven, signed.hash, digest, checked)
+
+    def _vote(
+        self, step: int, contribution: Contribution, payloads: Iterator[archive_pb2.ArchivedPayload]
+    ) -> tuple[Update | None, bool]:
+        """What a contribution adds (None: nothing, as on every replica), and whether its author's signature is here."""
+        author = contribution.public_key
+        name = f"the payload of {peer_id(author)}"
+        record = next((found for found in payloads if found.payload_sha256 == contribution.payload_sha256), None)
+        if record is None:
+            raise BadStepError(step, f"{name}, {contribution.payload_sha256.hex()[:16]}, is not in this archive")
+        if record.announcement:
+            _check_announcement(self.genesis.run_id, step, contribution, record.announcement)
+        proven = bool(record.announcement)
+        if contribution.payload_bytes > self._door.bytes_max:
+            return None, proven
+        try:
+            data = files.unpacked(record.payload_zstd)
+        except Refusal as refusal:
+            raise BadStepError(step, f"{name}: {refusal}") from refusal
+        if files.sha256(data) != contribution.payload_sha256:
+            raise BadStepError(
+                step, f"{name} does not have the hash that the coordinator signed", self.genesis.coordinator
+            )
+        try:
+            return self._door.open(data, step), proven
+        except Refusal:
+            return None, proven
+
+
+def _check_announcement(run_id: bytes, step: int, contribution: Contribution, envelope: bytes) -> None:
+    """The author itself says that this payload is its vote of the step; BadStepError if not."""
+    author = contribution.public_key
+    try:
+        bound = ANNOUNCEMENT_BYTES_MAX + ENVELOPE_OVERHEAD_BYTES_MAX
+        opened = open_envelope(envelope, kind=Kind.KIND_ANNOUNCEMENT, run_id=run_id, bytes_max=bound, signer=author)
+        body = parse(update_pb2.Announcement, opened.body)
+    except Refusal as refusal:
+        raise BadStepError(step, f"the announcement of {peer_id(author)}: {refusal}") from refusal
+    if body.step != step or body.payload_sha256 != contribution.payload_sha256:
+        raise BadStepError(
+            step, f"{short(author)} announced another payload than the one that the coordinator accepted", author
+        )
+
+
+def _log_of(segment: Segment) -> Iterator[bytes]:
+    return files.records(segment.path(files.LOG), files.ENTRY_RECORD_BYTES_MAX)
+
+
+def _payloads_of(segment: Segment) -> Iterator[archive_pb2.ArchivedPayload]:
+    """Every whole record; one that is damaged is passed over, and missing where it is needed."""
+    for record in files.records(segment.path(files.PAYLOADS), files.PAYLOAD_RECORD_BYTES_MAX):
+        try:
+            yield parse(archive_pb2.ArchivedPayload, record)
+        except Refusal:
+            continue

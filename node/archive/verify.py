@@ -1,0 +1,168 @@
+"""`swarmentum verify`: replay an archive, compare the end with the exported model, say in one verdict what holds.
+
+The first step that does not hold is named, with whose signature stands under it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from node.archive.files import find
+from node.archive.replay import BadStepError, Replay, Replayed
+from node.export import MARK
+from node.replica import BASE_PREFIX
+from protos.errors import OperatorError, Refusal
+from protos.identity import peer_id
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass
+class Verdict:
+    """What was proven. `steps`: how many were replayed and hold; `first_step`, `last_step`: which."""
+
+    run: str = ""
+    ok: bool = False
+    steps: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    first_bad_step: int | None = None
+    reason: str = ""
+    signed_by: str | None = None
+    votes: int = 0
+    votes_signed_by_author: int = 0
+    digests_checked: int = 0
+    state_digest: str = ""
+    weights: str = "no exported model given"
+
+    def json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def verify(
+    run: Path, from_step: int | None, model: Path | None, told: Callable[[Replayed, int], None] = lambda step, of: None
+) -> Verdict:
+    """Replay the archive in or at `run`. `told` hears of each step that holds, and how many there are.
+
+    The exported model is that of `model`, or the folder `model` beside the archive if there is one. Raises OperatorError
+    if there is nothing to verify.
+    """
+    folder = find(run)
+    exported = model if model is not None else folder.parent / "model"
+    if model is not None and not (exported / WEIGHTS).is_file():
+        raise OperatorError(f"--model {model}: no {WEIGHTS} there")
+    verdict = Verdict()
+    try:
+        replay = Replay.of(folder, from_step)
+        verdict.run = replay.genesis.run_id.hex()
+        _replay(replay, verdict, told)
+        if (exported / WEIGHTS).is_file():
+            verdict.weights = _compare(replay, exported)
+    except BadStepError as bad:
+        verdict.first_bad_step, verdict.reason = bad.step, bad.reason
+        verdict.signed_by = None if bad.signer is None else peer_id(bad.signer)
+        return verdict
+    except Refusal as refusal:
+        verdict.first_bad_step, verdict.reason = (verdict.last_step or 0) + 1, f"the archive: {refusal}"
+        return verdict
+    verdict.ok = True
+    verdict.reason = f"{verdict.steps} steps hold"
+    return verdict
+
+
+def show(work: Callable[[Callable[[Replayed, int], None]], Verdict], *, as_json: bool) -> Verdict:
+    """Run `work` and print: a line a step and the verdict for people; with `as_json` the verdict alone on stdout."""
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("verifying", total=None)
+
+        def told(step: Replayed, of: int) -> None:
+            progress.update(task, total=of, advance=1)
+            if not as_json:
+                progress.console.print(line(step))
+
+        verdict = work(told)
+    print(verdict.json() if as_json else text(verdict), flush=True)
+    return verdict
+
+
+def line(step: Replayed) -> str:
+    """A step that holds, for people."""
+    own = "all" if step.proven == step.votes else str(step.proven)
+    digest = "in the log" if step.digest_checked else "not in the log"
+    return (
+        f"step {step.step:>6}  chain ok, coordinator's signature ok  {step.votes} payloads ok ({own} signed by their author)  "
+        f"entry {step.entry_hash.hex()[:16]}  state before: {digest}  state {step.digest.hex()[:16]}"
+    )
+
+
+def text(verdict: Verdict) -> str:
+    """The verdict, for people."""
+    if verdict.ok:
+        return (
+            f"OK: steps {verdict.first_step} to {verdict.last_step} of run {verdict.run[:16]} hold: {verdict.votes} payloads "
+            f"({verdict.votes_signed_by_author} signed by their author), {verdict.digests_checked} digests as the log says.\n"
+            f"State digest {verdict.state_digest[:16]}; weights: {verdict.weights}."
+        )
+    signer = f" Signed by {verdict.signed_by}." if verdict.signed_by else ""
+    return f"FAILED at step {verdict.first_bad_step}: {verdict.reason}.{signer} {verdict.steps} steps before it hold."
+
+
+def _replay(replay: Replay, verdict: Verdict, told: Callable[[Replayed, int], None]) -> None:
+    total = replay.entries
+    for step in replay.steps():
+        verdict.steps += 1
+        verdict.first_step = verdict.first_step or step.step
+        verdict.last_step = step.step
+        verdict.votes += step.votes
+        verdict.votes_signed_by_author += step.proven
+        verdict.digests_checked += step.digest_checked
+        told(step, total)
+    if not verdict.steps:
+        raise OperatorError("the archive holds no step")
+    verdict.state_digest = replay.digest.hex()
+
+
+def _compare(replay: Replay, exported: Path) -> str:
+    """Say that the exported weights are the replayed ones bit for bit; BadStepError if they are not."""
+    step = json.loads((exported / MARK).read_text()).get("steps") if (exported / MARK).is_file() else replay.step
+    if step != replay.step:
+        raise BadStepError(replay.step, f"{exported} is the model after step {step}; the archive ends at {replay.step}")
+    difference = first_difference(replay.state, exported)
+    if difference is not None:
+        raise BadStepError(replay.step, f"{exported}: {difference}")
+    return f"bit-identical to {exported}"
+
+
+def first_difference(state: Mapping[str, Tensor], exported: Path) -> str | None:
+    """How the weights of a folder differ from the parameters of `state`, or None. Tied weights may be in it once."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights: Mapping[str, Any] = load_file(exported / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        return f"{WEIGHTS} cannot be read: {error}"
+    parameters = {name: tensor for name, tensor in state.items() if not name.startswith(BASE_PREFIX)}
+    for name, tensor in parameters.items():
+        if name not in weights:
+            return f"lacks {name}"
+        if not same_bits(tensor, weights[name]):
+            return f"{name} differs from what the log leads to"
+    return None
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Equal bit for bit: -0 is not 0, and a NaN is itself."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.contiguous().view(torch.int32), other.contiguous().view(torch.int32))
