@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.optim.layout import Layout
+from node.optim.layout import CHUNK_SIDE, Layout, Place
 
 BaseName = Literal["sign", "sgd", "adamw", "muon"]
 TILE_CHUNKS = 256
@@ -71,12 +71,16 @@ class BaseConfig:
 
 
 class Base:
-    """A base optimizer over the buffer of a layout. `sign` has no state and is not made here: votes decide it alone."""
+    """A base optimizer over the buffer of a layout. `sign` has no state and is not made here: votes decide it alone.
 
-    def __init__(self, config: BaseConfig, layout: Layout, device: torch.device) -> None:
+    `chunks`: how many of the layout's are kept here, if not all (`sharded`); then `advance` and `finish` are for the caller.
+    """
+
+    def __init__(self, config: BaseConfig, layout: Layout, device: torch.device, chunks: int | None = None) -> None:
         self.config, self.layout = config, layout
         self._device = torch.device("cpu") if device.type == "mps" else device
-        self.state = {name: layout.empty(self._device).zero_() for name in config.state_names}
+        kept = (layout.chunks if chunks is None else chunks, CHUNK_SIDE, CHUNK_SIDE)
+        self.state = {name: torch.zeros(kept, device=self._device) for name in config.state_names}
         """The replicated state by name, fp32; of `sign`, nothing. Snapshots and digests hold it, and may write into it."""
         if config.name != "sign":
             self.state["count"] = torch.zeros(1)
@@ -89,26 +93,38 @@ class Base:
     @torch.no_grad()
     def direct(self, update: Tensor) -> Tensor:
         """Turn the aggregate, fp32 [chunks, 64, 64], into what lr times is taken off the parameters, in place."""
+        here = self.advance(update.to(self._device))
+        if self.config.name == "muon":
+            self._muon(here)
+        return here if here is update else update.copy_(here)
+
+    @torch.no_grad()
+    def advance(self, update: Tensor) -> Tensor:
+        """What is done element by element, in place: all there is to do, but for `muon`. Counts a step."""
         assert self.count < COUNT_MAX, "more steps than fp32 counts"
         if self.state:
             self.state["count"] += 1
-        here = update.to(self._device)
         match self.config.name:
-            case "sgd":
-                for tile in self._tiles():
-                    here[tile] = self._momentum(tile, here[tile])
+            case "sgd" | "muon":
+                for tile in self._tiles(update):
+                    update[tile] = self._momentum(tile, update[tile])
             case "adamw":
-                self._adamw(here)
-            case "muon":
-                for tile in self._tiles():
-                    here[tile] = self._momentum(tile, here[tile])
-                self._muon(here)
+                self._adamw(update)
             case "sign":
-                here.sign_().add_(0.0)
-        return here if here is update else update.copy_(here)
+                update.sign_().add_(0.0)
+        return update
 
-    def _tiles(self) -> Iterator[slice]:
-        for first in range(0, self.layout.chunks, TILE_CHUNKS):
+    @torch.no_grad()
+    def finish(self, place: Place, matrix: Tensor) -> Tensor:
+        """The rest, of one whole parameter after `advance`, fp32 [height, width]."""
+        if self.config.name != "muon":
+            return matrix
+        mapping = len(place.shape) > 1 and min(place.height, place.width) > 1
+        table = any(part in place.name for part in self.config.muon_except)
+        return orthogonalised(matrix) if mapping and not table else matrix.sign_().add_(0.0)
+
+    def _tiles(self, update: Tensor) -> Iterator[slice]:
+        for first in range(0, len(update), TILE_CHUNKS):
             yield slice(first, first + TILE_CHUNKS)
 
     def _momentum(self, tile: slice, update: Tensor) -> Tensor:
@@ -126,7 +142,7 @@ class Base:
         # computed on the host in fp64 from products alone, and rounded once
         first, second = (_fp32(1 / (1 - _power(beta, self.count))) for beta in (beta1, beta2))
         rest1, rest2, eps = _fp32(1 - beta1), _fp32(1 - beta2), _fp32(self.config.eps)
-        for tile in self._tiles():
+        for tile in self._tiles(update):
             part = update[tile]
             square = self.state["square"][tile]
             square.mul_(beta2).add_(part.mul(part).mul_(rest2))
@@ -139,19 +155,13 @@ class Base:
     def _muon(self, update: Tensor) -> None:
         """Matrices are made orthogonal, at a root mean square of 1; the rest becomes a sign."""
         for place in self.layout.places:
-            matrix = len(place.shape) > 1 and min(place.height, place.width) > 1
-            table = any(part in place.name for part in self.config.muon_except)
             alone = Layout((place,), self.layout.core_chunks, self.layout.pool_elements)
-            if matrix and not table:
-                whole = torch.empty(place.shape, dtype=torch.float32, device=update.device)
-                alone.scatter(update, [whole])
-                whole = orthogonalised(whole.view(place.height, place.width)).view(place.shape)
-                for part, chunk in alone.pairs([whole], update):
-                    assert part is not None
-                    chunk.copy_(part)
-            else:
-                for _, chunk in alone.pairs([None], update):
-                    chunk.sign_().add_(0.0)
+            whole = torch.empty(place.shape, dtype=torch.float32, device=update.device)
+            alone.scatter(update, [whole])
+            whole = self.finish(place, whole.view(place.height, place.width)).view(place.shape)
+            for part, chunk in alone.pairs([whole], update):
+                assert part is not None
+                chunk.copy_(part)
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:

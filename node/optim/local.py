@@ -2,7 +2,7 @@
 
 Douillard et al., arXiv 2311.08105; with DeMo's momentum, arXiv 2510.03371; with error feedback alone, arXiv 2508.15706. The
 replicated parameters are only lent: `give_back` puts them back bit for bit and leaves `start - end` in `.grad`. AdamW's two
-buffers are the peer's own and live on from one round to the next.
+buffers are the peer's own and live on from one round to the next. Of sharded parameters each rank moves its own rows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from node.optim.demo import NonFiniteGradient
+from node.optim.second_moment import local_part
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,15 @@ class LocalSteps:
         self.config = config
         self.parameters = list(parameters)
         self._start: list[Tensor] | None = None
+        first = self.parameters[0]
+        self._group = first.device_mesh.get_group() if isinstance(first, DTensor) else None
+        self._own = [local_part(parameter).detach() for parameter in self.parameters]  # the same memory
         self._adamw = torch.optim.AdamW(
-            self.parameters,
+            self._own,
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
-            fused=self.parameters[0].device.type in {"cpu", "cuda"},
+            fused=first.device.type in {"cpu", "cuda"},
         )
 
     @property
@@ -59,7 +65,7 @@ class LocalSteps:
 
     @property
     def start(self) -> list[Tensor]:
-        """The replicated parameters, while they are borrowed. To be read only."""
+        """The replicated parameters (this rank's rows of sharded ones), while they are borrowed. To be read only."""
         assert self._start is not None, "nothing is borrowed"
         return self._start
 
@@ -67,7 +73,7 @@ class LocalSteps:
     def borrow(self) -> None:
         """Remember the replicated parameters."""
         assert self._start is None, "they are borrowed already"
-        self._start = [parameter.detach().clone() for parameter in self.parameters]
+        self._start = [own.clone() for own in self._own]
 
     @torch.no_grad()
     def step(self, lr_factor: float = 1.0) -> None:
@@ -76,21 +82,34 @@ class LocalSteps:
         Raises `NonFiniteGradient` before anything but `.grad` is changed.
         """
         assert self._start is not None, "borrow first"
-        limit = math.inf if self.config.clip_norm is None else self.config.clip_norm
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        for own, parameter in zip(self._own, self.parameters, strict=True):
+            own.grad = None if parameter.grad is None else local_part(parameter.grad)
+        norm = self._norm()
         if not math.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {norm}")
+        if self.config.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._own, self.config.clip_norm, torch.tensor(norm))
         for group in self._adamw.param_groups:
             group["lr"] = self.config.lr * lr_factor
         self._adamw.step()
+
+    def _norm(self) -> float:
+        """The norm of the whole gradient; one collective call if parameters are sharded."""
+        there = [own.grad for own in self._own if own.grad is not None and own.grad.numel()]
+        norm = torch.nn.utils.get_total_norm(there) if there else torch.zeros((), device=self._own[0].device)
+        if self._group is not None:
+            square = norm.double().square()
+            dist.all_reduce(square, group=self._group)
+            norm = square.sqrt()
+        return float(norm)
 
     @torch.no_grad()
     def give_back(self) -> None:
         """The replicated parameters again; `.grad` is how far the local steps went from them, downhill positive."""
         assert self._start is not None, "nothing is borrowed"
-        for parameter, start in zip(self.parameters, self._start, strict=True):
-            parameter.grad = start - parameter
-            parameter.copy_(start)
+        for parameter, own, start in zip(self.parameters, self._own, self._start, strict=True):
+            parameter.grad = _like(start - own, parameter)
+            own.copy_(start)
         self._start = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,3 +119,13 @@ class LocalSteps:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state. Raises `ValueError` if it belongs to other parameters."""
         self._adamw.load_state_dict(state)
+
+
+def _like(local: Tensor, parameter: Tensor) -> Tensor:
+    """A rank's rows as what the parameter is: a DTensor, or a tensor."""
+    if not isinstance(parameter, DTensor):
+        return local
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )

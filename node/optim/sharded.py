@@ -2,16 +2,18 @@
 
 `fully_shard` averages gradients over the peer's ranks, as always. Each rank then keeps the momentum of its share of the chunks
 and votes for them; the shares put together are the peer's one payload, the same bytes as on a single device up to the rounding
-of the private momentum. Applying needs no communication: every rank decides the chunks that its shard touches, exactly.
+of the private momentum. With base `sign` applying needs no communication: every rank decides the chunks that its shard touches,
+exactly. Another base keeps its state by share as well, and one parameter's direction at a time is put together on every rank.
 The layout is that of the whole model, so that peers with one device and with eight take part in one run.
 
-Refuses base optimizers with a state, and parameters that are sharded in another way than along their first dimension.
+Refuses parameters that are sharded in another way than along their first dimension.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from node.optim import aggregate, transforms, values
+from node.optim.base import Base
 from node.optim.demo import (
     TILE_CHUNKS_CPU,
     TILE_CHUNKS_DEVICE,
@@ -31,10 +34,13 @@ from node.optim.demo import (
     clip_scale,
     exact_float32,
 )
-from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place
+from node.optim.family import apply_real
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place, named_tensors
 from node.optim.payload import Choice
 from node.optim.second_moment import SecondMoment, local_part
+from node.optim.spread import Pieces, Spread
 from node.optim.transforms import Transform
+from node.optim.votes import NotANumber
 
 
 def is_sharded(source: Iterable[Tensor]) -> bool:
@@ -51,9 +57,7 @@ class ShardedDeMo:
     backend = "torch"
 
     def __init__(self, source: nn.Module | Iterable[tuple[str, Tensor]], config: DeMoConfig) -> None:
-        named = list(source.named_parameters() if isinstance(source, nn.Module) else source)
-        if config.base.name != "sign":
-            raise ValueError(f"a sharded model has no base {config.base.name!r}: only sign, which keeps no state")
+        named = named_tensors(source)
         self.config = config
         self.parameters = [_checked(name, tensor) for name, tensor in named]
         self.layout = Layout.of_shapes((name, tuple(tensor.shape)) for name, tensor in named)
@@ -69,6 +73,7 @@ class ShardedDeMo:
         self.share = self._share(self.rank)
         self._momentum = torch.zeros(len(self.share), CHUNK_SIDE, CHUNK_SIDE, device=self._device)
         self._pending: tuple[int, bytes] | None = None
+        self._base = Base(config.base, self.layout, self._device, len(self.share))
         self._second = SecondMoment(self.parameters, config.beta2) if config.beta2 else None
 
     def _share(self, rank: int) -> range:
@@ -82,14 +87,65 @@ class ShardedDeMo:
         return self._momentum
 
     @property
-    def replicated(self) -> list[Tensor]:
-        """Every parameter whole, on every rank: as large as the model. A collective call."""
-        return [parameter.full_tensor().detach() for parameter in self.parameters]
+    def replicated(self) -> list[Tensor | Pieces]:
+        """As `DeMo.replicated`, to be read by all ranks at once."""
+        return [*map(Spread.of, self.parameters), *self.base_spread.values()]
 
     @property
     def base_state(self) -> dict[str, Tensor]:
-        """Nothing: `sign` keeps nothing."""
-        return {}
+        """As `DeMo.base_state`, of this rank's chunks."""
+        return self._base.state
+
+    @property
+    def base_spread(self) -> dict[str, Spread]:
+        """As `DeMo.base_state`, to be read and written by all ranks at once."""
+        state = self.base_state
+        return {name: self._chunks_of(t) if t.ndim > 1 else self._everywhere(t) for name, t in state.items()}
+
+    @property
+    def private_spread(self) -> dict[str, Spread]:
+        """The momentum and, if there is one, the second moment of every parameter, as `DeMo` keeps them."""
+        spread = {"momentum": self._chunks_of(self._momentum)}
+        if self._second is not None:
+            pairs = zip(self._second.squares, self.parameters, strict=True)
+            spread |= {f"square.{i}": self.rows_of(square, parameter) for i, (square, parameter) in enumerate(pairs)}
+        return spread
+
+    def _chunks_of(self, share: Tensor) -> Spread:
+        return Spread(share, (self.layout.chunks, CHUNK_SIDE, CHUNK_SIDE), self.group)
+
+    def rows_of(self, local: Tensor, parameter: DTensor) -> Spread:
+        """What a rank keeps for its rows of a parameter, `local`, as one tensor."""
+        return Spread(local, parameter.shape, self.group, dealt=isinstance(parameter.placements[0], Shard))
+
+    def _everywhere(self, tensor: Tensor) -> Spread:
+        return Spread(tensor, tensor.shape, self.group, dealt=False)
+
+    @property
+    def method(self) -> str:
+        """As `DeMo.state_dict` says it: what saved tensors mean."""
+        return f"{self._transform.name}, {self.config.base.name}"
+
+    @property
+    def pending(self) -> bool:
+        """Whether votes are out that `settle` has not been told about."""
+        return self._pending is not None
+
+    @property
+    def open_votes(self) -> Votes | None:
+        """As `DeMo.open_votes`."""
+        return None if self._pending is None else Votes(self._pending[1], self._pending[0], math.nan)
+
+    @property
+    def second_count(self) -> int | None:
+        """Gradients that the second moment has seen; None without one."""
+        return None if self._second is None else self._second.count
+
+    def resume(self, pending: tuple[int, bytes] | None, second_count: int | None) -> None:
+        """What a saved state holds beside `private_spread`: the open votes `(size, payload)`, and `second_count`."""
+        self._pending = pending
+        if self._second is not None and second_count is not None:
+            self._second.count = second_count
 
     @torch.no_grad()
     def propose(self, lr: float) -> Votes:
@@ -106,11 +162,15 @@ class ShardedDeMo:
         gradients = self._gather_share()
         step = clip_scale(norm, limit) * (1.0 if self.config.magnitudes else lr)
         size, form = self.config.size, self.config.form
-        chosen = []
+        chosen: list[Choice] | None = []
         for first in range(0, len(self.share), self._tile_chunks):
             tile = slice(first, first + self._tile_chunks)
             coefficients = self._transform.forward(gradients[tile])
-            chosen.append(form.choose(accumulate(self._momentum[tile], coefficients, self.config.beta, step), size))
+            accumulated = accumulate(self._momentum[tile], coefficients, self.config.beta, step)
+            try:
+                chosen = None if chosen is None else [*chosen, form.choose(accumulated, size)]
+            except NotANumber:
+                chosen = None  # all ranks have to hear of it
         payload = form.encode(self._everybodys(chosen), size)
         self._pending = (size, payload)
         return Votes(payload, size, norm)
@@ -125,38 +185,97 @@ class ShardedDeMo:
         dist.all_reduce(squares, group=self.group)
         return math.sqrt(float(squares)) if bool(squares.isfinite()) else math.inf
 
-    def _everybodys(self, chosen: Sequence[Choice]) -> list[Choice]:
-        """All ranks' choices, in the order of the chunks."""
+    def _everybodys(self, chosen: Sequence[Choice] | None) -> list[Choice]:
+        """All ranks' choices, in the order of the chunks; None is a rank that cannot choose: `NotANumber` on every rank."""
         gathered: list[list[Choice] | None] = [None] * self.ranks
-        mine = [choice.cpu() for choice in chosen]
+        mine = None if chosen is None else [choice.cpu() for choice in chosen]
         dist.all_gather_object(gathered, mine, group=self.group)
-        return [choice for theirs in gathered if theirs is not None for choice in theirs]
+        found = [theirs for theirs in gathered if theirs is not None]
+        if len(found) < self.ranks:
+            raise NotANumber("the momentum of a rank holds NaN")
+        return [choice for theirs in found for choice in theirs]
 
     @torch.no_grad()
     def settle(self, accepted: bool) -> None:
         """As `DeMo.settle`, each rank for its own chunks."""
         assert self._pending is not None, "nothing was proposed"
-        if (accepted or self.config.refused == "drop") and len(self.share):
-            size, payload = self._pending
-            ballot = self.config.form.decode(payload, size, self.layout.chunks, self._device)
-            own = slice(self.share.start, self.share.stop)
-            flat, where = self._momentum.view(-1, CHUNK_ELEMENTS), ballot.where[own]
-            if ballot.codes is None or self.config.form.grid is values.SIGN:
-                flat.scatter_(1, where, 0.0)
-            else:
-                flat.scatter_add_(1, where, -(ballot.values[own] * values.scales(ballot.codes[own])[:, None]))
+        if accepted or self.config.refused == "drop":
+            self._spend(self._momentum)
         self._pending = None
+
+    def _spend(self, momentum: Tensor) -> None:
+        """Take the pending votes out of this rank's `momentum`, fp32 [share, 64, 64]."""
+        assert self._pending is not None, "nothing was proposed"
+        if not len(self.share):
+            return
+        size, payload = self._pending
+        ballot = self.config.form.decode(payload, size, self.layout.chunks, self._device)
+        own = slice(self.share.start, self.share.stop)
+        flat, where = momentum.view(-1, CHUNK_ELEMENTS), ballot.where[own]
+        if ballot.codes is None or self.config.form.grid is values.SIGN:
+            flat.scatter_(1, where, 0.0)
+        else:
+            flat.scatter_add_(1, where, -(ballot.values[own] * values.scales(ballot.codes[own])[:, None]))
+
+    @contextmanager
+    def ahead(self, lr: float) -> Iterator[None]:
+        """As `DeMo.ahead` by the residual, on every rank at once."""
+        parts = [local_part(parameter).detach() for parameter in self.parameters]
+        with torch.no_grad():
+            start = [part.clone() for part in parts]
+            expected = self._momentum.clone()
+            if self._pending is not None:
+                self._spend(expected)
+            for rows, direction in self._directed(self._transform.inverse(expected).sign_()):
+                rows.sub_(direction, alpha=lr)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for part, was in zip(parts, start, strict=True):
+                    part.copy_(was)
 
     @torch.no_grad()
     def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
-        """As `DeMo.apply`, each rank for its own shard; the same bits as on one device. No communication."""
+        """As `DeMo.apply`, each rank for its own shard; the same bits as on one device."""
         lr = exact_float32(lr)
         total = aggregate.VoteSum(self.layout.chunks, self._device, self.config.form)
         for size, payload in contributions:
             total.add(size, payload)
+        if self.config.base.name != "sign":
+            for rows, direction in self._directed(self._advance(total)):
+                apply_real(rows, direction, lr, self.config.weight_decay)
+            return
         pool = self._directions(total, range(self.layout.core_chunks, self.layout.chunks)).view(-1)
         for parameter, place in zip(self.parameters, self.layout.places, strict=True):
             self._move(parameter, place, total, pool, lr)
+
+    def _advance(self, total: aggregate.VoteSum) -> Tensor:
+        """As `Family.apply` up to the base optimizer's `advance`, of this rank's chunks: fp32 [share, 64, 64]."""
+        out = torch.empty_like(self._momentum)
+        squares = 0
+        for first in range(self.share.start, self.share.stop, self._tile_chunks):
+            last = min(first + self._tile_chunks, self.share.stop)
+            part = out[first - self.share.start : last - self.share.start]
+            squares += aggregate.update(total, first, last, self._transform, part)
+        if self.config.form.scaled:
+            factors = aggregate.mean_factors(total, self._transform)
+            out.mul_(factors[self.share.start : self.share.stop, None, None])
+        else:
+            summed = torch.tensor(squares, dtype=torch.int64, device=self._device)
+            dist.all_reduce(summed, group=self.group)
+            out.mul_(aggregate.unit_factor(total, self._transform, int(summed)))
+        return self._base.advance(out)
+
+    def _directed(self, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's rows of each parameter as a matrix, and their direction, from all ranks' `share` of the chunks."""
+        spread = self._chunks_of(share)
+        pool = spread.rows(self.layout.core_chunks, self.layout.chunks).view(-1)
+        for parameter, place in zip(self.parameters, self.layout.places, strict=True):
+            core = spread.rows(place.first_chunk, place.first_chunk + place.core_chunks)
+            matrix = self._base.finish(place, _matrix(place, core, pool))
+            first, last = self._rows(parameter, place)
+            yield local_part(parameter).detach().view(last - first, place.width), matrix[first:last]
 
     def _move(self, parameter: DTensor, place: Place, total: aggregate.VoteSum, pool: Tensor, lr: float) -> None:
         local = parameter.to_local()
@@ -247,7 +366,7 @@ class ShardedDeMo:
         packed = None if payload is None else torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         return {
             "layout": self.layout.digest().hex(),
-            "method": f"{self._transform.name}, rank {self.rank} of {self.ranks}",
+            "method": f"{self.method}, rank {self.rank} of {self.ranks}",
             "momentum": self._momentum,
             "pending": packed,
             "pending_size": size,
@@ -270,6 +389,19 @@ class ShardedDeMo:
         packed = state["pending"]
         self._momentum.copy_(state["momentum"])
         self._pending = None if packed is None else (state["pending_size"], packed.cpu().numpy().tobytes())
+
+
+def _matrix(place: Place, core: Tensor, pool: Tensor) -> Tensor:
+    """A parameter's part of a buffer as a matrix [height, width], from its `core` chunks and the whole flat `pool`."""
+    matrix = torch.empty(place.height, place.width, dtype=core.dtype, device=core.device)
+    if place.core_chunks:
+        down, across = place.core_height // CHUNK_SIDE, place.core_width // CHUNK_SIDE
+        inner = matrix[: place.core_height, : place.core_width].view(down, CHUNK_SIDE, across, CHUNK_SIDE)
+        inner.transpose(1, 2).copy_(core.view(down, across, CHUNK_SIDE, CHUNK_SIDE))
+    for part, strip in Layout((place,), place.core_chunks, place.pool_elements).pool_pairs([matrix], pool):
+        assert part is not None
+        part.copy_(strip)
+    return matrix
 
 
 def _checked(name: str, tensor: Tensor) -> DTensor:

@@ -94,17 +94,10 @@ class DeMoOptimizer(torch.optim.Optimizer):
         group = self.param_groups[-1]
         names = group.get("param_names") or [str(index) for index in range(len(group["params"]))]
         named = list(zip(names, group["params"], strict=True))
-        sharded = is_sharded(group["params"])
-        if sharded and self._local_config is not None:
-            raise ValueError(
-                "local steps are not for sharded parameters: a copy of the whole model would be kept on each rank"
-            )
-        self._demos.append((ShardedDeMo if sharded else DeMo)(named, self._config(group)))
+        self._demos.append((ShardedDeMo if is_sharded(group["params"]) else DeMo)(named, self._config(group)))
         if self._local_config is not None:
             assert not self._local_done, "parameters may be added between rounds of local steps"
-            self._local = LocalSteps(
-                [p for demo in self._demos if isinstance(demo, DeMo) for p in demo.parameters], self._local_config
-            )
+            self._local = LocalSteps([p for demo in self._demos for p in demo.parameters], self._local_config)
 
     @property
     def exchanged(self) -> bool:

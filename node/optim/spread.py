@@ -1,0 +1,136 @@
+"""A tensor that lies spread over the ranks of a peer, read and written piece by piece: no rank ever holds it whole.
+
+What a digest, a snapshot and a saved momentum need of a sharded model. All calls are collective over the group. Refuses to
+know what the tensor means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from node.optim.second_moment import local_part
+
+PIECE_ELEMENTS = 2**24
+"""What travels at a time: 64 MiB of fp32."""
+
+
+class Pieces(Protocol):
+    """A tensor that is put together as it is asked for."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Of the whole tensor."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its elements."""
+        ...
+
+    def numel(self) -> int:
+        """Elements in all."""
+        ...
+
+    def pieces(self, first: int, last: int) -> Iterator[Tensor]:
+        """The elements `first` to `last - 1` of the flat tensor, in order, as flat tensors."""
+        ...
+
+    def copy_(self, source: Tensor) -> object:
+        """Take over a whole tensor of the same shape."""
+        ...
+
+
+def whole(tensor: Tensor | Pieces) -> Tensor:
+    """All of it, on the CPU unless it was a tensor already."""
+    if isinstance(tensor, Tensor):
+        return tensor
+    out = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+    flat, offset = out.view(-1), 0
+    for piece in tensor.pieces(0, tensor.numel()):
+        flat[offset : offset + piece.numel()] = piece.cpu()
+        offset += piece.numel()
+    return out
+
+
+class Spread:
+    """A tensor of which each rank of a group has some rows (first dimension), dealt out as `torch.chunk` deals them.
+
+    `local` is this rank's part, contiguous. If not `dealt` every rank has all of it.
+    """
+
+    def __init__(self, local: Tensor, shape: Sequence[int], group: dist.ProcessGroup, *, dealt: bool = True) -> None:
+        self.shape, self.dtype = tuple(shape), local.dtype
+        self._local, self._group = local, group
+        self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
+        rows = math.ceil(self.shape[0] / self._ranks) if dealt else 0
+        self._each = rows * math.prod(self.shape[1:]) if dealt else self.numel()
+        self._kept = self.held(self._rank) if dealt else range(self.numel())
+        assert local.numel() == len(self._kept), f"{local.numel()} elements, not {len(self._kept)} of {self.shape}"
+
+    @classmethod
+    def of(cls, parameter: DTensor) -> Spread:
+        """A parameter as `fully_shard` leaves it."""
+        dealt = isinstance(parameter.placements[0], Shard)
+        return cls(local_part(parameter).detach(), parameter.shape, parameter.device_mesh.get_group(), dealt=dealt)
+
+    def numel(self) -> int:
+        """Elements on all ranks."""
+        return math.prod(self.shape)
+
+    def held(self, rank: int) -> range:
+        """The elements, of the flat tensor, that a rank tells the others."""
+        return range(self.numel())[rank * self._each : (rank + 1) * self._each]
+
+    def pieces(self, first: int, last: int) -> Iterator[Tensor]:
+        """As `Pieces` says, on every rank; all must ask for the same, and for all of it."""
+        mine = self._local.view(-1)
+        for rank in range(self._ranks):
+            held = self.held(rank)
+            stop = min(last, held.stop)
+            for low in range(max(first, held.start), stop, PIECE_ELEMENTS):
+                high = min(low + PIECE_ELEMENTS, stop)
+                if rank == self._rank:
+                    piece = mine[low - held.start : high - held.start]
+                else:
+                    piece = torch.empty(high - low, dtype=self.dtype, device=self._local.device)
+                dist.broadcast(piece, group=self._group, group_src=rank)
+                yield piece
+
+    def rows(self, first: int, last: int) -> Tensor:
+        """Rows `first` to `last - 1`, on every rank."""
+        width = math.prod(self.shape[1:])
+        out = torch.empty(last - first, *self.shape[1:], dtype=self.dtype, device=self._local.device)
+        flat, offset = out.view(-1), 0
+        for piece in self.pieces(first * width, last * width):
+            flat[offset : offset + piece.numel()] = piece
+            offset += piece.numel()
+        return out
+
+    @torch.no_grad()
+    def fill(self, source: Tensor | None) -> None:
+        """Take over a whole tensor that rank 0 has; the others give None."""
+        assert (source is None) == (self._rank != 0), "the whole tensor comes from rank 0"
+        flat = None if source is None else source.contiguous().view(-1)
+        mine, kept = self._local.view(-1), self._kept
+        for low in range(0, self.numel(), PIECE_ELEMENTS):
+            high = min(low + PIECE_ELEMENTS, self.numel())
+            if flat is not None:
+                piece = flat[low:high].to(self._local.device, self.dtype)
+            else:
+                piece = torch.empty(high - low, dtype=self.dtype, device=self._local.device)
+            dist.broadcast(piece, group=self._group, group_src=0)
+            begin, end = max(low, kept.start), min(high, kept.stop)
+            if begin < end:
+                mine[begin - kept.start : end - kept.start] = piece[begin - low : end - low]
+
+    def copy_(self, source: Tensor) -> None:
+        """As `Pieces` says, where every rank has the whole tensor: no communication."""
+        kept = self._kept
+        self._local.view(-1).copy_(source.reshape(-1)[kept.start : kept.stop])
