@@ -120,7 +120,7 @@ def show(found: Ledger) -> None:
             str(a.votes_accepted),
             str(a.samples),
             f"{a.tokens:,}",
-            format_bytes(a.payload_bytes),
+            sent,
             steps,
             f"{a.uptime:.1%}",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ def demo(*flags: str) -> tuple[int, dict[str, Any], str]:
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
     output = tmp_path_factory.mktemp("demo") / "out"
-    code, values, shown = demo("--peers", str(PEERS), "--steps", str(STEPS), "--output", str(output))
+    code, values, shown = demo("--peers", str(PEERS), "--steps", str(STEPS), "--output", str(output), "--archive")
     assert code == 0, shown
     return values, shown, output
 
@@ -85,6 +86,33 @@ def test_the_exported_model_is_the_replicated_state_bit_for_bit(result: tuple[di
     assert state_digest([parameter for _, parameter in model.named_parameters()]).hex() == values["peers"][0]["digest"]
     tokenizer = AutoTokenizer.from_pretrained(values["checkpoint"])
     assert tokenizer.decode(tokenizer("def f(x): ...")["input_ids"]) == "def f(x): ..."
+
+
+def verified(folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and verdict of `swarmentum verify`."""
+    command = [sys.executable, "-m", "node", "verify", str(folder), "--json", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_archive_proves_the_run(result: tuple[dict[str, Any], str, Path], tmp_path: Path) -> None:
+    values, _, output = result
+    code, verdict = verified(output)
+    assert (code, verdict["ok"], verdict["steps"]) == (0, True, STEPS), verdict
+    assert verdict["state_digest"] == values["peers"][0]["digest"]
+    assert verdict["weights"].startswith("bit-identical")
+    assert verdict["votes_signed_by_author"] >= 0.9 * verdict["votes"]  # gossip may lose a few
+
+    copy = tmp_path / "copy"
+    shutil.copytree(output, copy)
+    payloads = copy / "archive" / "0000000000000" / "payloads"
+    data = bytearray(payloads.read_bytes())
+    data[len(data) // 2] ^= 1
+    payloads.write_bytes(data)
+    code, verdict = verified(copy)
+    assert (code, verdict["ok"]) == (1, False)
+    assert STEPS / 2 - 2 <= verdict["first_bad_step"] <= STEPS / 2 + 2
+    assert verdict["reason"]
 
 
 def test_nothing_is_left_running(result: tuple[dict[str, Any], str, Path]) -> None:

@@ -21,7 +21,7 @@ from node.swarm.session import topic_of
 from node.swarm.settings import OverlaySettings
 from node.wire.codec import payload_hash
 from protos.envelope import Kind, seal, signed_bytes
-from protos.identity import Identity, verify
+from protos.identity import Identity, peer_id, verify
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
 from protos.v1 import envelope_pb2, update_pb2
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
@@ -55,9 +55,9 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
     swarm = LocalSwarm(folder, RUN.replace("DATA", str(text)))
     try:
         # unlike machines: other vote sizes, other precision of the forward pass, other thread counts
-        swarm.join("ada", "--metrics-listen", "127.0.0.1:0", "--group-size", "128")
+        swarm.join("ada", "--metrics-listen", "127.0.0.1:0", "--group-size", "128", "--archive")
         swarm.join("bob", "--group-size", "16", "--precision", "bf16")
-        swarm.join("cyd", "--group-size", "64", "--threads", "2")
+        swarm.join("cyd", "--group-size", "64", "--threads", "2", "--archive")
         for name in PEERS:
             swarm.wait_step(name, 10)
         yield swarm
@@ -102,7 +102,7 @@ def test_a_killed_peer_costs_the_others_at_most_two_steps_and_comes_back(swarm: 
     short = [line["step"] for line in after if not line["accepted"]]
     assert len(short) <= 2, f"ada's votes did not count in steps {short} after the kill"
     before = sum(line["accepted"] for line in swarm.steps("cyd"))
-    swarm.join("cyd")
+    swarm.join("cyd", "--archive")
     wait_for("vote of cyd", lambda: sum(line["accepted"] for line in swarm.steps("cyd")) > before)
     assert identity.peer_id in {peer["id"] for peer in swarm.status()["peers"] if peer["phase"] == "ready"}
     equal_so_far(swarm, *PEERS)
@@ -130,6 +130,38 @@ def test_a_killed_coordinator_goes_on_at_the_same_step(swarm: LocalSwarm) -> Non
 
 # hivemind leaves the sockets of streams that it was still taking in to the garbage collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_archives_prove_the_run_while_it_goes_on(swarm: LocalSwarm) -> None:
+    """Ada's from the first step; that of cyd, who was killed and came back, from its newest gap on."""
+    for name in ("ada", "cyd"):
+        found = sorted((swarm.folder / name / "runs").glob("*/archive/[0-9]*"))
+        begins = "0" if name == "ada" else found[-1].name
+        command = ("verify", str(swarm.folder / name), "--from", begins, "--json")
+        code, verdict = swarm.start(f"verify-{name}", "node", *command).finish()
+        assert code == 0, verdict
+        assert verdict["ok"] is True
+        assert verdict["run"] == swarm.invite.run_id.hex()
+        assert verdict["last_step"] == int(begins) + verdict["steps"]
+        digests = {line["step"]: line["digest"] for line in swarm.steps("ada")}
+        assert verdict["state_digest"]
+        assert verdict["last_step"] in digests
+        assert verdict["digests_checked"] >= verdict["steps"] - 2
+
+
+def test_the_ledger_is_the_same_from_the_coordinator_and_from_an_archive(swarm: LocalSwarm) -> None:
+    _, archived = swarm.start("ledger-1", "node", "ledger", str(swarm.folder / "ada"), "--json").finish()
+    code, asked = swarm.start("ledger-2", "node", "ledger", swarm.link, "--json").finish()
+    assert code == 0
+    assert asked["from_step"] == archived["from_step"] == 1
+    assert asked["to_step"] >= archived["to_step"] > 100
+    before = {line["id"]: line["votes_accepted"] for line in archived["identities"]}
+    after = {line["id"]: line["votes_accepted"] for line in asked["identities"]}
+    assert before.keys() == after.keys()
+    assert all(before[name] <= after[name] for name in before)
+    accepted = sum(line["accepted"] for line in swarm.steps("ada") if line["step"] <= archived["to_step"])
+    ada = Identity.load_or_create(swarm.folder / "ada" / "identity.key")
+    assert before[peer_id(ada.public_key)] == accepted
+
+
 def test_hostile_gossip_is_refused_by_reason_and_disturbs_nobody(swarm: LocalSwarm) -> None:
     url = wait_for("metrics address", lambda: _metrics_url(swarm))
     before = swarm.last_step("ada")

@@ -1,0 +1,386 @@
+"""Archives: what is kept can be replayed; whatever is changed in them is found, at its step, with whose word it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+import zstandard
+from safetensors.torch import load_file, save_file, save_model
+
+from node.archive import files, ledger
+from node.archive.record import Recorder
+from node.archive.verify import Verdict, verify
+from node.replica import Replica
+from node.wire.validate import UpdateDoor
+from protos.envelope import Kind, seal
+from protos.errors import OperatorError, Refusal
+from protos.identity import Identity, peer_id
+from protos.limits import PAYLOAD_BYTES_MAX
+from protos.log import Contribution, Entry, SignedEntry, lr_to_bits, run_id_of, seal_entry
+from protos.run_config import OptimizerConfig, RunConfig
+from protos.v1 import archive_pb2, log_pb2, update_pb2
+
+COORDINATOR, ADA, BOB = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+LR = 2.0**-9
+ROOM = 10**9
+
+
+@dataclass
+class Life:
+    """A run of two peers without a network: real votes, a real signed log; Ada keeps the archive."""
+
+    folder: Path
+    config: RunConfig = field(default_factory=RunConfig)
+    entries: list[SignedEntry] = field(default_factory=list)
+    false_digest_at: int = 0
+
+    def __post_init__(self) -> None:
+        made = log_pb2.Genesis(
+            format_version=1,
+            config_json=self.config.canonical_json(),
+            coordinator_public_key=COORDINATOR.public_key,
+            nonce=bytes(16),
+        )
+        self.genesis = made.SerializeToString(deterministic=True)
+        self.run_id = run_id_of(made)
+        self.ada, self.bob = self._replica(), self._replica()
+        self.archive = self.folder / "archive"
+        self.recorder = self.open()
+
+    def _replica(self) -> Replica:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = torch.nn.Linear(70, 65)
+        optimizer = self.config.optimizer
+        return Replica(self.run_id, model, optimizer, optimizer.vote_size)
+
+    def open(self, room: int = ROOM) -> Recorder:
+        recorder = Recorder(self.archive, room, self.genesis, self.ada)
+        recorder.begin(self.ada)
+        return recorder
+
+    def steps(self, count: int, *, record: bool = True, heard: bool = True) -> None:
+        for _ in range(count):
+            self.step(record=record, heard=heard)
+
+    def step(self, *, record: bool = True, heard: bool = True) -> None:
+        step = self.ada.step + 1
+        payloads = {who.public_key: self._vote(replica, step) for who, replica in ((ADA, self.ada), (BOB, self.bob))}
+        keys = sorted(payloads)
+        contributions = tuple(
+            Contribution(key, files.sha256(payloads[key]), len(payloads[key]), 2, 10 * step, 1.0) for key in keys
+        )
+        digest = self.ada.digest() if step > 1 else b""
+        if step == self.false_digest_at:
+            digest = bytes(32)
+        entry = Entry(step, self.ada.head, contributions, lr_to_bits(LR), digest, (), step)
+        signed = seal_entry(COORDINATOR, self.run_id, entry)
+        door = UpdateDoor(self.run_id, self.ada.layout_digest, self.ada.demo.layout.chunks, self.ada.demo.config.form)
+        updates = [door.open(payloads[key], step) for key in keys]
+        for replica in (self.ada, self.bob):
+            replica.apply(signed, updates)
+        self.entries.append(signed)
+        if record:
+            words = {who.public_key: self.word(who, step, payloads[who.public_key]) for who in (ADA, BOB)}
+            self.recorder.record(self.ada, signed, [payloads[key] for key in keys], words if heard else {})
+
+    def _vote(self, replica: Replica, step: int) -> bytes:
+        generator = torch.Generator().manual_seed(step + (10_000 if replica is self.bob else 0))
+        for parameter in replica.model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        return replica.vote(step, LR)
+
+    def word(self, who: Identity, step: int, payload: bytes) -> bytes:
+        said = update_pb2.Announcement(step=step, payload_sha256=files.sha256(payload), payload_bytes=len(payload))
+        return seal(who, Kind.KIND_ANNOUNCEMENT, self.run_id, said).SerializeToString(deterministic=True)
+
+    def export(self) -> Path:
+        folder = self.folder / "model"
+        folder.mkdir()
+        save_model(self.ada.model, str(folder / "model.safetensors"))
+        (folder / "swarmentum.json").write_text(json.dumps({"steps": self.ada.step}))
+        return folder
+
+    def verdict(self, from_step: int | None = None) -> Verdict:
+        self.recorder.close()
+        return verify(self.folder, from_step, None)
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Life]:
+    made = Life(tmp_path)
+    yield made
+    made.recorder.close()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        OptimizerConfig(),
+        OptimizerConfig.model_validate({"selection": "topk", "values": "2bit"}),
+        OptimizerConfig.model_validate({"base": {"name": "adamw"}, "transform": "hadamard"}),
+    ],
+    ids=["default", "topk", "adamw"],
+)
+def test_a_run_is_replayed_to_the_same_bits(tmp_path: Path, optimizer: OptimizerConfig) -> None:
+    life = Life(tmp_path, RunConfig(optimizer=optimizer))
+    life.steps(6)
+    exported = life.export()
+    found = life.verdict()
+    assert found.ok, found.reason
+    assert (found.steps, found.first_step, found.last_step) == (6, 1, 6)
+    assert (found.votes, found.votes_signed_by_author, found.digests_checked) == (12, 12, 5)
+    assert found.state_digest == life.ada.whole_digest().hex()
+    assert found.weights == f"bit-identical to {exported}"
+    assert found.run == life.run_id.hex()
+
+
+def test_what_nobody_heard_is_not_called_proven(life: Life) -> None:
+    life.steps(2, heard=False)
+    found = life.verdict()
+    assert found.ok
+    assert found.votes_signed_by_author == 0
+
+
+def test_the_log_s_own_word_about_the_state_is_checked(tmp_path: Path) -> None:
+    life = Life(tmp_path, false_digest_at=4)
+    life.steps(6)
+    found = life.verdict()
+    assert not found.ok
+    assert (found.first_bad_step, found.steps) == (3, 3)
+    assert found.signed_by == peer_id(COORDINATOR.public_key)
+    assert "digest" in found.reason
+
+
+# ---- whatever is changed is found ------------------------------------------------------------------------------------
+
+
+def rewrite(path: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
+    kept = change(list(files.records(path, files.PAYLOAD_RECORD_BYTES_MAX)))
+    with path.open("wb") as file:
+        for record in kept:
+            files.append(file, record)
+
+
+def repack(record: bytes, **changes: bytes) -> bytes:
+    found = archive_pb2.ArchivedPayload.FromString(record)
+    for name, value in changes.items():
+        setattr(found, name, value)
+    return found.SerializeToString()
+
+
+def flipped(data: bytes, at: int = -1) -> bytes:
+    changed = bytearray(data)
+    changed[at] ^= 1
+    return bytes(changed)
+
+
+def other_votes(record: bytes) -> bytes:
+    data = files.unpacked(archive_pb2.ArchivedPayload.FromString(record).payload_zstd)
+    return repack(record, payload_zstd=zstandard.compress(flipped(data)))
+
+
+def bomb(record: bytes) -> bytes:
+    return repack(record, payload_zstd=zstandard.compress(bytes(PAYLOAD_BYTES_MAX + 1)))
+
+
+def foreign_word(life: Life) -> Callable[[list[bytes]], list[bytes]]:
+    def change(records: list[bytes]) -> list[bytes]:
+        word = life.word(Identity.from_seed(b"x" * 32), 3, b"?")
+        return [*records[:4], repack(records[4], announcement=word), *records[5:]]
+
+    return change
+
+
+def another_payload_announced(life: Life) -> Callable[[list[bytes]], list[bytes]]:
+    """By its author, for the same step: the proof that one of the two, author or coordinator, said two things."""
+
+    def change(records: list[bytes]) -> list[bytes]:
+        author = ADA if min(ADA.public_key, BOB.public_key) == ADA.public_key else BOB
+        return [*records[:4], repack(records[4], announcement=life.word(author, 3, b"?")), *records[5:]]
+
+    return change
+
+
+PAYLOAD_CHANGES: dict[str, tuple[Callable[[Life], Callable[[list[bytes]], list[bytes]]], str]] = {
+    "votes": (lambda _: lambda r: [*r[:4], other_votes(r[4]), *r[5:]], "hash"),
+    "no frame": (lambda _: lambda r: [*r[:4], repack(r[4], payload_zstd=b"zstd"), *r[5:]], "zstd"),
+    "bomb": (lambda _: lambda r: [*r[:4], bomb(r[4]), *r[5:]], "too_large"),
+    "missing": (lambda _: lambda r: [*r[:4], *r[5:]], "not in this archive"),
+    "no record": (lambda _: lambda r: [*r[:4], b"\xff\xff", *r[5:]], "not in this archive"),
+    "foreign word": (foreign_word, "unknown_signer"),
+    "two payloads": (another_payload_announced, "another payload"),
+}
+
+
+@pytest.mark.parametrize("name", list(PAYLOAD_CHANGES))
+def test_a_changed_payload_is_found_at_its_step(life: Life, name: str) -> None:
+    life.steps(5)
+    change, reason = PAYLOAD_CHANGES[name]
+    rewrite(files.segments(life.archive)[0].path(files.PAYLOADS), change(life))
+    found = life.verdict()
+    assert not found.ok
+    assert (found.first_bad_step, found.steps) == (3, 2), found.reason
+    assert reason in found.reason
+
+
+LOG_CHANGES: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
+    "signature": (lambda r: [*r[:2], flipped(r[2]), *r[3:]], "bad_signature"),
+    "swapped": (lambda r: [*r[:2], r[3], r[2], *r[4:]], "wrong_step"),
+    "left out": (lambda r: [*r[:2], *r[3:]], "wrong_step"),
+    "not protobuf": (lambda r: [*r[:2], b"\xff\xff\xff", *r[3:]], "malformed"),
+}
+
+
+@pytest.mark.parametrize("name", list(LOG_CHANGES))
+def test_a_changed_entry_is_found_at_its_step(life: Life, name: str) -> None:
+    life.steps(5)
+    change, reason = LOG_CHANGES[name]
+    rewrite(files.segments(life.archive)[0].path(files.LOG), change)
+    found = life.verdict()
+    assert not found.ok
+    assert (found.first_bad_step, found.steps) == (3, 2)
+    assert reason in found.reason
+
+
+def test_another_coordinator_s_entry_is_not_taken(life: Life) -> None:
+    life.steps(3)
+    forged = seal_entry(ADA, life.run_id, life.entries[2].entry).envelope
+    rewrite(files.segments(life.archive)[0].path(files.LOG), lambda r: [*r[:2], forged])
+    found = life.verdict()
+    assert found.first_bad_step == 3
+    assert "unknown_signer" in found.reason
+
+
+def test_a_changed_state_or_model_is_found(life: Life) -> None:
+    life.steps(3)
+    exported = life.export() / "model.safetensors"
+    weights = load_file(exported)
+    weights["weight"].view(torch.int32)[3, 3] ^= 1
+    save_file(weights, exported)
+    found = life.verdict()
+    assert not found.ok
+    assert found.first_bad_step == 3
+    assert "weight differs" in found.reason
+
+    state = files.segments(life.archive)[0].path(files.STATE)
+    state.write_bytes(flipped(state.read_bytes(), 200))
+    found = life.verdict()
+    assert found.first_bad_step == 0
+    assert "hash_mismatch" in found.reason
+
+
+def test_a_record_longer_than_allowed_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes((1 << 31).to_bytes(4, "big"))
+    with pytest.raises(Refusal, match="at most"):
+        list(files.records(path, files.ENTRY_RECORD_BYTES_MAX))
+
+
+# ---- a life with crashes, gaps and little room -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", [files.LOG, files.PAYLOADS])
+def test_a_crash_in_the_middle_of_a_record_loses_that_record_alone(life: Life, file: str) -> None:
+    life.steps(3)
+    life.recorder.close()
+    segment = files.segments(life.archive)[0]
+    with segment.path(file).open("ab") as end:
+        end.write((500).to_bytes(4, "big") + b"half of it")
+    life.recorder = life.open()
+    life.steps(2)
+    found = life.verdict()
+    assert found.ok, found.reason
+    assert found.steps == 5
+
+
+def test_payloads_of_an_entry_that_was_not_written_do_no_harm(life: Life) -> None:
+    life.steps(3)
+    life.recorder.close()
+    log = files.segments(life.archive)[0].path(files.LOG)
+    kept = list(files.records(log, files.ENTRY_RECORD_BYTES_MAX))
+    rewrite(log, lambda r: r[:2])
+    again = life.open()  # a replica that is a step further: the third entry will come again from an older snapshot
+    life.ada.step = 2
+    assert len(files.segments(life.archive)) == 2  # the gap is a new segment
+    shutil.rmtree(files.segments(life.archive)[1].folder)
+    again.close()
+    life.recorder = life.open()
+    payloads = [
+        files.unpacked(archive_pb2.ArchivedPayload.FromString(record).payload_zstd)
+        for record in files.records(
+            files.segments(life.archive)[0].path(files.PAYLOADS), files.PAYLOAD_RECORD_BYTES_MAX
+        )
+    ]
+    life.recorder.record(life.ada, life.entries[2], payloads[4:6], {})
+    assert list(files.records(log, files.ENTRY_RECORD_BYTES_MAX)) == kept
+    assert life.verdict().ok
+
+
+def test_a_gap_is_not_proven(life: Life) -> None:
+    life.steps(2)
+    life.steps(2, record=False)
+    life.recorder.begin(life.ada)
+    life.steps(2)
+    found = life.verdict()
+    assert not found.ok
+    assert (found.first_bad_step, found.steps) == (3, 2)
+    assert "steps 3 to 4 are not in this archive" in found.reason
+    assert life.verdict(from_step=4).ok
+    assert life.verdict(from_step=4).steps == 2
+    with pytest.raises(OperatorError, match="does not hold at entry 3"):
+        ledger.ledger(*ledger.archived_entries(life.archive))
+
+
+def test_a_bounded_archive_forgets_its_oldest_part_and_can_still_be_replayed(life: Life) -> None:
+    state_bytes = sum(4 * tensor.numel() for tensor in life.ada.state.values())
+    life.recorder.close()
+    room = 4 * state_bytes
+    life.recorder = life.open(room)
+    life.steps(400)
+    total = sum(segment.total_bytes for segment in files.segments(life.archive))
+    assert total <= room + state_bytes  # the newest segment may be about to be full
+    first = files.segments(life.archive)[0].step
+    assert first > 0
+    found = life.verdict()
+    assert found.ok, found.reason
+    assert (found.first_step, found.last_step) == (first + 1, 400)
+
+
+def test_an_archive_without_room_for_the_state_is_refused(life: Life) -> None:
+    with pytest.raises(OperatorError, match="--archive-gb"):
+        life.open(1000)
+
+
+def test_a_folder_without_an_archive_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match="no archive of a run there"):
+        verify(tmp_path, None, None)
+
+
+# ---- the ledger ------------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_counts_what_the_log_says(life: Life) -> None:
+    life.steps(4)
+    found = ledger.of(str(life.folder)).values()
+    assert (found["from_step"], found["to_step"], found["votes_accepted"]) == (1, 4, 8)
+    assert found["head"] == life.entries[-1].hash.hex()
+    assert found["tokens"] == 2 * 10 * (1 + 2 + 3 + 4)
+    for line in found["identities"]:
+        assert line["votes_accepted"] == 4
+        assert line["samples"] == 8
+        assert line["uptime"] == 1.0
+        assert (line["first_step"], line["last_step"]) == (1, 4)
+
+
+def test_the_ledger_takes_no_forged_entry(life: Life) -> None:
+    life.steps(3)
+    rewrite(files.segments(life.archive)[0].path(files.LOG), lambda r: [*r[:2], flipped(r[2])])
+    with pytest.raises(OperatorError, match="does not hold at entry 3"):
+        ledger.of(str(life.folder))
