@@ -105,6 +105,9 @@ class Swarm:
     def halt(self) -> None:
         """Stop following and forget the events that are queued: the state is about to start again."""
         self._call(self._session.halt(), START_SECONDS_MAX)
+        self._forget()
+
+    def _forget(self) -> None:
         while True:
             try:
                 self._events.get_nowait()
@@ -157,5 +160,6 @@ class Swarm:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(STOP_SECONDS_MAX)
             self._room.shutdown(wait=False, cancel_futures=True)
+            self._forget()  # or one that waits for room would keep the process for as long as it may wait
             if not self._thread.is_alive():
                 self._loop.close()

@@ -87,3 +87,18 @@ def test_more_events_than_fit_wait_for_room_and_keep_their_order() -> None:
     events = [swarm.next_event(5) for _ in range(count)]
     assert events == [Waiting(str(number)) for number in range(count)]
     swarm.close(leaving=False)
+
+
+def test_closing_lets_an_event_go_that_waits_for_room() -> None:
+    swarm, _ = made()
+    following = asyncio.run_coroutine_threadsafe(swarm._session.follow_from(EVENTS_MAX + 5, b""), swarm._loop)
+    until = time.monotonic() + 10
+    while "events_0" not in {thread.name for thread in threading.enumerate()}:
+        assert time.monotonic() < until, "the events never filled the queue"
+        threading.Event().wait(0.01)
+    swarm.close(leaving=False)
+    assert following.cancelled()
+    for thread in threading.enumerate():
+        if thread.name == "events_0":
+            thread.join(5)
+            assert not thread.is_alive(), "it would keep the process for minutes"
