@@ -95,8 +95,8 @@ def join(
     # A donor's machine does other things too: threads that wait shall sleep, not spin (OpenMP reads this when torch loads).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure_logging(as_json=as_json, verbose=verbose)
-    from node.app import join as join_run
     from node.config import load_settings
+    from node.ranks.launch import launched
 
     settings = load_settings(
         home=home,
@@ -119,6 +119,14 @@ def join(
         patience_seconds=patience_seconds,
         allow_code=allow_code or None,
     )
+    launch = launched(os.environ)
+    if launch is not None and launch.rank:
+        from node.ranks.follow import follow
+
+        follow(launch, settings)
+        return
+    from node.app import join as join_run
+
     outcome = join_run(invite, settings, export)
     summary = outcome.summary
     if as_json:

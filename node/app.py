@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,10 @@ from node.export import export
 from node.loop import Trainer
 from node.model.device import autocast, pick_device
 from node.model.spec import ModelSpec, build, parameter_count
-from node.replica import Replica
+from node.ranks.launch import launched
+from node.ranks.lead import Lead, RanksReplica
+from node.ranks.shard import Order
+from node.replica import Replica, demo_config, local_config
 from node.snapshot.private import PrivateStateError
 from node.snapshot.store import PieceStore
 from node.swarm.api import Swarm
@@ -80,22 +84,37 @@ class Stop:
 
 
 def join(invite_link: str, settings: PeerSettings, export_to: Path | None = None) -> Outcome:
-    """Take part in a run until it is finished or Ctrl-C. Raises SwarmentumError with what is wrong."""
+    """Take part in a run until it is finished or Ctrl-C. Raises SwarmentumError with what is wrong.
+
+    Of a peer of several ranks this is rank 0; the others `follow`.
+    """
     invite = Invite.parse(invite_link)
     lock = lock_home(settings.home, "peer")
     stop = Stop()
     try:
-        with stop.listening():
-            return _Peer(invite, settings, stop).run(export_to)
+        with stop.listening(), _leading(settings) as lead:
+            return _Peer(invite, settings, stop, lead).run(export_to)
     finally:
         lock.close()
+
+
+@contextmanager
+def _leading(settings: PeerSettings) -> Iterator[Lead | None]:
+    """The ranks that torchrun started together with this process; None if it is alone."""
+    launch = launched(os.environ)
+    lead = None if launch is None else Lead(launch, settings.device)
+    try:
+        yield lead
+    finally:
+        if lead is not None:
+            lead.close()
 
 
 class _Peer:
     """One peer in one run; `run` goes through its life in order."""
 
-    def __init__(self, invite: Invite, settings: PeerSettings, stop: Stop) -> None:
-        self.invite, self.settings, self.stop = invite, settings, stop
+    def __init__(self, invite: Invite, settings: PeerSettings, stop: Stop, lead: Lead | None = None) -> None:
+        self.invite, self.settings, self.stop, self.lead = invite, settings, stop, lead
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
         self.folder = settings.home / "runs" / invite.run_id.hex()[:16]
@@ -125,7 +144,8 @@ class _Peer:
             door.door = UpdateDoor(
                 self.invite.run_id, replica.layout_digest, replica.demo.layout.chunks, replica.demo.config.form
             )
-            summary = Summary(self.identity.peer_id, _device_name(replica.demo.parameters[0].device))
+            ranks = 1 if self.lead is None else self.lead.ranks
+            summary = Summary(self.identity.peer_id, _device_name(replica.device, ranks))
             if self.settings.metrics_listen is not None:
                 metrics = serve_metrics(self.settings.metrics_listen, summary, swarm.counters)
                 host, port = metrics.server_address[:2]
@@ -160,18 +180,27 @@ class _Peer:
                 f"the run wants to call {config.model.factory!r} on this machine; if you trust its operator and know this "
                 "module, join with --allow-code"
             )
-        device = pick_device(self.settings.device)
+        device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
         source = self.settings.data or config.data.source
         path = None if source == "stdlib" else Path(source)
         corpus = open_corpus(path, self.settings.home / "cache", tokenizer=config.data.tokenizer)
         vocabulary = corpus.tokenizer.vocabulary
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
-        model = build(spec, config.seed, vocabulary=vocabulary, context=config.data.context).to(device)
         size = self._size(config)
-        replica = Replica(self.invite.run_id, model, config.optimizer, size)
-        self.log.info("model", parameters=parameter_count(model), device=str(device), data=corpus.name, size=size)
+        replica = self._replica(spec, config, vocabulary, size, device)
+        count = parameter_count(replica.model)
+        self.log.info("model", parameters=count, device=str(device), data=corpus.name, size=size)
         return corpus, replica, Samples(corpus.tokens, config.data.context, config.seed)
+
+    def _replica(self, spec: ModelSpec, config: RunConfig, vocabulary: int, size: int, device: torch.device) -> Replica:
+        context, optimizer = config.data.context, config.optimizer
+        if self.lead is None:
+            model = build(spec, config.seed, vocabulary=vocabulary, context=context).to(device)
+            return Replica(self.invite.run_id, model, optimizer, size)
+        own, local = demo_config(optimizer, size), local_config(optimizer)
+        order = Order(spec, config.seed, vocabulary, context, own, local, self.settings.precision)
+        return RanksReplica(self.invite.run_id, self.lead, order, optimizer, size)
 
     def _size(self, config: RunConfig) -> int:
         """This peer's group size or k, whichever the run's votes have: its own setting, or the run's."""
@@ -191,7 +220,6 @@ class _Peer:
         summary: Summary,
         steps: StepLog,
     ) -> Trainer:
-        device = replica.demo.parameters[0].device
         return Trainer(
             config=config,
             replica=replica,
@@ -200,7 +228,7 @@ class _Peer:
             store=store,
             private_path=self.folder / "private.pt",
             micro_batch=self.settings.micro_batch,
-            autocast=autocast(device, self.settings.precision),
+            autocast=autocast(replica.device, self.settings.precision),
             summary=summary,
             steps=steps,
             stopping=self.stop,
@@ -234,7 +262,7 @@ class _Peer:
             "data": corpus.name,
             "optimizer": json.dumps(config.optimizer.model_dump()),
         }
-        return export(replica.model, corpus.tokenizer, path, card)
+        return export(replica.whole_model(), corpus.tokenizer, path, card)
 
 
 class _LateDoor:
@@ -254,5 +282,6 @@ class _LateDoor:
         return self.door
 
 
-def _device_name(device: torch.device) -> str:
-    return f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
+def _device_name(device: torch.device, ranks: int) -> str:
+    name = f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
+    return name if ranks == 1 else f"{ranks} x {name}"

@@ -1,26 +1,30 @@
 """The replica: the model's parameters after a step, this peer's momentum, and where in the log they are.
 
-`vote` and `apply` are all that happens to a replica; its snapshots are files of pieces that anyone can check.
-Knows no network.
+`vote` and `apply` are all that happens to a replica; its snapshots are files of pieces that anyone can check. On one device
+by itself; `node.ranks` has one over several. Knows no network.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from node.data.samples import Samples
 from node.model.gradients import GradResult, accumulate_gradients
 from node.optim.base import BaseConfig
-from node.optim.demo import DeMo, DeMoConfig
+from node.optim.demo import DeMo, DeMoConfig, Votes
 from node.optim.digest import state_digest
+from node.optim.layout import Layout
 from node.optim.local import LocalConfig, LocalSteps
+from node.optim.spread import Pieces, whole
 from node.snapshot.pieces import Manifest, describe, iterate_pieces, load, pack, parameters_of
 from node.snapshot.private import PrivateState, load_private, save_private
 from node.snapshot.store import PieceStore
@@ -55,6 +59,45 @@ def demo_config(optimizer: OptimizerConfig, size: int) -> DeMoConfig:
     )
 
 
+def local_config(optimizer: OptimizerConfig) -> LocalConfig:
+    """A run's local steps, as `LocalSteps` takes them."""
+    local = optimizer.local
+    return LocalConfig(local.steps, local.lr, local.beta1, local.beta2, local.weight_decay, optimizer.clip_norm)
+
+
+class Optimizer(Protocol):
+    """What a replica asks of `DeMo`, or of what stands for one."""
+
+    config: DeMoConfig
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def pending(self) -> bool: ...
+    @property
+    def open_votes(self) -> Votes | None: ...
+    @property
+    def base_state(self) -> Mapping[str, Tensor | Pieces]: ...
+    def propose(self, lr: float) -> Votes: ...
+    def settle(self, accepted: bool) -> None: ...
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None: ...
+    def ahead(self, lr: float) -> AbstractContextManager[None]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Local(Protocol):
+    """What a replica asks of `LocalSteps`, or of what stands for them."""
+
+    config: LocalConfig
+
+    def borrow(self) -> None: ...
+    def step(self, lr_factor: float) -> None: ...
+    def give_back(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 def cut(ranges: Iterable[Range], parts: int) -> Iterator[tuple[Range, ...]]:
     """The samples of `ranges`, in order, in `parts` runs of nearly equal length; empty ones are left out."""
     rest = [part for part in ranges if len(part)]
@@ -68,21 +111,36 @@ def cut(ranges: Iterable[Range], parts: int) -> Iterator[tuple[Range, ...]]:
 class Replica:
     """Parameters after step `step`, whose entry has hash `head` (the run id before the first)."""
 
-    def __init__(self, run_id: bytes, model: nn.Module, optimizer: OptimizerConfig, size: int) -> None:
+    def __init__(
+        self,
+        run_id: bytes,
+        model: nn.Module,
+        optimizer: OptimizerConfig,
+        size: int,
+        *,
+        demo: Optimizer | None = None,
+        local: Local | None = None,
+    ) -> None:
+        """`demo` and `local` (None without local steps): what stands for those over `model` on this device."""
         self.run_id = run_id
         self.model = model
         self.step = 0
         self.head = run_id
         self.published: tuple[int, bytes] | None = None
         self.announcement = b""
-        self.demo = DeMo(model, demo_config(optimizer, size))
-        local = optimizer.local
-        inner = LocalConfig(local.steps, local.lr, local.beta1, local.beta2, local.weight_decay, optimizer.clip_norm)
-        self.local = LocalSteps(self.demo.parameters, inner) if local.steps > 1 else None
+        self.demo: Optimizer = demo or DeMo(model, demo_config(optimizer, size))
+        self.local = local
+        if isinstance(self.demo, DeMo) and optimizer.local.steps > 1:
+            self.local = LocalSteps(self.demo.parameters, local_config(optimizer))
         self.layout_digest = self.demo.layout.digest()
         self._manifests: list[Manifest] = []
         self._stored_at: dict[int, float] = {}
         self._digest: bytes | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.model.parameters()).device
 
     @property
     def size(self) -> int:
@@ -125,12 +183,16 @@ class Replica:
     def digest(self) -> bytes:
         """Digest of this step's state (a rotating part of it for large models)."""
         if self._digest is None:
-            self._digest = state_digest(self.demo.replicated, self.step)
+            self._digest = self._state_digest(self.step)
         return self._digest
 
     def whole_digest(self) -> bytes:
         """Digest of every parameter bit."""
-        return state_digest(self.demo.replicated)
+        return self._state_digest(None)
+
+    def _state_digest(self, step: int | None) -> bytes:
+        assert isinstance(self.demo, DeMo), "what stands for it has a digest of its own"
+        return state_digest(self.demo.replicated, step)
 
     def gradients(
         self,
@@ -145,19 +207,13 @@ class Replica:
 
         `lr_factor` is the schedule's, for the local steps. Raises `NonFiniteGradient`, the parameters untouched.
         """
-        device = self.demo.parameters[0].device
-
-        def over(part: Iterable[Range]) -> GradResult:
-            batches = (b for piece in part for b in samples.micro_batches(piece.start, piece.stop, micro_batch))
-            return accumulate_gradients(self.model, batches, device, autocast, should_stop)
-
         if self.local is None:
-            return over(ranges)
+            return self._over(samples, ranges, micro_batch, autocast, should_stop)
         done: list[GradResult] = []
         self.local.borrow()
         try:
             for part in cut(ranges, self.local.config.steps):
-                result = over(part)
+                result = self._over(samples, part, micro_batch, autocast, should_stop)
                 if not result.samples:
                     break
                 self.local.step(lr_factor)
@@ -168,17 +224,33 @@ class Replica:
         summed = sum(result.loss_mean * result.samples for result in done)
         return GradResult(summed / count if count else math.nan, tokens, count)
 
+    def _over(
+        self,
+        samples: Samples,
+        ranges: Iterable[Range],
+        micro_batch: int,
+        autocast: Any,
+        should_stop: Callable[[], bool],
+    ) -> GradResult:
+        """The mean gradient over the samples of `ranges`."""
+        batches = (b for piece in ranges for b in samples.micro_batches(piece.start, piece.stop, micro_batch))
+        return accumulate_gradients(self.model, batches, self.device, autocast, should_stop)
+
     @property
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> Mapping[str, Tensor | Pieces]:
         """The replicated state by name, fp32: every parameter, and what a base optimizer keeps about the aggregate."""
         base = {f"{BASE_PREFIX}{name}": tensor for name, tensor in self.demo.base_state.items()}
         return {**parameters_of(self.model), **base}
+
+    def whole_model(self) -> nn.Module:
+        """The model with all of its parameters in one place."""
+        return self.model
 
     # ---- snapshots ---------------------------------------------------------------------------------------------------
 
     def packed(self) -> tuple[Manifest, bytes]:
         """The state as a safetensors file, and its manifest."""
-        data = pack(self.state)
+        data = pack({name: whole(tensor) for name, tensor in self.state.items()})
         run_id, layout_digest = self.run_id, self.layout_digest
         return describe(data, run_id=run_id, step=self.step, entry_hash=self.head, layout_digest=layout_digest), data
 

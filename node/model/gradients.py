@@ -48,11 +48,11 @@ def accumulate_gradients(
     forward = nullcontext() if autocast is None else autocast
     model.zero_grad(set_to_none=True)
     total, tokens, samples = torch.zeros((), device=device), 0, 0
-    pace = _Pace(device)
+    pace = Pace(device)
     for batch in batches:
         if should_stop():
             break
-        rows = _to_device(batch, device)
+        rows = to_device(batch, device)
         with forward:
             summed = loss(model, rows) * len(rows)
         summed.backward()  # type: ignore[no-untyped-call]
@@ -65,7 +65,7 @@ def accumulate_gradients(
     return GradResult(loss_mean=total.item() / samples if samples else math.nan, tokens=tokens, samples=samples)
 
 
-class _Pace:
+class Pace:
     """Keeps the host at most one micro-batch ahead of a CUDA device, so that `should_stop` is asked in time."""
 
     def __init__(self, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class _Pace:
         self._previous.record(torch.cuda.current_stream(self._device))
 
 
-def _to_device(batch: Batch, device: torch.device) -> Tensor:
+def to_device(batch: Batch, device: torch.device) -> Tensor:
     rows = torch.as_tensor(batch)
     if device.type == "cuda" and rows.device.type == "cpu":
         rows = rows.pin_memory()  # a pinned source lets the copy overlap with the previous backward pass

@@ -20,6 +20,7 @@ import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor, nn
 
+from node.optim.spread import Pieces
 from protos import limits as contract
 from protos.errors import Reason, Refusal
 from protos.v1 import snapshot_pb2
@@ -199,7 +200,7 @@ def assemble(manifest: Manifest, pieces: Iterable[bytes]) -> bytes:
 
 
 @torch.no_grad()
-def load(data: bytes, state: Mapping[str, Tensor]) -> None:
+def load(data: bytes, state: Mapping[str, Tensor | Pieces]) -> None:
     """Write the snapshot's tensors into those of the replicated state, bit for bit.
 
     Raises Refusal, the state untouched, unless they have the same names, shapes and dtypes.
@@ -218,7 +219,7 @@ def load(data: bytes, state: Mapping[str, Tensor]) -> None:
         tensor.copy_(tensors[name])
 
 
-def _check_fit(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+def _check_fit(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor | Pieces]) -> None:
     for names, what in (
         (parameters.keys() - tensors.keys(), "lacks parameters"),
         (tensors.keys() - parameters.keys(), "holds parameters that the model lacks"),
@@ -228,7 +229,7 @@ def _check_fit(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) 
             raise Refusal(Reason.WRONG_LAYOUT, f"snapshot {what}: {len(names)} in all, such as {shown}")
     for name, parameter in parameters.items():
         found = tensors[name]
-        if found.dtype != parameter.dtype or found.shape != parameter.shape:
+        if found.dtype != parameter.dtype or tuple(found.shape) != tuple(parameter.shape):
             raise Refusal(
                 Reason.WRONG_LAYOUT,
                 f"snapshot has {name} as {found.dtype} {tuple(found.shape)}, "

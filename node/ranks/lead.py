@@ -1,0 +1,310 @@
+"""Rank 0 of a peer of several: a replica whose calls are sent to the other ranks and made on all of them.
+
+`Lead.do` is the only way: one command at a time, from one thread; a second thread says `alive` between commands, since rank 0
+may wait for the network for a long time. Refuses to go on once a rank is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from node.data.samples import Samples
+from node.model.gradients import GradResult
+from node.optim import votes
+from node.optim.demo import DeMoConfig, Votes
+from node.optim.layout import Layout
+from node.optim.local import LocalConfig
+from node.optim.sharded import ShardedDeMo
+from node.optim.spread import PIECE_ELEMENTS, Pieces, whole
+from node.ranks.channel import Channel, RankLost, lost_ranks
+from node.ranks.follow import AGREED
+from node.ranks.launch import Launch, rank_device
+from node.ranks.shard import BUFFERS, COMMANDS, Order, Shard
+from node.replica import BASE_PREFIX, Replica
+from protos.assignment import Range
+from protos.run_config import OptimizerConfig
+
+ALIVE_SECONDS = 10.0
+"""Between two signs of life: well below `channel.RANK_SECONDS_MAX`."""
+
+
+class Lead:
+    """Rank 0's end of the channel."""
+
+    def __init__(self, launch: Launch, device: str) -> None:
+        self.channel = Channel(launch, rank_device(launch, device))
+        self.ranks = launch.ranks
+        self._shard: Shard | None = None
+        self._one_at_a_time = threading.Lock()
+        self._failed: BaseException | None = None
+        self._closed = threading.Event()
+        self._signs = threading.Thread(target=self._give_signs_of_life, name="ranks", daemon=True)
+        self._signs.start()
+
+    @property
+    def shard(self) -> Shard:
+        """Rank 0's own, once built."""
+        assert self._shard is not None, "build first"
+        return self._shard
+
+    def build(self, order: Order) -> None:
+        """Have every rank build its shard."""
+        with self._sending("build", order):
+            self._shard = Shard(order, self.channel)
+
+    def do(self, name: str, *arguments: object, **own: object) -> Any:
+        """Make one of `COMMANDS` on all ranks; `own` are arguments that only rank 0 has."""
+        with self._sending(name, *arguments):
+            return COMMANDS[name](self.shard, *arguments, **own)
+
+    @contextmanager
+    def _sending(self, name: str, *arguments: object) -> Iterator[None]:
+        with self._one_at_a_time:
+            if self._failed is not None:
+                raise RankLost(f"the ranks of this peer are no longer in step: {self._failed}") from self._failed
+            try:
+                with lost_ranks():
+                    self.channel.tell((name, arguments))
+                    yield
+            except AGREED:
+                raise
+            except BaseException as error:  # wherever this rank broke off, the others did not
+                self._failed = error
+                raise
+
+    def _give_signs_of_life(self) -> None:
+        while not self._closed.wait(ALIVE_SECONDS):
+            try:
+                with self._sending("alive"):
+                    pass
+            except RankLost:
+                return  # the next command says so
+
+    def close(self) -> None:
+        """Let the other ranks go, if they still hear."""
+        self._closed.set()
+        self._signs.join()
+        try:
+            with self._sending("stop"):
+                pass
+        except RankLost:
+            pass
+        self.channel.close()
+
+
+class Part:
+    """A tensor of the peer's, by its name on the ranks (`Shard`): `Pieces` for rank 0 alone to read and write."""
+
+    def __init__(self, lead: Lead, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
+        self.shape, self.dtype = tuple(shape), dtype
+        self._lead, self._name = lead, name
+
+    def numel(self) -> int:
+        """Elements of the whole tensor."""
+        return torch.Size(self.shape).numel()
+
+    def pieces(self, first: int, last: int) -> Iterator[Tensor]:
+        """As `Pieces` says."""
+        for low in range(first, last, PIECE_ELEMENTS):
+            yield self._lead.do("read", self._name, low, min(low + PIECE_ELEMENTS, last))
+
+    def copy_(self, source: Tensor) -> None:
+        """As `Pieces` says."""
+        assert tuple(source.shape) == self.shape, f"{self._name} is {self.shape}, not {tuple(source.shape)}"
+        self._lead.do("write", self._name, source=source)
+
+
+class LedDeMo:
+    """`DeMo` as a replica calls it, on all ranks at once. What it saves is what one device would save."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+
+    @property
+    def _own(self) -> ShardedDeMo:
+        return self._lead.shard.demo
+
+    @property
+    def config(self) -> DeMoConfig:
+        """The same on every rank."""
+        return self._own.config
+
+    @config.setter
+    def config(self, config: DeMoConfig) -> None:
+        self._lead.do("configure", config)
+
+    @property
+    def layout(self) -> Layout:
+        """Of the whole model."""
+        return self._own.layout
+
+    @property
+    def pending(self) -> bool:
+        """See `DeMo`."""
+        return self._own.pending
+
+    @property
+    def open_votes(self) -> Votes | None:
+        """See `DeMo`."""
+        return self._own.open_votes
+
+    @property
+    def base_state(self) -> dict[str, Tensor | Pieces]:
+        """See `DeMo`."""
+        return {n: Part(self._lead, f"base.{n}", s.shape, s.dtype) for n, s in self._own.base_spread.items()}
+
+    def propose(self, lr: float) -> Votes:
+        """See `DeMo`."""
+        found: Votes = self._lead.do("propose", lr)
+        return found
+
+    def settle(self, accepted: bool) -> None:
+        """See `DeMo`."""
+        self._lead.do("settle", accepted)
+
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
+        """See `DeMo`."""
+        self._lead.do("apply", list(contributions), lr)
+
+    @contextmanager
+    def ahead(self, lr: float) -> Iterator[None]:
+        """See `DeMo`."""
+        self._lead.do("ahead", lr)
+        try:
+            yield
+        finally:
+            self._lead.do("back")
+
+    @property
+    def _private(self) -> dict[str, Part]:
+        spreads = self._own.private_spread
+        return {name: Part(self._lead, f"private.{name}", spread.shape) for name, spread in spreads.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `DeMo.state_dict`, whole: a later life may have another number of ranks."""
+        momentum, *squares = (whole(part) for part in self._private.values())
+        count, open_votes = self._own.second_count, self.open_votes
+        payload = None if open_votes is None else torch.frombuffer(bytearray(open_votes.payload), dtype=torch.uint8)
+        return {
+            "layout": self.layout.digest().hex(),
+            "method": self._own.method,
+            "momentum": momentum,
+            "pending": payload,
+            "pending_size": None if open_votes is None else open_votes.size,
+            "second": None if count is None else {"count": count, "squares": squares},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state, of any number of devices. Raises `ValueError`, nothing changed, if it does not fit."""
+        for key, mine in (("layout", self.layout.digest().hex()), ("method", self._own.method)):
+            if state[key] != mine:
+                raise ValueError(f"the saved state is of another {key}: {state[key]}, not {mine}")
+        second = state["second"]
+        if (self._own.second_count is None) != (second is None):
+            raise ValueError("the saved state and this optimizer do not both have a second moment")
+        saved = [state["momentum"], *(() if second is None else second["squares"])]
+        parts = list(self._private.values())
+        if [tuple(tensor.shape) for tensor in saved] != [part.shape for part in parts]:
+            raise ValueError("the saved momentum does not fit the layout")
+        pending = None
+        if state["pending"] is not None:
+            pending = state["pending_size"], votes.to_bytes(state["pending"])
+            self.config.form.check(pending[1], pending[0], self.layout.chunks)
+        for part, tensor in zip(parts, saved, strict=True):
+            part.copy_(tensor)
+        self._lead.do("resume", pending, None if second is None else int(second["count"]))
+
+
+class LedLocal:
+    """`LocalSteps` as a replica calls it, on all ranks at once."""
+
+    def __init__(self, lead: Lead, config: LocalConfig) -> None:
+        self._lead, self.config = lead, config
+
+    def borrow(self) -> None:
+        """See `LocalSteps`."""
+        self._lead.do("borrow")
+
+    def step(self, lr_factor: float = 1.0) -> None:
+        """See `LocalSteps`."""
+        self._lead.do("step_locally", lr_factor)
+
+    def give_back(self) -> None:
+        """See `LocalSteps`."""
+        self._lead.do("give_back")
+
+    def _part(self, buffer: str, index: int) -> Part:
+        return Part(self._lead, f"local.{buffer}.{index}", self._lead.shard.demo.parameters[index].shape)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `LocalSteps.state_dict`, whole."""
+        local = self._lead.shard.local
+        assert local is not None, "made for a run with local steps"
+        own = local.state_dict()
+        state = {
+            index: {"step": had["step"], **{buffer: whole(self._part(buffer, index)) for buffer in BUFFERS}}
+            for index, had in own["state"].items()
+        }
+        return {"state": state, "param_groups": own["param_groups"]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state, of any number of devices."""
+        saved = state["state"]
+        self._lead.do("resume_locally", state["param_groups"], {index: had["step"] for index, had in saved.items()})
+        for index, had in saved.items():
+            for buffer in BUFFERS:
+                self._part(buffer, index).copy_(had[buffer])
+
+
+class RanksReplica(Replica):
+    """A replica whose parameters and momentum lie on all ranks of this peer."""
+
+    def __init__(self, run_id: bytes, lead: Lead, order: Order, optimizer: OptimizerConfig, size: int) -> None:
+        lead.build(order)
+        self._lead, self._order = lead, order
+        local = LedLocal(lead, order.local) if order.local.steps > 1 else None
+        super().__init__(run_id, lead.shard.model, optimizer, size, demo=LedDeMo(lead), local=local)
+
+    def _over(
+        self,
+        samples: Samples,
+        ranges: Iterable[Range],
+        micro_batch: int,
+        autocast: Any,
+        should_stop: Callable[[], bool],
+    ) -> GradResult:
+        """Every rank enters its own autocast (`Order.precision`), and has up to `micro_batch` samples at a time."""
+
+        def batches() -> Iterator[Any]:
+            for piece in ranges:
+                for batch in samples.micro_batches(piece.start, piece.stop, micro_batch * self._lead.ranks):
+                    if should_stop():
+                        return
+                    yield batch
+
+        found: GradResult = self._lead.do("gradients", source=batches())
+        return found
+
+    def _state_digest(self, step: int | None) -> bytes:
+        found: bytes = self._lead.do("digest", step)
+        return found
+
+    @property
+    def state(self) -> dict[str, Tensor | Pieces]:
+        """As `Replica.state`."""
+        model = {n: Part(self._lead, f"model.{n}", p.shape, p.dtype) for n, p in self.model.named_parameters()}
+        return {**model, **{f"{BASE_PREFIX}{name}": part for name, part in self.demo.base_state.items()}}
+
+    def whole_model(self) -> nn.Module:
+        """As `Replica.whole_model`: a copy on the CPU."""
+        model, state = self._order.build(), self.state
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(whole(state[name]))
+        return model

@@ -1,0 +1,234 @@
+"""What every rank of a peer holds, its shard of the model and of the optimizer, and the calls that all ranks make at once.
+
+Refuses models that `fully_shard` cannot take apart: a trial step finds out before the peer joins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from node.data.samples import Batch
+from node.model.device import autocast
+from node.model.gradients import GradResult, Pace, to_device
+from node.model.loss import loss
+from node.model.spec import ModelSpec, build
+from node.optim.demo import DeMoConfig, Votes
+from node.optim.digest import state_digest
+from node.optim.local import LocalConfig, LocalSteps
+from node.optim.second_moment import local_part
+from node.optim.sharded import ShardedDeMo
+from node.optim.spread import Spread
+from node.ranks.channel import Channel, lost_ranks
+from protos.errors import OperatorError
+
+
+@dataclass(frozen=True)
+class Order:
+    """What rank 0 has every rank build."""
+
+    spec: ModelSpec
+    seed: int
+    vocabulary: int
+    context: int
+    optimizer: DeMoConfig
+    local: LocalConfig
+    precision: str
+
+    def build(self) -> nn.Module:
+        """The whole model on the CPU, the same bits on every rank."""
+        return build(self.spec, self.seed, vocabulary=self.vocabulary, context=self.context)
+
+
+class Shard:
+    """One rank's part of a peer. Every public method is one of `COMMANDS`, and collective."""
+
+    def __init__(self, order: Order, channel: Channel) -> None:
+        self._channel = channel
+        self._rank, self._ranks = channel.launch.rank, channel.launch.ranks
+        self._device = channel.device
+        self._autocast = autocast(channel.device, order.precision)
+        self.model = order.build()
+        try:
+            shard(self.model, channel.mesh)
+            self.demo = ShardedDeMo(self.model, order.optimizer)
+        except ValueError as error:
+            raise OperatorError(f"a peer of several ranks cannot train this model: {error}") from error
+        self.local = LocalSteps(self.demo.parameters, order.local) if order.local.steps > 1 else None
+        self._ahead = ExitStack()
+        self._try()
+
+    def _try(self) -> None:
+        """One step on nothing, so that a model whose parts cannot be gathered one by one is refused before the peer joins."""
+        try:
+            with lost_ranks(), self._autocast:
+                loss(self.model, torch.zeros(1, 3, dtype=torch.int64, device=self._device)).backward()  # type: ignore[no-untyped-call]
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise OperatorError(f"a peer of several ranks cannot train this model: {error}") from error
+        self.model.zero_grad(set_to_none=True)
+
+    # ---- gradients ---------------------------------------------------------------------------------------------------
+
+    def gradients(self, source: Iterator[Batch] | None = None) -> GradResult:
+        """As `accumulate_gradients`, over what rank 0 has in `source`: of each batch a rank takes its share of the rows.
+
+        A rank without rows does the first one for nothing: it has to take part in gathering the parameters.
+        """
+        self.model.zero_grad(set_to_none=True)
+        total, tokens, samples = torch.zeros((), device=self._device), 0, 0
+        pace = Pace(self._device)
+        for batch in self._channel.shared(source):
+            rows = torch.as_tensor(batch)
+            mine = rows.tensor_split(self._ranks)[self._rank]
+            with self._autocast:
+                found = loss(self.model, to_device(mine if len(mine) else rows[:1], self._device)) * len(mine)
+            found.backward()  # type: ignore[no-untyped-call]
+            total += found.detach()
+            samples += len(rows)
+            tokens += rows[:, 1:].numel()
+            pace.tick()
+        if not samples:
+            return GradResult(math.nan, 0, 0)
+        # `fully_shard` has taken the mean over the ranks
+        there = [local_part(p.grad) for p in self.model.parameters() if p.grad is not None]
+        torch._foreach_mul_(there, self._ranks / samples)
+        dist.all_reduce(total, group=self.demo.group)
+        return GradResult(total.item() / samples, tokens, samples)
+
+    # ---- the optimizer -----------------------------------------------------------------------------------------------
+
+    def configure(self, config: DeMoConfig) -> None:
+        """Another size of the votes."""
+        self.demo.config = config
+
+    def propose(self, lr: float) -> Votes:
+        """See `DeMo`."""
+        return self.demo.propose(lr)
+
+    def settle(self, accepted: bool) -> None:
+        """See `DeMo`."""
+        self.demo.settle(accepted)
+
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
+        """See `DeMo`."""
+        self.demo.apply(contributions, lr)
+
+    def ahead(self, lr: float) -> None:
+        """Enter `DeMo.ahead`."""
+        self._ahead.enter_context(self.demo.ahead(lr))
+
+    def back(self) -> None:
+        """Leave it."""
+        self._ahead.close()
+
+    def borrow(self) -> None:
+        """See `LocalSteps`."""
+        self._inner.borrow()
+
+    def step_locally(self, lr_factor: float) -> None:
+        """See `LocalSteps.step`."""
+        self._inner.step(lr_factor)
+
+    def give_back(self) -> None:
+        """See `LocalSteps`."""
+        self._inner.give_back()
+
+    @property
+    def _inner(self) -> LocalSteps:
+        assert self.local is not None, "the run has no local steps"
+        return self.local
+
+    # ---- the state -------------------------------------------------------------------------------------------------
+
+    def digest(self, step: int | None) -> bytes:
+        """See `state_digest`, of the replicated state."""
+        return state_digest(self.demo.replicated, step)
+
+    # ---- tensors, by name --------------------------------------------------------------------------------------------
+
+    def read(self, name: str, first: int, last: int) -> Tensor:
+        """The elements `first` to `last - 1` of a whole tensor, flat."""
+        return torch.cat(list(self._spread(name).pieces(first, last)))
+
+    def write(self, name: str, source: Tensor | None = None) -> None:
+        """Take over a whole tensor that rank 0 has."""
+        self._spread(name).fill(source)
+
+    def resume(self, pending: tuple[int, bytes] | None, second_count: int | None) -> None:
+        """See `ShardedDeMo.resume`."""
+        self.demo.resume(pending, second_count)
+
+    def resume_locally(self, groups: list[dict[str, Any]], steps: dict[int, Tensor]) -> None:
+        """A saved state of the local AdamW, whose two buffers are then written: `steps` of each parameter that has them."""
+        parts = [local_part(parameter) for parameter in self._inner.parameters]
+        state = {i: {"step": step, **{key: torch.zeros_like(parts[i]) for key in BUFFERS}} for i, step in steps.items()}
+        self._inner.load_state_dict({"state": state, "param_groups": groups})
+
+    def _spread(self, name: str) -> Spread:
+        """`model.NAME`, `base.NAME`, `private.NAME` (see `ShardedDeMo`), or `local.BUFFER.INDEX` of the local AdamW."""
+        kind, _, rest = name.partition(".")
+        match kind:
+            case "model":
+                return Spread.of(self.model.get_parameter(rest))  # type: ignore[arg-type]
+            case "base":
+                return self.demo.base_spread[rest]
+            case "private":
+                return self.demo.private_spread[rest]
+            case _:
+                buffer, _, index = rest.partition(".")
+                local = self._inner.state_dict()["state"][int(index)][buffer]
+                return self.demo.rows_of(local, self.demo.parameters[int(index)])
+
+
+BUFFERS: Final = ("exp_avg", "exp_avg_sq")
+"""AdamW's, as torch calls them."""
+
+COMMANDS: Final[dict[str, Callable[..., Any]]] = {
+    "gradients": Shard.gradients,
+    "configure": Shard.configure,
+    "propose": Shard.propose,
+    "settle": Shard.settle,
+    "apply": Shard.apply,
+    "ahead": Shard.ahead,
+    "back": Shard.back,
+    "borrow": Shard.borrow,
+    "step_locally": Shard.step_locally,
+    "give_back": Shard.give_back,
+    "digest": Shard.digest,
+    "read": Shard.read,
+    "write": Shard.write,
+    "resume": Shard.resume,
+    "resume_locally": Shard.resume_locally,
+}
+"""What rank 0 may send; beside these `build` (an `Order`), `alive` and `stop`."""
+
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """`fully_shard` over all ranks: each block of a list of blocks is gathered when it is needed, the rest with the model."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    for prefix, block in _blocks(model):
+        own = [name for parameter in block.parameters() for name in names[id(parameter)]]
+        if own and all(name.startswith(f"{prefix}.") for name in own):  # tied weights stay with the model
+            fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def _blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The elements of the outermost lists, by name. Not of lists in them: experts are not called by every rank alike."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList):
+            yield from ((f"{prefix}{name}.{index}", block) for index, block in enumerate(child))
+        else:
+            yield from _blocks(child, f"{prefix}{name}.")
