@@ -16,7 +16,7 @@ from torch import Tensor
 
 from node.optim import dct, votes
 from node.optim.demo import decay_factor
-from node.optim.fused import emit, kernels
+from node.optim.fused import inverse, kernels
 from node.optim.fused.plan import Plan
 from node.optim.layout import CHUNK_SIDE, Layout
 
@@ -25,6 +25,9 @@ RANGE_CHUNKS = 128
 
 CACHE_LINE = 64
 
+BALLOTS_MAX = 2**15 - 1
+"""Votes for one coefficient are counted in int16."""
+
 Scratch: TypeAlias = npt.NDArray[np.uint8]
 Addresses: TypeAlias = npt.NDArray[np.int64]
 Values: TypeAlias = npt.NDArray[np.float32]
@@ -32,7 +35,8 @@ _NO_VALUES: Values = np.empty(0, dtype=np.float32)
 
 
 class Fused:
-    """`node.optim.demo.Backend` on a CPU. Tensors are contiguous fp32; all scratch is some 40 KiB a thread.
+    """`node.optim.demo.Backend` on a CPU. Tensors are contiguous fp32; scratch is some 40 KiB a thread, and 8 bytes
+    for each vote that is counted for a chunk.
 
     Every chunk is computed alone, so no result depends on the number of threads, which is torch's. The threads live
     for one call: a start takes less than 0.1 ms, and a fork or the end of the process finds none.
@@ -46,9 +50,8 @@ class Fused:
         self._blocks = plan.blocks
         self._plan = (plan.core, plan.strips, plan.first_strips)
         self._coefficients: npt.NDArray[np.int16] = np.stack([_coefficients(size) for size in votes.GROUP_SIZES])
-        self._basis = dct.integer_basis(torch.device("cpu")).numpy().astype(np.int16)
-        self._order = np.argsort(emit.FREQUENCIES).astype(np.int64)
-        self._second = second_basis(self._basis)
+        basis = dct.integer_basis(torch.device("cpu")).numpy().astype(np.int16)
+        self._inverse = _multiples(basis), second_basis(basis)
         self._taken = _NO_VALUES  # kept: fresh memory costs a page fault for every 4 KiB
         self._compile()
 
@@ -110,12 +113,13 @@ class Fused:
         self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: float
     ) -> None:
         """See `Backend.apply`."""
+        assert len(ballots) <= BALLOTS_MAX, f"{len(ballots)} ballots"
         packed = [votes.from_bytes(payload, size, self._chunks, torch.device("cpu")) for size, payload in ballots]
-        pairs = [(size, tensor.data_ptr()) for (size, _), tensor in zip(ballots, packed, strict=True)]
-        listed = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        sizes = [size for size, _ in ballots]
+        rows = [(size, own.data_ptr(), votes.vote_bytes(1, size)) for size, own in zip(sizes, packed, strict=True)]
+        listed = np.array(rows, dtype=np.int64).reshape(-1, 3)
         tensors, numbers = _addresses(parameters), (np.float32(decay_factor(lr, weight_decay)), np.float32(lr))
-        tables = self._coefficients, self._basis, self._order, self._second
-        self._share(lambda *own: kernels.apply(*own, self._plan, tensors, listed, *numbers, *tables))
+        self._share(lambda *own: kernels.apply(*own, self._plan, tensors, listed, *numbers, *self._inverse))
 
     def _table(self, group_size: int) -> npt.NDArray[np.int16]:
         table: npt.NDArray[np.int16] = self._coefficients[votes.GROUP_SIZES.index(group_size)]
@@ -125,13 +129,12 @@ class Fused:
         """Run every kernel on no chunk: compiled now, or read from the cache, and not in the middle of a round."""
         tensors, nothing = np.zeros(len(self._plan[1]) + 1, dtype=np.int64), np.empty(0, dtype=np.float32)
         one, packed, table = np.float32(1), np.empty(0, dtype=np.uint8), self._coefficients[0]
-        listed = np.empty((0, 2), dtype=np.int64)
+        listed = np.empty((0, 3), dtype=np.int64)
         own = 0, 0, _scratch()
         kernels.square_sums(*own, self._blocks, tensors, np.empty(0))
         kernels.vote(*own, self._plan, tensors, nothing, one, one, 8, table, packed, nothing)
         kernels.put(*own, nothing, 8, table, packed, nothing)
-        tables = self._coefficients, self._basis, self._order, self._second
-        kernels.apply(*own, self._plan, tensors, listed, one, one, *tables)
+        kernels.apply(*own, self._plan, tensors, listed, one, one, *self._inverse)
 
     def _share(self, work: Callable[[int, int, Scratch], object], count: int | None = None) -> list[object]:
         """`work(first, last, scratch)` over all chunks (or `count` blocks) by torch's number of threads; in no order."""
@@ -171,11 +174,17 @@ def _addresses(tensors: Sequence[Tensor | None]) -> Addresses:
     return np.array([0 if tensor is None else tensor.data_ptr() for tensor in tensors], dtype=np.int64)
 
 
+def _multiples(basis: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+    """-1, 0 and 1 times the left half of the integer basis [64, 64], even frequencies first: int16 [3, 64, 32]."""
+    left = np.concatenate([basis[::2, : CHUNK_SIDE // 2], basis[1::2, : CHUNK_SIDE // 2]])
+    return np.stack([-left, 0 * left, left])
+
+
 def second_basis(basis: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
-    """The integer basis [64, 64] as `emit.turn_rows` reads it: int16 [48 vectors, 16 places, 2 frequencies].
+    """The integer basis [64, 64] as `inverse.turn_rows` reads it: int16 [48 vectors, 16 places, 2 frequencies].
 
     Two vectors (places 0 to 15 and 16 to 31) for each pair of odd frequencies, one for each pair of even ones.
     """
-    pairs = basis[emit.FREQUENCIES].reshape(CHUNK_SIDE // 2, 2, CHUNK_SIDE).transpose(0, 2, 1)
+    pairs = basis[inverse.FREQUENCIES].reshape(CHUNK_SIDE // 2, 2, CHUNK_SIDE).transpose(0, 2, 1)
     odd = pairs[:16, :32].reshape(32, 16, 2)
     return np.ascontiguousarray(np.concatenate([odd, pairs[16:, :16]]))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from node.optim.fused import emit
+from node.optim.fused import emit, forward, inverse
 
 _CHUNK, _SIDE = 4096, 64
 _ROW, _HALF_ROW = 256, 128
@@ -27,15 +27,15 @@ _ROWS_AHEAD = 16
 SCRATCH_BYTES = 8 * _CHUNK
 """What a kernel needs of memory for itself, from a multiple of 64 bytes on."""
 
-_VOTED = 1 << 30
-"""Far more than peers."""
+_GROUPS_MAX = 512
+"""Votes that a peer has for a chunk at the smallest group size."""
 
-_VOTE_SUM_MAX = 2
 _INFINITY_BITS = 0x7F800000
 
 
-_EMITTED = hashlib.sha256(Path(emit.__file__).read_bytes()).hexdigest()[:16]
-"""Numba's cache looks at this file and at a function's name; so the name says which `emit` is compiled in."""
+_SOURCES = (emit.__file__, forward.__file__, inverse.__file__)
+_EMITTED = hashlib.sha256(b"".join(Path(source).read_bytes() for source in _SOURCES)).hexdigest()[:16]
+"""Numba's cache looks at this file and at a function's name; so the name says which instructions are compiled in."""
 
 
 def kernel(function):
@@ -104,27 +104,29 @@ def square_sums(first, last, scratch, blocks, tensors, out):
 
 
 @njit(nogil=True)
-def _largest(momentum, group_size, magnitudes, positions):
-    """The bits of each group's largest magnitude and its position, both int32 [groups], in the order of the groups."""
+def _largest(momentum, group_size, found, magnitudes, positions):
+    """The bits of each group's largest magnitude and its position, both int32 [groups], in the order of the groups.
+
+    `found` is scratch, int32 [2, 64].
+    """
     wide = min(_SIDE, _CHUNK // group_size)
-    found = np.empty(2 * _SIDE, dtype=np.int32)
     apart = max(1, _SIDE // group_size)
+    one, other = found.ctypes.data, found.ctypes.data + _ROW
     for row in range(apart):
-        one, other = found[:_SIDE].ctypes.data, found[_SIDE:].ctypes.data
         if group_size == 128:
-            emit.largest_128(momentum, row, one, other)
+            forward.largest_128(momentum, row, one, other)
         elif group_size == 64:
-            emit.largest_64(momentum, row, one, other)
+            forward.largest_64(momentum, row, one, other)
         elif group_size == 32:
-            emit.largest_32(momentum, row, one, other)
+            forward.largest_32(momentum, row, one, other)
         elif group_size == 16:
-            emit.largest_16(momentum, row, one, other)
+            forward.largest_16(momentum, row, one, other)
         else:
-            emit.largest_8(momentum, row, one, other)
+            forward.largest_8(momentum, row, one, other)
         for lane in range(wide):
-            group = row * _SIDE + (row + lane) % wide
-            magnitudes[group] = found[lane]
-            positions[group] = found[_SIDE + lane]
+            group = row * _SIDE + ((row + lane) & (wide - 1))
+            magnitudes[group] = found[0, lane]
+            positions[group] = found[1, lane]
 
 
 @njit(nogil=True)
@@ -151,22 +153,23 @@ def vote(first, last, scratch, plan, tensors, momentum, beta, step, group_size, 
     while 1 << width <= group_size:
         width += 1
     magnitudes, positions = np.empty(groups, dtype=np.int32), np.empty(groups, dtype=np.int32)
+    found = np.empty((2, _SIDE), dtype=np.int32)
     broken = False
     byte = first * groups * width // 8
     for chunk in range(first, last):
         source, stride = _find(plan, tensors, chunk, buffer)
         own = momentum[chunk * _CHUNK : (chunk + 1) * _CHUNK]
         coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
-        # Memory is asked for in its own order and early, into the second cache level: this chunk's momentum during the
-        # columns, the next chunk's gradient during the rows. Asked for in the order of use, it took half as long again.
+        # The next chunk's memory is asked for in its own order, into the second cache level: momentum during the
+        # columns, the gradient during the rows. Asked for in the order of use, it took half as long again.
         for block in range(4):
-            ahead = own.ctypes.data + block * 16 * _ROW
-            emit.forward_columns(source + block * _COLUMNS, stride, half + block * 16 * _ROW, ahead, _COLUMNS)
+            ahead = own.ctypes.data + 4 * _CHUNK + block * 16 * _ROW
+            forward.forward_columns(source + block * _COLUMNS, stride, half + block * 16 * _ROW, ahead, _COLUMNS)
         for block in range(4):
             ahead = coming + block * 16 * coming_stride
             target = own.ctypes.data + block * 16 * _ROW
-            emit.forward_rows(half + block * _COLUMNS, target, beta, step, ahead, coming_stride)
-        _largest(own.ctypes.data, group_size, magnitudes, positions)
+            forward.forward_rows(half + block * _COLUMNS, target, beta, step, ahead, coming_stride)
+        _largest(own.ctypes.data, group_size, found, magnitudes, positions)
         word, filled = 0, 0
         for group in range(groups):
             position = positions[group]
@@ -207,67 +210,80 @@ def put(first, last, _scratch, momentum, group_size, coefficients, packed, value
 
 
 @njit(nogil=True)
-def _count(chunk, group_size, coefficients, payload, sums, touched, known):
-    """Add one ballot's votes for `chunk` to int32 `sums` [4096]: 0 if nobody voted, else `_VOTED` more than the sum.
-
-    `touched` lists the `known` coefficients that somebody voted for; returns how many they are now. No branch depends on
-    a vote: processors guess those wrong.
-    """
-    groups, width = _CHUNK // group_size, 1
+def _read(payload, group_size, codes):
+    """The address of one chunk's votes, a byte each: where they are if they lie so, else uint8 `codes`."""
+    if group_size == 128:
+        return payload
+    width = 1
     while 1 << width <= group_size:
         width += 1
-    byte = payload + chunk * groups * width // 8
     word, filled = 0, 0
-    for group in range(groups):
-        while filled < width:
-            word |= np.int64(emit.byte_at(byte)) << filled
-            byte += 1
+    for group in range(_CHUNK // group_size):
+        if filled < width:
+            word |= np.int64(emit.byte_at(payload)) << filled
+            payload += 1
             filled += 8
-        place = coefficients[(word & (group_size - 1)) * groups + group]
-        total = sums[place]
-        touched[known] = place
-        known += total == 0
-        sums[place] = max(total, (total == 0) * _VOTED) + 1 - 2 * ((word >> (width - 1)) & 1)
+        codes[group] = word & ((1 << width) - 1)
         word >>= width
         filled -= width
-    return known
+    return codes.ctypes.data
+
+
+@njit(nogil=True)
+def _find_votes(chunk, ballots, codes, votes):
+    """Places and signs of all ballots' votes for `chunk` into int16 `votes` [4, count], see `inverse.find_moves`."""
+    begin = votes.ctypes.data
+    for ballot in range(ballots.shape[0]):
+        size = ballots[ballot, 0]
+        payload = ballots[ballot, 1] + chunk * ballots[ballot, 2]
+        inverse.find_votes(_read(payload, size, codes), size, begin, 2 * votes.shape[1])
+        begin += 2 * (_CHUNK // size)
+
+
+@njit(nogil=True)
+def _add_votes(votes, sums, columns, multiples):
+    """The first pass: votes are added one by one to the transform of the columns, as `inverse.halve_and_pair` wants it.
+
+    A vote changes a capped sum by -1, 0 or 1: so many times a row of the basis is added. No branch depends on a vote:
+    processors guess those wrong. int16 `sums` [4096] are zeros before and after.
+    """
+    for vote in range(votes.shape[1]):
+        place = np.uint64(votes[0, vote])
+        votes[2, vote] = sums[place]
+        sums[place] += votes[1, vote]
+    inverse.find_moves(votes.ctypes.data, votes.shape[1])
+    emit.clear(columns, 2 * _CHUNK)
+    for vote in range(votes.shape[1]):
+        inverse.add_row(columns + np.int64(votes[3, vote]), multiples + np.int64(votes[2, vote]))
+        sums[np.uint64(votes[0, vote])] = 0
 
 
 @kernel
-def apply(first, last, scratch, plan, tensors, ballots, factor, lr, coefficients, basis, order, second):
-    """`p = p * factor - lr * direction` for the parameters, by `ballots` int64 [n, 2] of (group size, address).
+def apply(first, last, scratch, plan, tensors, ballots, factor, lr, multiples, second):
+    """`p = p * factor - lr * direction` for the parameters.
 
-    `coefficients` int16 [5, 4096] for the group sizes 8 to 128; `basis` the integer one, int16 [64, 64]; `order` int64
-    [64], the row of each frequency in the second pass, and `second` its basis as `emit.turn_rows` wants it.
+    `ballots` int64 [n, 3] of (group size, address, bytes a chunk); `multiples` int16 [3, 64, 32], -1, 0 and 1 times the
+    left half of the integer basis, even frequencies first; `second` the basis as `inverse.turn_rows` wants it.
     """
     buffer = scratch.ctypes.data
-    rows = buffer + 4 * _CHUNK
-    pairs = rows + 2 * _CHUNK
-    sums, touched = np.zeros(_CHUNK, dtype=np.int32), np.empty(_CHUNK + 1, dtype=np.int16)
-    e, e2 = basis.ctypes.data, second.ctypes.data
+    columns = buffer + 4 * _CHUNK
+    pairs = columns + 2 * _CHUNK
+    once, e2 = multiples.ctypes.data + _SIDE * _COLUMNS, second.ctypes.data
+    count = 0
+    for ballot in range(ballots.shape[0]):
+        count += _CHUNK // ballots[ballot, 0]
+    votes, codes = np.empty((4, count), dtype=np.int16), np.empty(_GROUPS_MAX, dtype=np.uint8)
+    sums = np.zeros(_CHUNK, dtype=np.int16)
     for chunk in range(first, last):
-        known = 0
-        for ballot in range(ballots.shape[0]):
-            size, kind = ballots[ballot, 0], 0
-            while 8 << kind < size:
-                kind += 1
-            known = _count(chunk, size, coefficients[kind], ballots[ballot, 1], sums, touched, known)
-        emit.clear(rows, 2 * _CHUNK)
-        for number in range(known):
-            place = np.int64(touched[number])
-            capped = min(max(sums[place] - _VOTED, -_VOTE_SUM_MAX), _VOTE_SUM_MAX)
-            sums[place] = 0
-            column, row = place & (_SIDE - 1), place >> 6
-            emit.add_scaled(rows + order[column] * _HALF_ROW, e + row * _HALF_ROW, np.int16(capped))
-        for pair in range(_SIDE // 2):
-            upper = rows + 2 * pair * _HALF_ROW
-            emit.halve_and_pair(upper, upper + _HALF_ROW, pairs + pair * _ROW)
+        _find_votes(chunk, ballots, codes, votes)
+        _add_votes(votes, sums, columns, once)
+        inverse.halve_and_pair(columns, pairs)
         target, stride = _find(plan, tensors, chunk, buffer)
         coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
-        for row in range(0, _SIDE, emit.ROWS_AT_ONCE):
+        for row in range(0, _SIDE, inverse.ROWS_AT_ONCE):
             ahead, ahead_stride = target + (row + _ROWS_AHEAD) * stride, stride
             if row + _ROWS_AHEAD >= _SIDE:
                 ahead, ahead_stride = coming + (row + _ROWS_AHEAD - _SIDE) * coming_stride, coming_stride
-            emit.turn_rows(pairs + 4 * row, e2, target + row * stride, stride, factor, lr, ahead, ahead_stride)
+            inverse.turn_rows(pairs + 4 * row, e2, target + row * stride, stride, factor, lr, ahead, ahead_stride)
         if chunk >= plan[0].shape[0]:
             _visit_pool(plan, tensors, chunk, buffer, True)

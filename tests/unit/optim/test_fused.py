@@ -20,7 +20,7 @@ from node.optim.layout import Layout
 
 pytest.importorskip("numba")
 
-from node.optim.fused import backend, emit, kernels
+from node.optim.fused import backend, emit, forward, inverse, kernels
 from node.optim.fused.backend import Fused
 from node.optim.fused.plan import BLOCK_ELEMENTS, Plan
 
@@ -285,7 +285,8 @@ def test_without_numba_the_step_is_torch():
 
 
 def test_kernels_cached_from_other_instructions_are_not_used():
-    own = hashlib.sha256(Path(emit.__file__).read_bytes()).hexdigest()[:16]
+    sources = [Path(part.__file__).read_bytes() for part in (emit, forward, inverse)]
+    own = hashlib.sha256(b"".join(sources)).hexdigest()[:16]
     Fused(layout_of([(3,)]))
     folder = Path(kernels.apply.stats.cache_path)
     assert {path.suffix for path in folder.glob(f"*apply_{own}*")} == {".nbi", ".nbc"}
