@@ -6,6 +6,8 @@ may wait for the network for a long time. Refuses to go on once a rank is gone.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,7 +81,11 @@ class Lead:
                 raise
 
     def _give_signs_of_life(self) -> None:
+        torchrun = os.getppid()
         while not self._closed.wait(ALIVE_SECONDS):
+            if os.getppid() != torchrun:  # killed, or it would have told: leave as it would have had us leave
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
             try:
                 with self._sending("alive"):
                     pass
