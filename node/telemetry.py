@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from node.swarm.session import Counters
+from protos.disk import writing
 from protos.errors import OperatorError
 
 
@@ -50,13 +51,16 @@ class StepLog:
     """`steps.jsonl`: one line a step that this peer applied."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, **values: Any) -> None:
         """Append a line; it is there for a reader when this returns."""
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()
+        with writing(self._path):
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         """No more lines."""

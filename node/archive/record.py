@@ -18,6 +18,7 @@ from node.archive.files import Segment
 from node.replica import Replica
 from node.snapshot.atomic import write_atomic
 from node.snapshot.pieces import open_manifest
+from protos.disk import writing
 from protos.envelope import parse
 from protos.errors import OperatorError
 from protos.log import SignedEntry
@@ -44,14 +45,12 @@ class Recorder:
         self._files: tuple[BinaryIO, BinaryIO] | None = None
         self._head: int | None = None
         self._written = 0
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             shapes = [(place.name, place.shape) for place in replica.demo.layout.places]
             _write(folder / files.LAYOUT, files.layout_text(shapes).encode())
             _write(folder / files.GENESIS, genesis)
             self._open_last()
-        except OSError as error:
-            raise OperatorError(f"--archive: {folder} cannot be written: {error.strerror or error}") from error
 
     def _open_last(self) -> None:
         """Go on with the newest segment."""
@@ -83,7 +82,8 @@ class Recorder:
             if self._head is not None:
                 gap = f"{self._head + 1} to {replica.step}"
                 self._log.warning("the archive has a gap: a snapshot was loaded instead of the log", steps=gap)
-            self._new_segment(replica)
+            with writing(self._folder):
+                self._new_segment(replica)
 
     def _new_segment(self, replica: Replica) -> None:
         manifest, data = replica.packed()
@@ -119,16 +119,21 @@ class Recorder:
         if entry.step <= self._head:
             return
         assert entry.step == self._head + 1, f"entry {entry.step} after {self._head}"
+        with writing(self._folder):
+            self._append(signed, payloads, announcements)
+            self._head = entry.step
+            if self._written > self._segment_bytes_max:
+                self._new_segment(replica)
+
+    def _append(self, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]) -> None:
+        assert self._files is not None
         to_payloads, to_log = self._files
-        for contribution, payload in zip(entry.contributions, payloads, strict=True):
+        for contribution, payload in zip(signed.entry.contributions, payloads, strict=True):
             word = announcements.get(contribution.public_key, b"")
             self._written += files.append(to_payloads, files.packed(payload, contribution.payload_sha256, word))
         to_payloads.flush()
         files.append(to_log, signed.envelope)
         to_log.flush()
-        self._head = entry.step
-        if self._written > self._segment_bytes_max:
-            self._new_segment(replica)
 
 
 def head_of(segment: Segment) -> int:

@@ -31,10 +31,12 @@ class Connections:
         wanted: Callable[[], set[str]],
         ask: Callable[[], Awaitable[list[str]]],
         log: Callable[..., None],
+        discovery: Callable[[Host, bytes], Discovery] = Discovery,
     ) -> None:
         self._host, self._run_id = host, run_id
         self._moved, self._wanted, self._ask, self._log = moved, wanted, ask, log
-        self._discovery = Discovery(host, run_id)
+        self._make_discovery = discovery
+        self._discovery = discovery(host, run_id)
         self._again: dict[str, tuple[float, float]] = {}  # relayed peers: not before, and how long to wait after
 
     async def start(self, known: list[str]) -> None:
@@ -45,7 +47,7 @@ class Connections:
         """The host's daemon is a new one: its connections and its DHT are gone."""
         await self._discovery.stop()
         await self.connect_to(known)
-        self._discovery = Discovery(self._host, self._run_id)
+        self._discovery = self._make_discovery(self._host, self._run_id)
         await self._discovery.start(known)
 
     async def stop(self) -> None:

@@ -10,6 +10,8 @@ import hashlib
 import re
 from pathlib import Path
 
+from protos.disk import writing
+
 PAYLOADS_BYTES_MAX = 1 << 32
 _NAME = re.compile(r"(\d{1,13})-([0-9a-f]{64})")
 
@@ -44,17 +46,20 @@ class Payloads:
         return data
 
     def put(self, step: int, sha256: bytes, data: bytes) -> bool:
-        """Keep a payload (its hash is checked already); False if it was here."""
+        """Keep a payload (its hash is checked already); False if it was here. Raises DiskError."""
         if sha256 in self._steps:
             return False
-        temporary = self._folder / "incoming"
-        temporary.write_bytes(data)
+        with writing(self._folder):
+            self._write(self._folder / "incoming", data, self._folder / f"{step}-{sha256.hex()}")
         self._steps[sha256], self._sizes[sha256] = step, len(data)
-        temporary.rename(self._path(sha256))
         self._total += len(data)
         while self._total > self._bytes_max and (oldest := min(self._steps.values())) < step:
             self.forget_until(oldest)
         return True
+
+    def _write(self, temporary: Path, data: bytes, path: Path) -> None:
+        temporary.write_bytes(data)
+        temporary.rename(path)
 
     def forget_until(self, step: int) -> None:
         """Drop the payloads of this step and of all before."""

@@ -19,6 +19,7 @@ from node.swarm import settings as limits
 from node.swarm.blobs import PROTOCOL, Arrivals, BlobFetcher, BlobServer, WireBytes
 from node.swarm.client import CoordinatorClient, SessionLostError, software_version
 from node.swarm.connections import Connections
+from node.swarm.dht import Discovery
 from node.swarm.events import (
     Agreed,
     Committed,
@@ -68,6 +69,15 @@ class About:
     device: str
 
 
+@dataclass(frozen=True)
+class Outside:
+    """What a session reaches the world through; the simulator (tests/sim) gives a world of its own."""
+
+    host: Callable[[Identity, Path, OverlaySettings], Host] = Host
+    client: Callable[[Invite, Identity], CoordinatorClient] = CoordinatorClient
+    discovery: Callable[[Host, bytes], Discovery] = Discovery
+
+
 @dataclass
 class Counters:
     """Figures of the network side, read by other threads."""
@@ -103,10 +113,11 @@ class Session:
         pieces: Callable[[bytes], bytes | None],
         payloads: Payloads,
         emit: Callable[[Event], Awaitable[None]],
+        outside: Outside = Outside(),  # noqa: B008 - frozen
     ) -> None:
         self.counters = Counters()
-        self.host = Host(identity, identity_path, overlay)
-        self.client = CoordinatorClient(invite, identity)
+        self.host = outside.host(identity, identity_path, overlay)
+        self.client = outside.client(invite, identity)
         self.fetcher = BlobFetcher(self.host, self.counters.wire, self._count)
         self.committed_step = 0
         self._invite, self._identity, self._overlay = invite, identity, overlay
@@ -135,6 +146,7 @@ class Session:
             moved=self._moved,
             wanted=self._roster_ids,
             ask=self._coordinators_addresses,
+            discovery=outside.discovery,
             log=lambda event, **facts: self._log.info(event, step=self.committed_step, **facts),
         )
 
@@ -228,13 +240,18 @@ class Session:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         """Our own mistakes end the peer with their traceback, never silently."""
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            failure = (
-                error if isinstance(error, SwarmentumError) else SwarmentumError(f"bug in the network side: {error!r}")
-            )
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, SwarmentumError):
+            failure = error
+            self._log.error("the network side failed", step=self.committed_step, why=str(error))
+        else:
+            failure = SwarmentumError(f"bug in the network side: {error!r}")
             failure.__cause__ = error
             self._log.error("the network side failed", step=self.committed_step, exc_info=error)
-            self._spawn(self._emit(Failed(failure)))
+        self._spawn(self._emit(Failed(failure)))
 
     # ---- the training thread's words ---------------------------------------------------------------------------------
 

@@ -93,9 +93,10 @@ class Harness:
     announced: list[tuple[int, Effect]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     timer: int | None = None
+    run_id: bytes = RUN_ID
 
     def __post_init__(self) -> None:
-        self.run = machine.new_run(RUN_ID, self.settings)
+        self.run = machine.new_run(self.run_id, self.settings)
         self.entries: list[Entry] = []
         self.ticks: list[Tick] = []
         self.accepted: tuple[Range, ...] = ()
@@ -128,7 +129,7 @@ class Harness:
 
     def restart(self) -> None:
         """Kill -9 and start again from the journal."""
-        self.run = machine.restore(machine.new_run(RUN_ID, self.settings), self.journal, self.now)
+        self.run = machine.restore(machine.new_run(self.run_id, self.settings), self.journal, self.now)
         self.timer = None
         if self.run.step is not None:
             self.timer = self.run.step.deadline_at_ms
@@ -141,7 +142,7 @@ class Harness:
     def _journalled(self, record: Record) -> None:
         if isinstance(record, EntryCommitted):
             head = self.entries[-1] if self.entries else None
-            parent = next((r.hash for r in reversed(self.journal) if isinstance(r, EntryCommitted)), RUN_ID)
+            parent = next((r.hash for r in reversed(self.journal) if isinstance(r, EntryCommitted)), self.run_id)
             entry, tick = record.entry, self.ticks[-1]
             assert entry.step == (head.step if head else 0) + 1 == tick.step
             assert entry.parent_hash == parent == tick.parent_hash

@@ -1,0 +1,136 @@
+"""Run seeds: `python -m tests.sim --seed 17` (one, with its notes) or `--seeds 0 100` (a range). Exit code 1: one failed.
+
+Hashing is made the same in every process (PYTHONHASHSEED=0), so that a seed means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+SHM = Path("/dev/shm")  # noqa: S108 - a file system in memory, if there is one
+STEPS_A_SECOND = 14 / 60  # so that a run is about as long as its bad time
+LONG_PART = 0.2
+REAL_TIME = time.perf_counter
+
+
+def run_seed(seed: int, names: list[str] | None = None, *, long: bool | None = None) -> tuple[str, list[str]]:
+    """One world to its end: (digest of everything that happened, notes). AssertionError says what did not hold."""
+    from tests.sim.clock import virtual_time
+
+    gc.disable()  # whether a cycle is found sooner or later must not matter
+    folder = Path(tempfile.mkdtemp(prefix="swarmentum-sim-", dir=SHM if SHM.is_dir() else None))
+    try:
+        with virtual_time(seed) as loop:
+            return loop.run_until_complete(_play(loop, seed, folder, names, long))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        gc.enable()
+        gc.collect()
+
+
+async def _play(loop, seed: int, folder: Path, names: list[str] | None, long: bool | None) -> tuple[str, list[str]]:  # type: ignore[no-untyped-def]
+    from protos.run_config import ClockConfig, RunConfig
+    from tests.sim import faults
+    from tests.sim.world import World, without_threads
+
+    chance = random.Random(seed)
+    peers = chance.randrange(2, 6)
+    seconds = 180.0 if (chance.random() < LONG_PART if long is None else long) else 60.0
+    clock = ClockConfig(
+        steps=round(seconds * STEPS_A_SECOND),
+        batch_samples=16,
+        min_peers=chance.randrange(1, 3),
+        snapshot_every=chance.choice((2, 4, 5)),
+        deadline_ms_min=500,
+        deadline_ms_max=10_000,
+    )
+    world = World(loop, seed, folder, RunConfig(clock=clock), peers)
+    drawn = faults.drawn(chance, peers, names or list(faults.FAULTS), seconds)
+    try:
+        with without_threads():
+            world.coordinator.start()
+            for peer in world.peers:
+                loop.call_later(chance.uniform(0.0, 5.0), peer.start)
+            faults.schedule(world, drawn)
+            await world.until(lambda: False, seconds)
+            finished = await world.until(lambda: all(p.finished or p.too_late for p in world.peers), 600.0)
+            _check(world, finished)
+    except BaseException:
+        for note in world.notes:
+            print("   ", note, file=sys.stderr)
+        raise
+    finally:
+        await world.close()
+    told = repr((world.notes, sorted(world.checkers.digests.items()), sorted(world.checkers.entries.items()), loop.now))
+    return hashlib.sha256(told.encode()).hexdigest()[:16], world.notes
+
+
+def _check(world, finished: bool) -> None:  # type: ignore[no-untyped-def]
+    from coordinator.journal import Journal
+
+    head = world.coordinator.head_step
+    assert finished, (
+        f"once all was well, the run did not come to its end in 600 s: step {head} of {world.config.clock.steps}; "
+        f"{world.coordinator.hub.runs[world.coordinator.run_id].run.reason}; "
+        f"peers at {[(p.name, p.replica.step if p.replica else None, p.finished) for p in world.peers]}"
+    )
+    assert head == world.config.clock.steps, f"the run ended at step {head}"
+    final = {peer.replica.whole_digest() for peer in world.peers if peer.finished}
+    assert len(final) == 1, "the final states differ"
+    journal = Journal(world.coordinator.url, world.coordinator.identity)
+    try:
+        world.checkers.journal(journal.records(world.coordinator.run_id), world.coordinator.run_id, world.config)
+    finally:
+        journal.close()
+
+
+def main() -> int:
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.execve(sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seed", type=int, help="one seed, with notes of what happened")
+    parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "END"), help="all of first <= seed < end")
+    parser.add_argument("--faults", nargs="+", help="only these kinds of faults")
+    parser.add_argument("--verbose", action="store_true", help="the parts' own logs too")
+    options = parser.parse_args()
+    _quiet(options.verbose)
+    seeds = [options.seed] if options.seed is not None else range(*(options.seeds or (0, 10)))
+    failed = 0
+    for seed in seeds:
+        began = REAL_TIME()
+        try:
+            digest, notes = run_seed(seed, options.faults)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the seed is told
+            failed += 1
+            if options.seed is not None:
+                traceback.print_exc()
+            print(f"FAILED seed {seed}: {error}\n  replay with: make sim SEED={seed}", flush=True)
+            continue
+        if options.seed is not None:
+            print("\n".join(notes))
+        print(f"seed {seed}: {digest}, {REAL_TIME() - began:.1f} s", flush=True)
+    return 1 if failed else 0
+
+
+def _quiet(verbose: bool) -> None:
+    import logging
+
+    import structlog
+    import torch
+
+    torch.set_num_threads(1)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.CRITICAL))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What must hold whatever happens. Knows no faults; is told what the parts do and compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator.events import EntryCommitted, Record
+from coordinator.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, Run
+from node.swarm import settings as limits
+from node.swarm.inbox import STEPS_AHEAD_MAX
+from node.swarm.session import ENTRIES_AHEAD_MAX, Session
+from protos.errors import DivergedError, SwarmentumError
+from protos.limits import APPLIED_MAX, ROSTER_PEERS_MAX
+from protos.log import SignedEntry
+from protos.run_config import RunConfig
+from tests.unit.coordinator.driver import Harness
+
+HEALED_STEPS = 3
+
+
+class Checkers:
+    """Every assertion names the step and the peer."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, bytes] = {}
+        self.digests: dict[int, bytes] = {}
+        self._heads: dict[str, int] = {}
+        self._committed = 0
+        self._corrupted: dict[str, int] = {}
+
+    def entry(self, peer: str, signed: SignedEntry) -> None:
+        """An entry arrived with all its payloads: every peer sees the same at each step."""
+        step = signed.entry.step
+        seen = self.entries.setdefault(step, signed.hash)
+        assert seen == signed.hash, f"{peer} was given another entry {step} than others"
+        assert signed.entry.parent_hash == self.entries.get(step - 1, signed.entry.parent_hash), f"entry {step} breaks the chain"
+
+    def applied(self, peer: str, step: int, digest: bytes) -> None:
+        """A replica reached a state: all replicas are equal after each step."""
+        if peer in self._corrupted:
+            assert step <= self._corrupted[peer] + HEALED_STEPS, f"{peer}'s bad replica was not noticed"
+            if self.digests.get(step) != digest:
+                return
+            if step > self._corrupted[peer]:
+                del self._corrupted[peer]
+        seen = self.digests.setdefault(step, digest)
+        assert seen == digest, f"{peer}'s replica differs from the others after step {step}"
+
+    def corrupted(self, peer: str, step: int) -> None:
+        """Its replica was changed behind its back after this step: for a few steps it may differ, then no more."""
+        self._corrupted[peer] = step
+
+    def ended(self, peer: str, error: SwarmentumError) -> None:
+        """A peer gave up. The network may be bad enough for that; replicas may never differ."""
+        assert not isinstance(error, DivergedError), f"{peer}: {error}"
+        assert "bug in the network side" not in str(error), f"{peer}: {error} {error.__cause__!r}"
+
+    def coordinator_started(self, run: Run) -> None:
+        """After a crash everything that anyone was told is there."""
+        told = max(self.entries, default=0)
+        assert run.head_step >= max(told, self._committed), f"the head was {max(told, self._committed)}, now {run.head_step}"
+        self._committed = run.head_step
+
+    def coordinator(self, run: Run) -> None:
+        """Its memory is bounded, and entries only grow."""
+        assert run.head_step >= self._committed, "the head went back"
+        self._committed = run.head_step
+        assert len(run.durations_ms) <= DURATIONS_KEPT
+        assert len(run.agreed_digests) <= DIGEST_STEPS_KEPT + 2
+        assert len(run.reported_digests) <= 3
+        assert len(run.reported_snapshots) <= SNAPSHOT_STEPS_KEPT + 1
+        assert len(run.peers) <= PEERS_KEPT
+        if run.step is not None:
+            members = len(run.step.tick.roster)
+            assert len(run.step.claims) <= members
+            assert len(run.step.holders) <= members * members
+
+    def buffers(self, peer: str, session: Session) -> None:
+        """A peer's memory of the network is bounded."""
+        assert len(session._inbox._seen) <= ROSTER_PEERS_MAX * STEPS_AHEAD_MAX, peer
+        assert session._entries.qsize() <= ENTRIES_AHEAD_MAX, peer
+        assert len(session._outbox.applied) <= APPLIED_MAX, peer
+        assert len(session._outbox.holdings) <= 2 * ROSTER_PEERS_MAX, peer
+        assert len(session._snapshots) <= 2, peer
+        kept = session.fetcher._kept.values()
+        assert all(len(streams) <= limits.STREAMS_KEPT_MAX for streams in kept), peer
+
+    def journal(self, records: Iterable[Record], run_id: bytes, config: RunConfig) -> None:
+        """At the end: the journal holds every entry that anyone saw, in one chain, every sample at most once."""
+        kept = list(records)
+        in_journal = {r.entry.step: r.hash for r in kept if isinstance(r, EntryCommitted)}
+        for step, seen in self.entries.items():
+            assert in_journal.get(step) == seen, f"entry {step} was seen and is not in the journal"
+        Harness(config, run_id=run_id).load(kept)

@@ -1,0 +1,125 @@
+"""What goes wrong, and when: drawn from the seed before the world begins. Knows the world's switches, not its rules."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tests.sim.network import COORDINATOR, Weather
+from tests.sim.world import World
+
+LASTS_SECONDS_MAX = 30.0
+"""Of one fault, for each minute of the world's bad time."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """At `at` seconds, for `seconds`."""
+
+    at: float
+    seconds: float
+    name: str
+    who: int
+
+
+def crash_peer(world: World, fault: Fault) -> Callable[[], None]:
+    peer = world.peers[fault.who]
+    peer.crash()
+    return peer.start
+
+
+def crash_coordinator(world: World, _: Fault) -> Callable[[], None]:
+    coordinator = world.coordinator
+    if coordinator.service is None:
+        return lambda: None
+    coordinator.crash()
+    return coordinator.start
+
+
+def partition(world: World, fault: Fault) -> Callable[[], None]:
+    """Two halves; the coordinator is in one of them."""
+    chance = random.Random(fault.who * 7919 + world.seed)
+    names = [COORDINATOR, *(peer.name for peer in world.peers)]
+    world.net.groups = {name: chance.randrange(2) for name in names}
+    return world.net.groups.clear
+
+
+def cut_off(world: World, fault: Fault) -> Callable[[], None]:
+    """One peer alone."""
+    world.net.groups[world.peers[fault.who].name] = 100 + fault.who
+    return lambda: world.net.groups.pop(world.peers[fault.who].name, None) and None
+
+
+def storm(world: World, _: Fault) -> Callable[[], None]:
+    """A third of all packets lost, some twice, all late and out of order."""
+    world.net.weather = Weather(delay=(0.02, 0.3), loss=0.3, twice=0.2, jitter=5.0)
+    return lambda: setattr(world.net, "weather", Weather())
+
+
+def slow_peer(world: World, fault: Fault) -> Callable[[], None]:
+    peer = world.peers[fault.who]
+    before, peer.compute_seconds = peer.compute_seconds, 10 * peer.compute_seconds
+    return lambda: setattr(peer, "compute_seconds", min(before, peer.compute_seconds))
+
+
+def full_disk(world: World, _: Fault) -> Callable[[], None]:
+    world.coordinator.full = True
+    return lambda: setattr(world.coordinator, "full", False)
+
+
+def bit_flip(world: World, fault: Fault) -> Callable[[], None]:
+    """Bad memory: a weight of one replica changes."""
+    peer = world.peers[fault.who]
+    others = [other for other in world.peers if other is not peer and other.running and other.replica is not None]
+    if peer.running and peer.replica is not None and peer.replica.step and len(others) > 1:
+        world.checkers.corrupted(peer.name, peer.replica.step)
+        bits = peer.replica.demo.parameters[0].detach().view(torch.int32)
+        bits[fault.who, fault.who] ^= 1
+    return lambda: None
+
+
+def full_peer_disk(world: World, fault: Fault) -> Callable[[], None]:
+    peer = world.peers[fault.who]
+    peer.full = True
+    return lambda: setattr(peer, "full", False)
+
+
+FAULTS = {
+    "crash-peer": crash_peer,
+    "crash-coordinator": crash_coordinator,
+    "partition": partition,
+    "cut-off": cut_off,
+    "storm": storm,
+    "slow-peer": slow_peer,
+    "full-disk": full_disk,
+    "full-peer-disk": full_peer_disk,
+}
+"""By name; each returns what ends it."""
+
+ALONE = {"bit-flip": bit_flip}
+"""Those that are only drawn when they are asked for: with others at once, the wrong replica may be all that is left."""
+
+
+def drawn(chance: random.Random, peers: int, names: list[str], seconds: float) -> list[Fault]:
+    """Between none and a dozen a minute, overlapping, in the first `seconds`; afterwards all is well."""
+    minutes = round(seconds / 60)
+    found = []
+    for _ in range(minutes * chance.randrange(13)):
+        at, lasts = chance.uniform(0.0, seconds), chance.uniform(0.2, LASTS_SECONDS_MAX * minutes)
+        found.append(Fault(at, min(lasts, seconds - at), chance.choice(names), chance.randrange(peers)))
+    return sorted(found, key=lambda fault: fault.at)
+
+
+def schedule(world: World, faults: list[Fault]) -> None:
+    """Let them happen in time."""
+    for fault in faults:
+        world.loop.call_later(fault.at, _begin, world, fault)
+
+
+def _begin(world: World, fault: Fault) -> None:
+    world.note(f"{fault.name} {fault.who} for {fault.seconds:.1f} s")
+    end = (FAULTS | ALONE)[fault.name](world, fault)
+    world.loop.call_later(fault.seconds, end)

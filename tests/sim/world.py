@@ -1,0 +1,433 @@
+"""The simulated world: a coordinator and peers made of the real parts, which can be killed and started again at any moment.
+
+Files are real, in a folder of the world (in memory where there is /dev/shm); what survives a crash is what was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import greenlet
+import numpy as np
+import sqlalchemy as sa
+import torch
+from sqlalchemy import event
+from torch import Tensor, nn
+
+from coordinator.hub import Hub
+from coordinator.journal import Journal
+from coordinator.metrics import Metrics
+from coordinator.service import CoordinatorService
+from coordinator.sessions import Sessions
+from node.data.samples import Samples
+from node.loop import Trainer
+from node.model.gradients import GradResult
+from node.replica import Replica
+from node.snapshot.store import PieceStore
+from node.swarm.api import EVENTS_MAX, Swarm
+from node.swarm.client import CoordinatorClient, check_genesis
+from node.swarm.events import Committed, Event
+from node.swarm.payloads import Payloads
+from node.swarm.session import About, Outside, Session
+from node.swarm.settings import OverlaySettings
+from node.telemetry import StepLog, Summary
+from node.wire.validate import UpdateDoor
+from protos.errors import NetworkError, SwarmentumError
+from protos.identity import Identity
+from protos.invite import Invite
+from protos.log import FORMAT_VERSION, run_id_of
+from protos.run_config import RunConfig
+from protos.v1 import log_pb2
+from tests.sim.checkers import Checkers
+from tests.sim.clock import InlineExecutor, Thread, VirtualLoop
+from tests.sim.network import COORDINATOR, Channel, Net, Overlay, SimDiscovery, SimHost
+
+VOCABULARY, CONTEXT = 64, 8
+RESTART_SECONDS = 2.0  # a supervisor starts a peer again that ended with an error
+
+
+class Bigrams(nn.Module):
+    """Two tensors: a table of what follows what, and a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.table = nn.Parameter(0.02 * torch.randn(VOCABULARY, VOCABULARY, generator=generator))
+        self.bias = nn.Parameter(torch.zeros(VOCABULARY))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table[ids] + self.bias
+
+
+class Coordinator:
+    """The real service, hub, machine and journal (SQLite); `crash` and `start`."""
+
+    def __init__(self, net: Net, folder: Path, config: RunConfig, checkers: Checkers) -> None:
+        self._net, self._checkers = net, checkers
+        self.identity = Identity.from_seed(b"c" * 32)
+        self.url = f"sqlite:///{folder / 'journal.sqlite3'}"
+        self.genesis = log_pb2.Genesis(
+            format_version=FORMAT_VERSION,
+            config_json=config.canonical_json(),
+            coordinator_public_key=self.identity.public_key,
+            nonce=bytes(16),
+        )
+        self.run_id = run_id_of(self.genesis)
+        self.full = False
+        """The disk is full."""
+        self._lives = 0
+        self.service: CoordinatorService | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        journal = Journal(self.url, self.identity)
+        journal.create_run(self.run_id, self.genesis)
+        journal.close()
+
+    def start(self) -> None:
+        """As `swarmentum-coordinator serve`: everything from the journal."""
+        assert self.service is None, "it runs"
+        self._lives += 1
+        journal = Journal(self.url, self.identity)
+        event.listen(journal._engine, "before_cursor_execute", self._refuse)
+        event.listen(journal._engine, "commit", self._refuse_commit)
+        self.hub = Hub(journal, self.identity, Metrics())
+        self._journal = journal
+        self.hub.restore()
+        self.service = CoordinatorService(self.hub, Sessions())
+        self._net.alive[COORDINATOR] = self._lives
+        self._checkers.coordinator_started(self.hub.runs[self.run_id].run)
+
+    def _refuse(self, _c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if self.full and statement.startswith("INSERT"):
+            raise sa.exc.OperationalError(statement, {}, Exception("database or disk is full"))
+
+    def _refuse_commit(self, _c: Any) -> None:
+        if self.full and self._net.random.random() < 0.5:
+            raise sa.exc.OperationalError("COMMIT", {}, Exception("disk I/O error"))
+
+    def crash(self) -> None:
+        """kill -9: what was begun is not finished; what was journalled is there."""
+        self.service = None
+        self._net.alive[COORDINATOR] = 0
+        runtime = self.hub.runs[self.run_id]
+        if runtime._timer is not None:
+            runtime._timer.cancel()
+        runtime._stopped = True
+        for task in [*self._tasks, *runtime._tasks]:
+            task.cancel()
+        self._journal.close()
+
+    @property
+    def head_step(self) -> int:
+        return self.hub.runs[self.run_id].run.head_step
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Something that this life of the coordinator does."""
+        task = self._net.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def call(self, name: str, request: Any) -> Any:
+        """A unary call. Its handler goes on when the caller gives up, and ends with the coordinator."""
+        from tests.sim.network import UNAVAILABLE, CallError, Context
+
+        task = self.spawn(getattr(self.service, name)(request, Context()))
+        try:
+            response = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise CallError(UNAVAILABLE, "the connection broke") from None
+            raise
+        if self.service is not None:
+            self._checkers.coordinator(self.hub.runs[self.run_id].run)
+        return response
+
+
+class SimSwarm(Swarm):
+    """What the training thread sees: the real calls, on virtual time."""
+
+    def __init__(self, make: Any, peer: PeerProcess) -> None:
+        self._peer = peer
+        self._closed = False
+        self._queue: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
+        self._session = make(self._emit)
+
+    async def _emit(self, event: Event) -> None:
+        if isinstance(event, Committed):
+            self._peer.world.checkers.entry(self._peer.name, event.signed)
+        await self._queue.put(event)
+
+    def _call(self, work: Any, seconds_max: float, *, stoppable: bool = False) -> Any:  # noqa: ARG002
+        try:
+            return self._peer.thread.wait(asyncio.wait_for(work, seconds_max))
+        except TimeoutError as error:
+            raise NetworkError(f"the network side did not answer within {seconds_max:.0f} s") from error
+
+    def halt(self) -> None:
+        self._call(self._session.halt(), 90.0)
+        while not self._queue.empty():
+            self._queue.get_nowait()
+
+    def next_event(self, seconds_max: float) -> Event | None:
+        try:
+            event: Event = self._peer.thread.wait(asyncio.wait_for(self._queue.get(), seconds_max))
+        except TimeoutError:
+            return None
+        return event
+
+    def applied(self, step: int, digest: bytes) -> None:
+        self._peer.world.checkers.applied(self._peer.name, step, digest)
+        super().applied(step, digest)
+
+
+class SimReplica(Replica):
+    """Computing takes time."""
+
+    def __init__(self, peer: PeerProcess, *args: Any) -> None:
+        super().__init__(*args)
+        self._peer = peer
+
+    def gradients(self, *args: Any, **kwargs: Any) -> GradResult:
+        self._peer.thread.sleep(self._peer.world.net.random.uniform(0.8, 1.2) * self._peer.compute_seconds)
+        return super().gradients(*args, **kwargs)
+
+
+class _Never:
+    """Nobody presses Ctrl-C."""
+
+    def __init__(self, peer: PeerProcess) -> None:
+        self._peer = peer
+
+    def __call__(self) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> bool:
+        self._peer.thread.sleep(seconds)
+        return False
+
+
+class PeerProcess:
+    """One peer: its disk stays, its processes come and go."""
+
+    def __init__(self, world: World, number: int, compute_seconds: float) -> None:
+        self.world, self.name = world, f"peer{number}"
+        self.identity = Identity.from_seed(bytes([number % 251, number // 251]) + bytes(30))
+        self.folder = world.folder / self.name
+        self.compute_seconds = compute_seconds
+        self.lives = 0
+        self.finished = False
+        self.gave_up = False
+        self.full = False
+        self.replica: Replica | None = None
+        self._session: Session | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.world.net.up(self.name) > 0
+
+    @property
+    def too_late(self) -> bool:
+        """The run is over, and everybody who has its state has left: as much as a peer can get."""
+        return any(peer.finished for peer in self.world.peers) and self.gave_up
+
+    def start(self) -> None:
+        """As `swarmentum join` with the same home."""
+        if self.running or self.finished:
+            return
+        self.lives += 1
+        self.world.net.alive[self.name] = self.lives
+        self.thread = Thread(self.world.loop, self._live)
+
+    def _live(self) -> None:
+        try:
+            self.finished = self._train()
+            self.world.note(f"{self.name} finished")
+            self.world.loop.call_soon(self.crash)
+        except SwarmentumError as error:
+            self.world.note(f"{self.name} ended: {error}")
+            self.world.checkers.ended(self.name, error)
+            self.gave_up = True
+            self.world.loop.call_soon(self.crash)
+            self.world.loop.call_later(RESTART_SECONDS, self.start)
+        except BaseException as error:
+            if not isinstance(error, greenlet.GreenletExit):
+                self.world.failures.append(error)
+            raise
+
+    def _train(self) -> bool:
+        world = self.world
+        self.folder.mkdir(exist_ok=True)
+        store = PieceStore(self.folder / "pieces", 1 << 30)
+        payloads = SimPayloads(self)
+        door = _Later()
+        overlay = OverlaySettings(patience_seconds=120.0)
+        outside = Outside(
+            host=lambda identity, path, settings: SimHost(world.overlay, self.name, identity, path, settings),
+            client=lambda invite, identity: SimClient(world, self.name, invite, identity),
+            discovery=lambda host, run_id: SimDiscovery(world.overlay, host, run_id),  # type: ignore[arg-type,return-value]
+        )
+        swarm = SimSwarm(
+            lambda emit: self._made(
+                Session(world.invite, self.identity, self.folder, overlay, door, store.get, payloads, emit, outside)
+            ),
+            self,
+        )
+        facts = swarm.connect()
+        config = check_genesis(facts.genesis, world.invite)
+        replica = SimReplica(self, world.invite.run_id, Bigrams(), config.optimizer, config.optimizer.vote_size)
+        door.door = UpdateDoor(world.invite.run_id, replica.layout_digest, replica.demo.layout.chunks, replica.demo.config.form)
+        self.replica = replica
+        trainer = Trainer(
+            config=config,
+            replica=replica,
+            swarm=swarm,
+            samples=Samples(world.tokens, CONTEXT, config.seed),
+            store=store,
+            private_path=self.folder / "private.pt",
+            micro_batch=64,
+            autocast=None,
+            summary=Summary(self.identity.peer_id, "cpu"),
+            steps=StepLog(self.folder / "steps.jsonl"),
+            stopping=_Never(self),
+        )
+        about = About(replica.layout_digest, replica.demo.layout.parameters, "cpu")
+        welcome = swarm.join(about, list(facts.bootstrap))
+        if welcome.snapshot is not None and welcome.snapshot.root != replica.packed()[0].root:
+            trainer.load_snapshot(welcome.snapshot)
+        replica.load_private(trainer.private_path)
+        trainer.follow()
+        finished = trainer.run()
+        replica.save_private(trainer.private_path)
+        swarm._call(swarm._session.stop(leaving=True), 10.0)
+        return finished
+
+    def _made(self, session: Session) -> Session:
+        self._session = session
+        return session
+
+    def crash(self) -> None:
+        """kill -9."""
+        if not self.running:
+            return
+        self.world.net.alive[self.name] = 0
+        self.thread.kill()
+        session, self._session = self._session, None
+        if session is not None:
+            for task in [*session._tasks, *session.fetcher._running.values()]:
+                task.cancel()
+            assert isinstance(session.host, SimHost)
+            session.host.vanish()
+
+    def check_buffers(self) -> None:
+        """What is remembered stays within its bounds."""
+        session = self._session
+        if session is not None:
+            self.world.checkers.buffers(self.name, session)
+
+
+class SimPayloads(Payloads):
+    """The payload folder, on a disk that can be full."""
+
+    def __init__(self, peer: PeerProcess) -> None:
+        super().__init__(peer.folder / "payloads")
+        self._peer = peer
+
+    def _write(self, temporary: Path, data: bytes, path: Path) -> None:
+        if self._peer.full:
+            raise OSError(28, "No space left on device")
+        super()._write(temporary, data, path)
+
+
+class SimClient(CoordinatorClient):
+    """The real client over a simulated channel."""
+
+    def __init__(self, world: World, name: str, invite: Invite, identity: Identity | None) -> None:
+        super().__init__(invite, identity)
+        self._world, self._name = world, name
+
+    async def connect(self) -> None:
+        world = self._world
+        await asyncio.sleep(world.net.delay())
+        self._channel = Channel(world.net, self._name, lambda: None if world.coordinator.service is None else world.coordinator)
+
+
+class _Later:
+    """As in `node.app`: the door is known once the model is built."""
+
+    door: UpdateDoor
+
+    @property
+    def bytes_max(self) -> int:
+        return self.door.bytes_max
+
+    def open(self, data: bytes, step: int) -> Any:
+        return self.door.open(data, step)
+
+
+@dataclass
+class World:
+    """Everything, and the notes of what happened."""
+
+    loop: VirtualLoop
+    seed: int
+    folder: Path
+    config: RunConfig
+    peers_wanted: int
+    notes: list[str] = field(default_factory=list)
+    failures: list[BaseException] = field(default_factory=list)
+    """What went wrong in a thread or a callback."""
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.loop.set_exception_handler(self._failed)
+        self.net = Net(self.loop, random.Random(self.seed + 1))
+        self.overlay = Overlay(self.net)
+        self.checkers = Checkers()
+        self.coordinator = Coordinator(self.net, self.folder, self.config, self.checkers)
+        key = self.coordinator.identity.public_key
+        self.invite = Invite(self.coordinator.run_id, ("coordinator:1",), key, bytes(32), (), "sim")
+        chance = np.random.default_rng(self.seed)
+        self.tokens = (chance.integers(0, 8, 4000).cumsum() % VOCABULARY).astype(np.uint8)
+        self.peers = [PeerProcess(self, n, self.random.uniform(1.0, 4.0)) for n in range(self.peers_wanted)]
+
+    def _failed(self, _loop: Any, context: dict[str, Any]) -> None:
+        error = context.get("exception") or AssertionError(context["message"])
+        self.failures.append(error)
+
+    def note(self, text: str) -> None:
+        self.notes.append(f"{self.loop.now - 1000:9.3f} s, step {self.coordinator.head_step}: {text}".replace(str(self.folder), "WORLD"))
+
+    async def until(self, done: Callable[[], bool], seconds_max: float) -> bool:
+        """Let time pass; False if it does not come true in time."""
+        end = self.loop.now + seconds_max
+        while not done():
+            if self.loop.now >= end:
+                return False
+            await asyncio.sleep(0.25)
+            if self.failures:
+                raise self.failures[0]
+            for peer in self.peers:
+                peer.check_buffers()
+        return True
+
+    async def close(self) -> None:
+        """End everything; nothing is left on the loop."""
+        for peer in self.peers:
+            peer.crash()
+        if self.coordinator.service is not None:
+            self.coordinator.crash()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+
+def without_threads() -> Any:
+    """Training threads fetch pieces with threads of their own: not here."""
+    return mock.patch("node.sync.ThreadPoolExecutor", InlineExecutor)
