@@ -1,0 +1,179 @@
+"""A peer of two ranks in a swarm of ordinary peers: one identity, one vote, the same state after every step.
+
+Real processes: torchrun starts the ranks, gloo on the CPU carries their collective calls.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+RUN = f"""
+name = "ranks"
+{TINY_MODEL}
+[data]
+source = "DATA"
+context = 32
+[optimizer]
+warmup_steps = 3
+METHOD
+[clock]
+steps = 100000
+batch_samples = 192
+min_peers = 2
+snapshot_every = 10
+deadline_ms_min = 1000
+deadline_ms_max = 20000
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+RANKS = 2
+Make = Callable[[str], LocalSwarm]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    swarms = []
+
+    def start(method: str) -> LocalSwarm:
+        text = tmp_path / "text.txt"
+        text.write_bytes(Path(os.__file__).read_bytes())
+        swarms.append(LocalSwarm(tmp_path, RUN.replace("DATA", str(text)).replace("METHOD", method)))
+        return swarms[0]
+
+    try:
+        yield start
+    finally:
+        for swarm in swarms:
+            swarm.close()
+    assert processes_with(str(tmp_path)) == [], "something was left running"
+
+
+def join_with_ranks(swarm: LocalSwarm, name: str, *flags: str) -> Process:
+    """As `LocalSwarm.join`, by torchrun."""
+    home = ("--home", str(swarm.folder / name), "--listen", "127.0.0.1:0", "--threads", "1")
+    ranks = ("torch.distributed.run", "--nproc-per-node", str(RANKS), "--master-port", "0", "--standalone")
+    return swarm.start(name, *ranks, "-m", "node", "join", swarm.link, *home, "--json", *flags)
+
+
+def children(pid: int) -> list[int]:
+    """All processes below one, the nearest first."""
+    below = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*below, *(grandchild for child in below for grandchild in children(child))]
+
+
+def kill_tree(process: Process) -> None:
+    """kill -9 of torchrun and everything below it."""
+    pids = [process.child.pid, *children(process.child.pid)]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    process.kill()
+
+
+def equal_so_far(swarm: LocalSwarm, *names: str) -> None:
+    different = {s: d for s, d in digests_by_step(*(swarm.steps(name) for name in names)).items() if len(d) > 1}
+    assert not different, f"replicas differ after steps {sorted(different)[:5]}"
+
+
+def votes(swarm: LocalSwarm, name: str) -> int:
+    return sum(line["accepted"] for line in swarm.steps(name))
+
+
+def wait_votes(swarm: LocalSwarm, name: str, more: int) -> None:
+    wanted = votes(swarm, name) + more
+    wait_for(f"{more} votes of {name}", lambda: votes(swarm, name) >= wanted)
+
+
+def test_two_ranks_are_one_peer_through_a_join_a_kill_and_ctrl_c(make: Make) -> None:
+    swarm = make("")
+    swarm.join("ada")
+    swarm.join("bob")
+    swarm.wait_step("ada", 12)
+    join_with_ranks(swarm, "duo")
+    wait_votes(swarm, "duo", 11)  # momentum is saved with each snapshot
+    assert swarm.steps("duo")[0]["step"] > 10, "it started from the initial state, not from an agreed snapshot"
+    assert len(swarm.status()["peers"]) == 3, "two ranks are not one peer"
+    equal_so_far(swarm, "ada", "bob", "duo")
+
+    # the same peer on one device: it takes up what the ranks saved ...
+    kill_tree(swarm.processes["duo"])
+    swarm.join("duo", "--micro-batch", "3")
+    wait_votes(swarm, "duo", 2)
+    swarm.processes["duo"].interrupt()
+    assert swarm.processes["duo"].finish(30)[0] == 130
+
+    # ... and gives it back to them
+    duo = join_with_ranks(swarm, "duo", "--micro-batch", "3")
+    wait_votes(swarm, "duo", 2)
+    assert len(swarm.events("duo", "momentum taken up again")) == 2, "a restart began with fresh momentum"
+    duo.interrupt()
+    _, summary = duo.finish(30)
+    assert (summary["device"], summary["resyncs"]) == ("2 x cpu", 0)
+    assert processes_with(str(swarm.folder / "duo")) == []
+    equal_so_far(swarm, "ada", "bob", "duo")
+
+
+METHODS = {
+    "muon, overlapping": """
+overlap = true
+base = { name = "muon", momentum = 0.5 }
+""",
+    "SparseLoCo": """
+lr = 0.7
+selection = "topk"
+top_k = 64
+values = "2bit"
+transform = "identity"
+magnitudes = true
+beta2 = 0
+base = { name = "sgd", momentum = 0.5 }
+local = { steps = 4, lr = 2e-3 }
+""",
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_methods_with_more_state_on_two_ranks(make: Make, method: str) -> None:
+    swarm = make(method)
+    swarm.join("ada")
+    swarm.join("bob")
+    join_with_ranks(swarm, "duo")
+    wait_votes(swarm, "duo", 11)
+    kill_tree(swarm.processes["duo"])
+    join_with_ranks(swarm, "duo")
+    wait_votes(swarm, "duo", 2)
+    assert swarm.events("duo", "momentum taken up again")
+    equal_so_far(swarm, "ada", "bob", "duo")
+
+
+def test_a_rank_that_dies_ends_the_peer_and_nobody_waits_for_it(make: Make) -> None:
+    swarm = make("")
+    swarm.join("ada")
+    swarm.join("bob")
+    duo = join_with_ranks(swarm, "duo")
+    wait_votes(swarm, "duo", 2)
+    second = next(
+        p for p in children(duo.child.pid) if b"\0RANK=1\0" in b"\0" + Path(f"/proc/{p}/environ").read_bytes()
+    )
+    os.kill(second, signal.SIGKILL)
+    code, _ = duo.finish(60)
+    assert code != 0
+    assert "another rank of this peer died" in (swarm.folder / "duo.log").read_text()
+    swarm.wait_step("ada", swarm.last_step("ada") + 5)
+
+
+def test_devices_that_are_not_a_ranks_own_are_refused(tmp_path: Path) -> None:
+    link = "swarmentum://nowhere"
+    command = ("torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "node", "join", link)
+    process = Process(tmp_path / "log", *command, "--home", str(tmp_path / "duo"), "--device", "cuda:1")
+    code, _ = process.finish(60)
+    assert code != 0
+    assert "each takes a device of its own" in (tmp_path / "log").read_text()
