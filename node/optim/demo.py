@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,6 +26,7 @@ from node.optim.base import Base, BaseConfig
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Source, named_tensors
 from node.optim.payload import Format, Selection
 from node.optim.second_moment import SecondMoment
+from node.optim.tiles import core_pairs
 from node.optim.transforms import Transform
 from node.optim.values import GRIDS
 
@@ -236,7 +238,7 @@ class Taking(Backend, Protocol):
 
 
 class Portable:
-    """`Backend` in torch operations, for any device."""
+    """`Backend` in torch operations, for any device, by tiles of chunks; only what is in the pool has a buffer."""
 
     name = "torch"
 
@@ -244,9 +246,11 @@ class Portable:
         self._layout = layout
         self._device = device
         self._tile_chunks = tile_chunks
-        self._buffer = layout.empty(device)  # gradients on the way in, directions on the way out
         largest = min(tile_chunks, layout.chunks) * CHUNK_ELEMENTS
         self._scratch = torch.empty(_SCRATCH_PLANES * largest, dtype=torch.float32, device=device)
+        # gradients on the way in, directions on the way out
+        self._tile = torch.empty(largest, dtype=torch.float32, device=device).view(-1, CHUNK_SIDE, CHUNK_SIDE)
+        self._pool = self._tile.new_empty(layout.chunks - layout.core_chunks, CHUNK_SIDE, CHUNK_SIDE)
 
     def norm(self, gradients: Sequence[Tensor | None]) -> float:
         return total_norm(gradients)
@@ -255,9 +259,11 @@ class Portable:
         self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
     ) -> Tensor:
         packed = []
-        self._layout.gather(gradients, self._buffer)
+        self._pool.view(-1)[self._layout.pool_elements :].zero_()
+        _fill(self._layout.pool_pairs(gradients, self._pool.view(-1)))
         for tile, scratch in self._tiles():
-            gradient = self._buffer[tile]
+            gradient = self._room(tile)
+            _fill(core_pairs(self._layout, gradients, tile, gradient))
             coefficients = dct.forward(gradient, out=gradient, scratch=scratch[0])
             accumulated = accumulate(momentum[tile], coefficients, beta, step)
             packed.append(votes.pack(*votes.select(accumulated, group_size, scratch), group_size))
@@ -273,19 +279,38 @@ class Portable:
         for group_size, payload in ballots:
             total.add(group_size, payload)
         for tile, scratch in self._tiles():
-            out = self._buffer[tile]
+            out = self._room(tile)
             sums = total.sums(tile.start, tile.stop, out=out.view(torch.int32))
             aggregate.direction(sums, out=out, scratch=scratch[:2])
-        for part, direction in self._layout.pairs(parameters, self._buffer):
-            assert part is not None
-            apply_update(part, direction, lr, weight_decay)
+            _update(core_pairs(self._layout, parameters, tile, out), lr, weight_decay)
+        _update(self._layout.pool_pairs(parameters, self._pool.view(-1)), lr, weight_decay)
+
+    def _room(self, tile: slice) -> Tensor:
+        """A tile's gradients or directions: fp32 [count, 64, 64], of the pool its own."""
+        first = tile.start - self._layout.core_chunks
+        return self._tile[: tile.stop - tile.start] if first < 0 else self._pool[first : first + tile.stop - tile.start]
 
     def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
-        """Ranges of chunks, each with scratch of its size: fp32 [3, count, 64, 64]."""
-        for first in range(0, self._layout.chunks, self._tile_chunks):
-            last = min(first + self._tile_chunks, self._layout.chunks)
+        """Ranges of chunks, of cores or of the pool, each with scratch of its size: fp32 [3, count, 64, 64]."""
+        chunks, cores = self._layout.chunks, self._layout.core_chunks
+        starts = [*range(0, cores, self._tile_chunks), *range(cores, chunks, self._tile_chunks)]
+        for first, last in pairwise([*starts, chunks]):
             room = self._scratch[: _SCRATCH_PLANES * (last - first) * CHUNK_ELEMENTS]
             yield slice(first, last), room.view(_SCRATCH_PLANES, last - first, CHUNK_SIDE, CHUNK_SIDE)
+
+
+def _fill(pairs: Iterable[tuple[Tensor | None, Tensor]]) -> None:
+    for part, chunk in pairs:
+        if part is None:
+            chunk.zero_()
+        else:
+            chunk.copy_(part)
+
+
+def _update(pairs: Iterable[tuple[Tensor | None, Tensor]], lr: float, weight_decay: float) -> None:
+    for part, direction in pairs:
+        assert part is not None
+        apply_update(part, direction, lr, weight_decay)
 
 
 class DeMo:

@@ -26,6 +26,7 @@ class Family(Portable):
         self, layout: Layout, device: torch.device, tile_chunks: int, form: Format, transform: Transform, base: Base
     ) -> None:
         super().__init__(layout, device, tile_chunks)
+        self._buffer = layout.empty(device)  # gradients on the way in, directions on the way out
         self._form, self._transform, self._base = form, transform, base
 
     def vote(self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, size: int) -> Tensor:
