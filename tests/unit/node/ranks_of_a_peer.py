@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from torch import Tensor, nn
 from node.config import load_settings
 from node.model.spec import ModelSpec
 from node.optim.demo import NonFiniteGradient
+from node.ranks import channel
+from node.ranks import lead as leading
+from node.ranks.channel import RankLost
 from node.ranks.follow import follow
 from node.ranks.launch import launched
 from node.ranks.lead import Lead, RanksReplica
@@ -28,6 +33,7 @@ from protos.run_config import OptimizerConfig
 
 RUN, SIZE, LR, CONTEXT = b"r" * 32, 64, 2.0**-8, 9
 VOCABULARY = 70
+PATIENCE_SECONDS = 3
 HERE = "tests.unit.node.ranks_of_a_peer"
 
 
@@ -171,18 +177,35 @@ def a_model_that_cannot_be_sharded_is_refused(lead: Lead) -> None:
         RanksReplica(RUN, lead, order, optimizer, SIZE)
 
 
-def main(folder: Path) -> None:
+def signs_of_life_end_with_the_one_who_gives_them(lead: Lead, folder: Path) -> None:
+    """Rank 0 says nothing for longer than the others wait, signs of life apart; then not even these."""
+    threading.Event().wait(2 * PATIENCE_SECONDS)
+    many, _ = replicas(lead, OptimizerConfig())
+    assert many.digest()
+    lead._closed.set()
+    until = time.monotonic() + 10 * PATIENCE_SECONDS
+    while not (folder / "lost").exists():
+        assert time.monotonic() < until, "a rank waits for a silent rank 0 without end"
+        threading.Event().wait(0.1)
+
+
+def main(folder: Path, what: str) -> None:
     torch.set_num_threads(1)
     launch = launched(os.environ)
     assert launch is not None
+    if what == "patience":
+        channel.RANK_SECONDS_MAX, leading.ALIVE_SECONDS = PATIENCE_SECONDS, 0.5
     if launch.rank:
         try:
             follow(launch, load_settings(device="cpu", threads=1))
-        except OperatorError as error:
-            (folder / "refused").write_text(str(error))
+        except (OperatorError, RankLost) as error:
+            (folder / ("lost" if isinstance(error, RankLost) else "refused")).write_text(str(error))
         return
     lead = Lead(launch, "cpu")
     try:
+        if what == "patience":
+            signs_of_life_end_with_the_one_who_gives_them(lead, folder)
+            return
         gradients_are_those_of_one_device(lead)
         private_state_moves_between_any_numbers_of_devices(lead, folder)
         a_gradient_that_is_not_finite_abstains_on_every_rank(lead)
@@ -192,4 +215,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

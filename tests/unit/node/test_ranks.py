@@ -15,15 +15,25 @@ from node.ranks.launch import Launch, launched, rank_device
 SECONDS_MAX = 150
 
 
-@pytest.mark.timeout(200)
-def test_two_ranks_hold_and_say_what_one_device_does(tmp_path: Path) -> None:
+def run_ranks(folder: Path, what: str) -> None:
     command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = subprocess.run(
-        [sys.executable, *command, "-m", "tests.unit.node.ranks_of_a_peer", str(tmp_path)],
+        [sys.executable, *command, "-m", "tests.unit.node.ranks_of_a_peer", str(folder), what],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-5000:]
+
+
+@pytest.mark.timeout(200)
+def test_two_ranks_hold_and_say_what_one_device_does(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "all")
     assert "several ranks cannot train this model" in (tmp_path / "refused").read_text()
+
+
+@pytest.mark.timeout(200)
+def test_a_rank_waits_for_a_rank_0_that_is_there_and_for_no_other(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "patience")
+    assert "died or hangs: Timed out" in (tmp_path / "lost").read_text()
 
 
 def test_one_process_is_an_ordinary_peer() -> None:
