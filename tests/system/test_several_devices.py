@@ -154,7 +154,7 @@ def test_methods_with_more_state_on_two_ranks(make: Make, method: str) -> None:
     equal_so_far(swarm, "ada", "bob", "duo")
 
 
-def test_a_rank_that_dies_ends_the_peer_and_nobody_waits_for_it(make: Make) -> None:
+def test_a_rank_or_torchrun_that_dies_ends_the_peer_and_nobody_waits(make: Make) -> None:
     swarm = make("")
     swarm.join("ada")
     swarm.join("bob")
@@ -167,6 +167,12 @@ def test_a_rank_that_dies_ends_the_peer_and_nobody_waits_for_it(make: Make) -> N
     code, _ = duo.finish(60)
     assert code != 0
     assert "another rank of this peer died" in (swarm.folder / "duo.log").read_text()
+
+    # torchrun itself is killed, and cannot end them
+    join_with_ranks(swarm, "duo")
+    wait_votes(swarm, "duo", 1)
+    swarm.processes["duo"].kill()
+    wait_for("end of all ranks", lambda: not processes_with(str(swarm.folder / "duo")), 60)
     swarm.wait_step("ada", swarm.last_step("ada") + 5)
 
 
