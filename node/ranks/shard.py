@@ -148,7 +148,7 @@ class Shard:
         assert self.local is not None, "the run has no local steps"
         return self.local
 
-    # ---- the state -------------------------------------------------------------------------------------------------
+    # ---- the state ---------------------------------------------------------------------------------------------------
 
     def digest(self, step: int | None) -> bytes:
         """See `state_digest`, of the replicated state."""
