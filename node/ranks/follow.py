@@ -20,13 +20,11 @@ AGREED = (NonFiniteGradient, NotANumber, VotesError)
 
 def follow(launch: Launch, settings: PeerSettings) -> None:
     """Until rank 0 says stop. Raises `RankLost` if it is gone, and what a call raised here."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # torchrun tells rank 0 as well, which ends what is going on and says stop
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     channel = Channel(launch, rank_device(launch, settings.device))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # from here on rank 0, which torchrun tells too, ends what is going on
     log = structlog.get_logger("peer").bind(rank=launch.rank)
     log.info("rank ready", ranks=launch.ranks, device=str(channel.device))
     try:
