@@ -1,12 +1,13 @@
 # make demo    set up, then train a small model with a real swarm on this machine
 # make test    set up, then run the tests
 # make check   linters, types, import rules, generated code
+# make sim     replay a seed of the simulator: make sim SEED=17
 # make install only the virtual environment (.venv/bin/swarmentum, .venv/bin/swarmentum-coordinator)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt
 BIN = .venv/bin
 
-.PHONY: help install demo test check protos format watch clean
+.PHONY: help install demo test sim check protos format watch clean
 .DEFAULT_GOAL := help
 
 help: ## Show this help.
@@ -37,6 +38,9 @@ demo: .venv/.node ## Train a small model with a real swarm on this machine (abou
 
 test: .venv/.dev ## Run the tests; arguments in ARGS.
 	$(BIN)/python -m pytest $(ARGS)
+
+sim: .venv/.dev ## Replay a seed of the simulator (SEED=17), or play seeds 0 to 99.
+	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds 0 100) $(ARGS)
 
 watch: .venv/.watch ## Install the extra for `swarmentum watch` (needs gcc and libgmp-dev on Linux).
 

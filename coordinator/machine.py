@@ -72,6 +72,7 @@ def restore(run: Run, records: Iterable[Record], now_ms: int) -> Run:
 
 def step(run: Run, event: Event, now_ms: int) -> Outcome:
     """One event. Every event in every phase moves to a known state or refuses with a reason."""
+    before = run
     match event:
         case Joined():
             run, effects = _joined(run, event)
@@ -83,8 +84,18 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
             run, effects = _reported(run, event, now_ms)
         case TimerFired():
             effects = _early(run, now_ms)
+    if isinstance(event, Reported) and _says_nothing_of_the_step(before, run, event, now_ms):
+        return run, effects
     run, more = _progress(run, now_ms)
     return run, effects + more
+
+
+def _says_nothing_of_the_step(before: Run, run: Run, event: Reported, now_ms: int) -> bool:
+    """Most reports in a large swarm are about applied states: the open step then stands as it stood."""
+    if run.step is None or run.step is not before.step or now_ms >= run.step.deadline_at_ms:
+        return False
+    was, now = before.peers.get(event.public_key), run.peers.get(event.public_key)
+    return was is not None and now is not None and was.phase is now.phase and run.snapshot is before.snapshot
 
 
 def _early(run: Run, now_ms: int) -> list[Effect]:
@@ -125,7 +136,7 @@ def _holds_nothing(run: Run, public_key: bytes) -> Run:
         (author, payload): mask if author == public_key else mask & ~bit
         for (author, payload), mask in current.holders.items()
     }
-    return replace(run, step=replace(current, holders=holders))
+    return replace(run, step=replace(current, holders=holders, counted_within=-1))
 
 
 def _connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
@@ -179,7 +190,7 @@ def _reported(run: Run, event: Reported, now_ms: int) -> Outcome:
     if event.claim is not None:
         run, more = _claimed(run, event.public_key, event.claim, now_ms)
         effects += more
-    return _holds(run, event), effects
+    return _holds(run, event, now_ms), effects
 
 
 def _applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcome:
@@ -296,7 +307,7 @@ def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
         return run, [Refuse(public_key, f"payload of step {claim.step}: {is_open}")]
     if claim.parent_hash != current.tick.parent_hash:
         return run, [Refuse(public_key, f"payload of step {claim.step} was computed on another log")]
-    if public_key not in {share.public_key for share in current.tick.roster}:
+    if public_key not in current.tick.places:
         return run, [Refuse(public_key, f"not in the roster of step {claim.step}; the next tick takes you in")]
     samples = sum(len(part) for part in current.tick.pool)
     if claim.samples > samples:
@@ -310,37 +321,45 @@ def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
         name: mask for name, mask in current.holders.items() if name[0] != public_key or name[1] == claim.payload_sha256
     }
     claims = {**current.claims, public_key: claim}
-    run = replace(run, step=replace(current, claims=claims, holders=holders))
+    # The payload may be held by many already, or be another one than before: count anew.
+    run = replace(run, step=replace(current, claims=claims, holders=holders, counted_within=-1))
     peer = run.peers[public_key]
     speed = peer.samples_per_second if before else rules.measured_speed(peer.samples_per_second, claim)
     return _with_peer(run, replace(peer, samples_per_second=speed, loss=claim.loss)), []
 
 
-def _holds(run: Run, event: Reported) -> Run:
+def _holds(run: Run, event: Reported, now_ms: int) -> Run:
     current = run.step
     if current is None or not event.holdings:
         return run
-    members = {share.public_key for share in current.tick.roster}
+    members = current.tick.places
     bit = _bit(current, event.public_key)
     if not bit:
         return run
-    holders = dict(current.holders)
-    # One payload an author: a peer that names several fills nobody's memory, and takes no place of an honest one's word.
-    named = {author for (author, _), mask in holders.items() if mask & bit}
+    holders, counted, named = dict(current.holders), current.counted, None
+    within, needed = rules.electors(run.config.clock, current, now_ms)
     for at_step, author, payload in event.holdings:
-        claim = current.claims.get(author)
-        if at_step != current.tick.step or author not in members or author in named:
+        if at_step != current.tick.step or author not in members:
             continue
-        if claim is None or claim.payload_sha256 == payload:
-            holders[author, payload] = holders.get((author, payload), 0) | bit
+        claim = current.claims.get(author)
+        if claim is None:
+            # One payload an author: a peer that names several fills nobody's memory, and takes no place of an honest word.
+            named = {who for (who, _), mask in holders.items() if mask & bit} if named is None else named
+            if author in named:
+                continue
             named.add(author)
-    return replace(run, step=replace(current, holders=holders))
+        elif claim.payload_sha256 != payload:
+            continue
+        mask = holders[author, payload] = holders.get((author, payload), 0) | bit
+        if claim is not None and (mask & within).bit_count() >= needed:
+            counted |= 1 << members[author]
+    return replace(run, step=replace(current, holders=holders, counted=counted))
 
 
 def _bit(current: OpenStep, public_key: bytes) -> int:
     """The roster member's place in masks; 0 for anyone else."""
-    keys = [share.public_key for share in current.tick.roster]
-    return 1 << keys.index(public_key) if public_key in keys else 0
+    place = current.tick.places.get(public_key)
+    return 0 if place is None else 1 << place
 
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
@@ -410,10 +429,11 @@ def _announce(run: Run, tick: Tick, now_ms: int) -> Outcome:
 def _try_close(run: Run, now_ms: int) -> Outcome:
     current = run.step
     assert current is not None
-    counted = len(rules.held(run, current, now_ms))
-    if counted != current.counted:
-        current = replace(current, counted=counted, counted_at_ms=now_ms)
-    closes, reason = rules.should_close(run, current, now_ms)
+    counted = rules.counted(run.config.clock, current, now_ms)
+    if counted.counted.bit_count() != current.counted_votes:
+        counted = replace(counted, counted_votes=counted.counted.bit_count(), counted_at_ms=now_ms)
+    current = counted
+    closes, reason = rules.should_close(run.config.clock, current, len(run.left), now_ms)
     run = replace(run, reason=reason, step=current)
     if closes:
         return _commit(run, now_ms)
@@ -421,7 +441,7 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
         return _ask_again(run, current, now_ms)
     if now_ms >= current.deadline_at_ms:
         return _reopen(run, f"no payload of step {current.tick.step} is held by a quorum", now_ms)
-    wanted, left = run.config.clock.min_peers, rules.live_mask(run, current, now_ms).bit_count()
+    wanted, left = run.config.clock.min_peers, rules.live_mask(current, now_ms).bit_count()
     deserted = left < min(wanted, len(current.tick.roster))
     if run.config.clock.strict:
         deserted = bool(run.left)
@@ -441,7 +461,7 @@ def _commit(run: Run, now_ms: int) -> Outcome:
         value, reason = rules.agree(counted, len(electorate), final=True)
         if value is not None:
             run, effects = _agreed(run, before, value, reason)
-    accepted = rules.held(run, current, now_ms)
+    accepted = {key: c for key, c in current.claims.items() if current.counted >> current.tick.places[key] & 1}
     entry = _entry(run, current, accepted)
     body = entry_body(entry)
     record = EntryCommitted(entry, body, entry_hash(body))
@@ -455,7 +475,7 @@ def _commit(run: Run, now_ms: int) -> Outcome:
     return run, effects + more
 
 
-def _entry(run: Run, current: OpenStep, counted: dict[bytes, Claim]) -> Entry:
+def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim]) -> Entry:
     tick = current.tick
     ranges = assign(tick.pool, tick.roster)
     unused = [part for key, parts in ranges.items() if key not in counted for part in parts]
@@ -545,7 +565,7 @@ def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
         run = replace(run, returned_samples=left, next_sample=following)
     run = replace(run, roster=tuple(share.public_key for share in tick.roster), left=frozenset())
     deadline = now_ms + rules.deadline_ms(run.config.clock, run.durations_ms)
-    opened = OpenStep(tick, now_ms, deadline)
+    opened = rules.seen(OpenStep(tick, now_ms, deadline), run.peers)
     if before is not None and before.tick.step == tick.step:
         opened = _carry_over(before, opened)
     run = _move(run, Phase.OPEN)
@@ -599,7 +619,8 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
 
 
 def _with_peer(run: Run, peer: Peer) -> Run:
-    return _bounded(replace(run, peers={**run.peers, peer.public_key: peer}), peer.public_key)
+    step = None if run.step is None else rules.met(run.step, peer)
+    return _bounded(replace(run, step=step, peers={**run.peers, peer.public_key: peer}), peer.public_key)
 
 
 def _bounded(run: Run, newest: bytes) -> Run:

@@ -6,9 +6,10 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from coordinator.events import Claim, SnapshotFact
-from coordinator.state import OpenStep, PeerPhase, Run
+from coordinator.state import OpenStep, Peer, PeerPhase, Run
 from protos.assignment import Range, Share, assign, merge, shares
 from protos.identity import peer_id, short
 from protos.run_config import ClockConfig, OptimizerConfig
@@ -17,6 +18,7 @@ from protos.run_config import ClockConfig, OptimizerConfig
 SPEED_EMA = 0.5
 # A roster member that missed a step is taken to be this much slower than we thought.
 MISSED_STEP_SPEED = 0.5
+NAMES_SHOWN_MAX = 4
 
 
 def learning_rate(optimizer: OptimizerConfig, steps: int, step: int) -> float:
@@ -70,58 +72,88 @@ def quorum_of(quorum: float, members: int) -> int:
     return max(1, min(members, math.floor(quorum * members) + 1))
 
 
-def connected_mask(run: Run, step: OpenStep) -> int:
-    """Bit mask of the roster members that are connected."""
-    here = (run.peers.get(share.public_key) for share in step.tick.roster)
-    return sum(1 << i for i, peer in enumerate(here) if peer is not None and peer.phase is not PeerPhase.ABSENT)
+def seen(step: OpenStep, peers: Mapping[bytes, Peer]) -> OpenStep:
+    """The open step with its masks of who is here and who hung up, from all peers; `met` keeps them up to date."""
+    here = gone = 0
+    for public_key, place in step.tick.places.items():
+        peer = peers.get(public_key)
+        here |= (peer is not None and peer.phase is not PeerPhase.ABSENT) << place
+        gone |= (peer is not None and peer.gone) << place
+    return replace(step, here=here, gone=gone)
 
 
-def live_mask(run: Run, step: OpenStep, now_ms: int) -> int:
+def met(step: OpenStep, peer: Peer) -> OpenStep:
+    """`seen` for one peer that has changed."""
+    place = step.tick.places.get(peer.public_key)
+    if place is None:
+        return step
+    bit = 1 << place
+    here = step.here | bit if peer.phase is not PeerPhase.ABSENT else step.here & ~bit
+    gone = step.gone | bit if peer.gone else step.gone & ~bit
+    return step if (here, gone) == (step.here, step.gone) else replace(step, here=here, gone=gone)
+
+
+def live_mask(step: OpenStep, now_ms: int) -> int:
     """Bit mask of the roster members whose word the step waits for: all that have not hung up.
 
     After the deadline, those that are connected: who was there before a restart of the coordinator had time to come back.
     """
-    if now_ms >= step.deadline_at_ms:
-        return connected_mask(run, step)
-    here = (run.peers.get(share.public_key) for share in step.tick.roster)
-    return sum(1 << i for i, peer in enumerate(here) if peer is None or not peer.gone)
+    return step.here if now_ms >= step.deadline_at_ms else everyone(step) & ~step.gone
 
 
-def held(run: Run, step: OpenStep, now_ms: int) -> dict[bytes, Claim]:
-    """Claims whose payload enough live roster members hold (strict: all of the roster)."""
-    live = live_mask(run, step, now_ms)
+def everyone(step: OpenStep) -> int:
+    """Bit mask of the whole roster."""
+    return (1 << len(step.tick.roster)) - 1
+
+
+def electors(clock: ClockConfig, step: OpenStep, now_ms: int) -> tuple[int, int]:
+    """(who decides whether a payload counts, as a bit mask; how many of them must hold it)."""
     roster = len(step.tick.roster)
-    needed = roster if run.config.clock.strict else quorum_of(run.config.clock.quorum, live.bit_count())
-    within = (1 << roster) - 1 if run.config.clock.strict else live
-    return {
-        author: claim
-        for author, claim in step.claims.items()
-        if (step.holders.get((author, claim.payload_sha256), 0) & within).bit_count() >= needed
-    }
-
-
-def should_close(run: Run, step: OpenStep, now_ms: int) -> tuple[bool, str]:
-    """Whether the open step can be decided now."""
-    clock = run.config.clock
-    live = live_mask(run, step, now_ms)
-    counted = held(run, step, now_ms)
-    connected = connected_mask(run, step).bit_count()
-    if connected < min(clock.min_peers, len(step.tick.roster)) and not clock.strict:
-        return False, f"{connected} of {clock.min_peers} peers needed are connected"
-    awaited = [
-        share.public_key
-        for index, share in enumerate(step.tick.roster)
-        if (clock.strict or live >> index & 1) and share.public_key not in counted
-    ]
-    if not awaited and counted:
-        return True, f"all {len(counted)} payloads are held"
-    names = ", ".join(short(key) for key in awaited[:4]) + (" ..." if len(awaited) > 4 else "")
     if clock.strict:
-        gone = f"; {len(run.left)} of them left: waiting for {clock.min_peers} ready peers" if run.left else ""
+        return everyone(step), roster
+    live = live_mask(step, now_ms)
+    return live, quorum_of(clock.quorum, live.bit_count())
+
+
+def counted(clock: ClockConfig, step: OpenStep, now_ms: int) -> OpenStep:
+    """The open step with its mask of authors whose payload enough electors hold, counted anew if the electors changed."""
+    within, needed = electors(clock, step, now_ms)
+    if within == step.counted_within:
+        return step
+    mask = 0
+    for author, claim in step.claims.items():
+        if (step.holders.get((author, claim.payload_sha256), 0) & within).bit_count() >= needed:
+            mask |= 1 << step.tick.places[author]
+    return replace(step, counted=mask, counted_within=within)
+
+
+def should_close(clock: ClockConfig, step: OpenStep, left: int, now_ms: int) -> tuple[bool, str]:
+    """Whether the open step, counted, can be decided now. `left`: members that said goodbye, for the reason's text."""
+    roster, connected = step.tick.roster, step.here.bit_count()
+    if connected < min(clock.min_peers, len(roster)) and not clock.strict:
+        return False, f"{connected} of {clock.min_peers} peers needed are connected"
+    awaited = (everyone(step) if clock.strict else live_mask(step, now_ms)) & ~step.counted
+    votes = step.counted.bit_count()
+    if not awaited and votes:
+        return True, f"all {votes} payloads are held"
+    names = _names(step, awaited)
+    if clock.strict:
+        gone = f"; {left} of them left: waiting for {clock.min_peers} ready peers" if left else ""
         return False, f"strict: waiting for {names}{gone}"
-    if now_ms >= step.deadline_at_ms and counted:
-        return True, f"deadline: {len(counted)} payloads are held, without {names}"
-    return False, f"{len(counted)} of {len(step.tick.roster)} payloads are held; waiting for {names or 'a payload'}"
+    if now_ms >= step.deadline_at_ms and votes:
+        return True, f"deadline: {votes} payloads are held, without {names}"
+    return False, f"{votes} of {len(roster)} payloads are held; waiting for {names or 'a payload'}"
+
+
+def _names(step: OpenStep, members: int) -> str:
+    """The first few of a mask's members, for people."""
+    shown: list[str] = []
+    more = members.bit_count() > NAMES_SHOWN_MAX
+    while members and len(shown) < NAMES_SHOWN_MAX:
+        place = (members & -members).bit_length() - 1
+        shown.append(short(step.tick.roster[place].public_key))
+        members &= members - 1
+    return ", ".join(shown) + (" ..." if more else "")
 
 
 def agree(reports: Mapping[bytes, bytes], members: int, *, final: bool) -> tuple[bytes | None, str]:

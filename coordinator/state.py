@@ -70,13 +70,19 @@ class Peer:
 class OpenStep:
     """The open step. `holders[(author, payload hash)]` is a bit mask over the roster's order.
 
-    `counted` payloads were held by a quorum when we last looked, and that changed at `counted_at_ms`.
+    So are `here` (connected) and `gone` (hung up), and `counted`: the authors whose payload enough of the electors hold, when
+    those were `counted_within` (-1: not counted yet). There have been `counted_votes` of them since `counted_at_ms`. What
+    follows from other fields is kept because it is asked for after every report (`rules.seen`, `rules.counted`).
     """
 
     tick: Tick
     opened_ms: int
     deadline_at_ms: int
+    here: int = 0
+    gone: int = 0
     counted: int = 0
+    counted_within: int = -1
+    counted_votes: int = 0
     counted_at_ms: int = 0
     claims: Mapping[bytes, Claim] = field(default_factory=dict)
     holders: Mapping[tuple[bytes, bytes], int] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import base58
@@ -99,6 +100,7 @@ def _write_private(path: Path, data: bytes) -> None:
     temporary.rename(path)
 
 
+@lru_cache(maxsize=4096)  # spelled for every log line and reason; base58 is slow
 def peer_id(public_key: bytes) -> str:
     """The libp2p peer id of an Ed25519 public key (libp2p peer-ids spec)."""
     assert len(public_key) == PUBLIC_KEY_BYTES, len(public_key)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from protos import limits
 from protos.assignment import Range, Share
@@ -73,6 +74,11 @@ class Tick:
     roster: tuple[Share, ...]
     pool: tuple[Range, ...]
     lr_bits: int
+
+    @cached_property
+    def places(self) -> Mapping[bytes, int]:
+        """Roster member -> its place in the roster's order."""
+        return {share.public_key: place for place, share in enumerate(self.roster)}
 
     @property
     def lr(self) -> float:

@@ -17,7 +17,7 @@ import time
 import traceback
 from pathlib import Path
 
-SHM = Path("/dev/shm")  # noqa: S108 - a file system in memory, if there is one
+SHM = Path("/dev/shm")
 STEPS_A_SECOND = 14 / 60  # so that a run is about as long as its bad time
 LONG_PART = 0.2
 REAL_TIME = time.perf_counter
@@ -96,7 +96,9 @@ def _check(world, finished: bool) -> None:  # type: ignore[no-untyped-def]
 
 def main() -> int:
     if os.environ.get("PYTHONHASHSEED") != "0":
-        os.execve(sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+        os.execve(
+            sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
+        )
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seed", type=int, help="one seed, with notes of what happened")
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "END"), help="all of first <= seed < end")
@@ -129,7 +131,9 @@ def _quiet(verbose: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.CRITICAL))
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.CRITICAL)
+    )
 
 
 if __name__ == "__main__":

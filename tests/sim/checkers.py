@@ -33,7 +33,9 @@ class Checkers:
         step = signed.entry.step
         seen = self.entries.setdefault(step, signed.hash)
         assert seen == signed.hash, f"{peer} was given another entry {step} than others"
-        assert signed.entry.parent_hash == self.entries.get(step - 1, signed.entry.parent_hash), f"entry {step} breaks the chain"
+        assert signed.entry.parent_hash == self.entries.get(step - 1, signed.entry.parent_hash), (
+            f"entry {step} breaks the chain"
+        )
 
     def applied(self, peer: str, step: int, digest: bytes) -> None:
         """A replica reached a state: all replicas are equal after each step."""
@@ -58,7 +60,9 @@ class Checkers:
     def coordinator_started(self, run: Run) -> None:
         """After a crash everything that anyone was told is there."""
         told = max(self.entries, default=0)
-        assert run.head_step >= max(told, self._committed), f"the head was {max(told, self._committed)}, now {run.head_step}"
+        assert run.head_step >= max(told, self._committed), (
+            f"the head was {max(told, self._committed)}, now {run.head_step}"
+        )
         self._committed = run.head_step
 
     def coordinator(self, run: Run) -> None:

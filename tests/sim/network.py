@@ -86,7 +86,9 @@ class Net:
 class Pipe:
     """One direction of a connection: bytes or messages in order; broken when it carries nothing for too long."""
 
-    def __init__(self, net: Net, one: str, other: str, arrive: Callable[[Any], None], broken: Callable[[], None]) -> None:
+    def __init__(
+        self, net: Net, one: str, other: str, arrive: Callable[[Any], None], broken: Callable[[], None]
+    ) -> None:
         self._net, self._ends = net, (one, other)
         self._lives = net.up(one), net.up(other)
         self._arrive, self._broken = arrive, broken
@@ -183,7 +185,12 @@ class Channel:
     def unary_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
         name = path.rpartition("/")[2]
         return lambda request: _Stream(
-            self._net, self._me, self._server, name, type(request).FromString(request_serializer(request)), response_deserializer
+            self._net,
+            self._me,
+            self._server,
+            name,
+            type(request).FromString(request_serializer(request)),
+            response_deserializer,
         )
 
     def unary(self, *_: Any, **__: Any) -> Any:
@@ -195,7 +202,9 @@ class Channel:
 class _Stream:
     """A server-streaming call."""
 
-    def __init__(self, net: Net, me: str, server: Callable[[], Any], name: str, request: Any, deserializer: Any) -> None:
+    def __init__(
+        self, net: Net, me: str, server: Callable[[], Any], name: str, request: Any, deserializer: Any
+    ) -> None:
         self._net, self._me, self._server = net, me, server
         self._name, self._request, self._deserializer = name, request, deserializer
         self._came: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()
@@ -293,7 +302,7 @@ class SimHost(Host):
         self.tasks: set[asyncio.Task[Any]] = set()
         self.pipes: list[Pipe] = []
 
-    async def start(self, bootstrap: tuple[str, ...] = ()) -> None:  # noqa: ARG002
+    async def start(self, bootstrap: tuple[str, ...] = ()) -> None:
         self._overlay.hosts[self.name] = self
 
     async def stop(self) -> None:
@@ -320,7 +329,7 @@ class SimHost(Host):
         await asyncio.sleep(self._net.delay())
         return other is not None and self._net.joined(self.name, other.name)
 
-    async def straighten(self, remote: str, addresses: list[str]) -> bool:  # noqa: ARG002
+    async def straighten(self, remote: str, addresses: list[str]) -> bool:
         return True
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
@@ -341,7 +350,7 @@ class SimHost(Host):
         here, there = asyncio.StreamReader(), asyncio.StreamReader()
         out = Pipe(self._net, self.name, other.name, _feeding(there), lambda: _end(there))
         back = Pipe(self._net, other.name, self.name, _feeding(here), lambda: _end(here))
-        self.pipes = [pipe for pipe in self.pipes if pipe.open][-PIPES_KEPT:] + [out]
+        self.pipes = [*[pipe for pipe in self.pipes if pipe.open][-PIPES_KEPT:], out]
         task = self._net.loop.create_task(other._answer(protocol, self.peer_id, there, _Writer(back)))
         other.tasks.add(task)
         task.add_done_callback(other.tasks.discard)

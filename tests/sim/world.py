@@ -45,7 +45,7 @@ from protos.log import FORMAT_VERSION, run_id_of
 from protos.run_config import RunConfig
 from protos.v1 import log_pb2
 from tests.sim.checkers import Checkers
-from tests.sim.clock import InlineExecutor, Thread, VirtualLoop
+from tests.sim.clock import BEGIN_SECONDS, InlineExecutor, Thread, VirtualLoop
 from tests.sim.network import COORDINATOR, Channel, Net, Overlay, SimDiscovery, SimHost
 
 VOCABULARY, CONTEXT = 64, 8
@@ -163,7 +163,7 @@ class SimSwarm(Swarm):
             self._peer.world.checkers.entry(self._peer.name, event.signed)
         await self._queue.put(event)
 
-    def _call(self, work: Any, seconds_max: float, *, stoppable: bool = False) -> Any:  # noqa: ARG002
+    def _call(self, work: Any, seconds_max: float, *, stoppable: bool = False) -> Any:
         try:
             return self._peer.thread.wait(asyncio.wait_for(work, seconds_max))
         except TimeoutError as error:
@@ -281,7 +281,9 @@ class PeerProcess:
         facts = swarm.connect()
         config = check_genesis(facts.genesis, world.invite)
         replica = SimReplica(self, world.invite.run_id, Bigrams(), config.optimizer, config.optimizer.vote_size)
-        door.door = UpdateDoor(world.invite.run_id, replica.layout_digest, replica.demo.layout.chunks, replica.demo.config.form)
+        door.door = UpdateDoor(
+            world.invite.run_id, replica.layout_digest, replica.demo.layout.chunks, replica.demo.config.form
+        )
         self.replica = replica
         trainer = Trainer(
             config=config,
@@ -354,7 +356,9 @@ class SimClient(CoordinatorClient):
     async def connect(self) -> None:
         world = self._world
         await asyncio.sleep(world.net.delay())
-        self._channel = Channel(world.net, self._name, lambda: None if world.coordinator.service is None else world.coordinator)
+        self._channel = Channel(
+            world.net, self._name, lambda: None if world.coordinator.service is None else world.coordinator
+        )
 
 
 class _Later:
@@ -401,7 +405,8 @@ class World:
         self.failures.append(error)
 
     def note(self, text: str) -> None:
-        self.notes.append(f"{self.loop.now - 1000:9.3f} s, step {self.coordinator.head_step}: {text}".replace(str(self.folder), "WORLD"))
+        at, step = self.loop.now - BEGIN_SECONDS, self.coordinator.head_step
+        self.notes.append(f"{at:9.3f} s, step {step}: {text}".replace(str(self.folder), "WORLD"))
 
     async def until(self, done: Callable[[], bool], seconds_max: float) -> bool:
         """Let time pass; False if it does not come true in time."""

@@ -11,9 +11,9 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from coordinator import machine
+from coordinator import machine, rules
 from coordinator.events import (
     Append,
     Arm,
@@ -195,6 +195,10 @@ class Harness:
         assert len(run.left) <= len(run.roster)
         if run.step is not None:
             members = len(run.step.tick.roster)
+            assert rules.seen(run.step, run.peers) == run.step, "who is here was not kept up to date"
+            anew = rules.counted(run.config.clock, replace(run.step, counted_within=-1), self.now)
+            if run.step.counted_within == anew.counted_within:
+                assert anew.counted == run.step.counted, "votes were not counted"
             assert len(run.step.claims) <= members
             assert len(run.step.holders) <= members * members
             assert self.timer is not None, "an open step without a timer can stand still"

@@ -158,6 +158,11 @@ def open_step(run: Run, held: dict[int, list[int]]) -> OpenStep:
 EVERYONE = {n: [0, 1, 2] for n in range(3)}
 
 
+def decided(run: Run, step: OpenStep, now: int) -> tuple[bool, str]:
+    clock = run.config.clock
+    return rules.should_close(clock, rules.counted(clock, rules.seen(step, run.peers), now), len(run.left), now)
+
+
 @pytest.mark.parametrize(("phases", "held", "now", "clock", "closes", "reason"), [
     ([READY] * 3, EVERYONE, 0, {}, True, "all 3 payloads"),
     ([READY] * 3, {0: [0, 1], 1: [0, 1], 2: [2]}, 0, {}, False, "waiting for"),
@@ -177,7 +182,7 @@ def test_should_close(
     phases: list[PeerPhase], held: dict[int, list[int]], now: int, clock: dict[str, object], closes: bool, reason: str
 ) -> None:
     run = run_of(*phases, **clock)
-    verdict, why = rules.should_close(run, open_step(run, held), now)
+    verdict, why = decided(run, open_step(run, held), now)
     assert verdict == closes, why
     assert reason in why
 
@@ -185,4 +190,4 @@ def test_should_close(
 def test_who_hung_up_is_not_waited_for() -> None:
     run = run_of(READY, READY, ABSENT)
     run = replace(run, peers={**run.peers, key(2): replace(run.peers[key(2)], gone=True)})
-    assert rules.should_close(run, open_step(run, {0: [0, 1], 1: [0, 1]}), 0)[0]
+    assert decided(run, open_step(run, {0: [0, 1], 1: [0, 1]}), 0)[0]

@@ -1,0 +1,58 @@
+"""The simulator in CI: 100 seeds, the same bits for the same seed, bad memory found, and a crowd."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("greenlet", reason="the simulator's training threads are greenlets: install the extra `dev`")
+
+SEEDS, HALVES = 100, 2
+
+
+def start(*arguments: str, module: str = "tests.sim") -> subprocess.Popen[str]:
+    """Each in a process of its own: hashing must be seeded before Python starts."""
+    command = [sys.executable, "-m", module, *arguments]
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finished(process: subprocess.Popen[str], seconds: float = 280.0) -> str:
+    """What it printed; a failure shows the line that replays it."""
+    try:
+        out, notes = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, notes = process.communicate()
+        raise AssertionError(f"not finished after {seconds} s:\n{out}") from None
+    assert process.returncode == 0, "\n".join(
+        [*(line for line in out.splitlines() if "seed " not in line[:5]), notes[-3000:]]
+    )
+    return out
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_whatever_goes_wrong() -> None:
+    part = SEEDS // HALVES
+    halves = [start("--seeds", str(part * n), str(part * (n + 1))) for n in range(HALVES)]
+    lines = "".join(finished(half, 500.0) for half in halves).splitlines()
+    assert sum(line.startswith("seed ") for line in lines) == SEEDS
+
+
+def test_a_seed_means_the_same_in_every_process() -> None:
+    one, other = (start("--seeds", "3", "7") for _ in range(2))
+    digests = [[line.split(",")[0] for line in finished(process).splitlines()] for process in (one, other)]
+    assert digests[0] == digests[1]
+    assert len({line.rpartition(" ")[2] for line in digests[0]}) == 4, "seeds do not matter"
+
+
+def test_bad_memory_is_found_within_a_few_steps_and_healed() -> None:
+    assert finished(start("--seeds", "0", "10", "--faults", "bit-flip")).count("seed ") == 10
+
+
+def test_a_thousand_peers_stay_equal() -> None:
+    """Few steps here; `python -m tests.sim.crowd` plays 50 (docs/benchmarks.md)."""
+    assert "1000 peers, 4 steps" in finished(start("--steps", "4", module="tests.sim.crowd"))
