@@ -1,0 +1,291 @@
+"""Every parser of foreign bytes, as a function of bytes that may raise nothing but what its callers expect.
+
+Where bytes travel in a signed envelope, the fuzzer writes the body and a stranger with a good key signs it: what only a
+signature keeps out is no door. `SEEDS` gives each door good bytes to begin with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import io
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any
+
+import torch
+from hivemind.dht.validation import DHTRecord
+
+from coordinator.service import _joined, _reported
+from node.archive import files
+from node.optim.base import BaseConfig
+from node.optim.demo import DeMo, DeMoConfig
+from node.snapshot.pieces import describe, load, open_manifest, pack
+from node.swarm.blobs import BlobFetcher, BlobServer, Stream, WireBytes
+from node.swarm.dht import _OwnRecordsOnly, open_record
+from node.swarm.inbox import Inbox
+from node.wire.codec import Update, encode_update
+from node.wire.validate import UpdateDoor
+from protos.assignment import Range, Share
+from protos.envelope import Kind, Opened, open_envelope, parse, seal_bytes
+from protos.errors import NetworkError, OperatorError, Refusal
+from protos.identity import Identity
+from protos.invite import SCHEME, Invite
+from protos.log import Contribution, Entry, Tick, entry_body, lr_to_bits, open_entry, open_tick, tick_body
+from protos.run_config import RunConfig, config_from_json
+from protos.v1 import archive_pb2, coordinator_pb2, update_pb2
+
+Door = Callable[[bytes], None]
+RUN, HASH = b"r" * 32, b"h" * 32
+STRANGER = Identity.from_seed(b"s" * 32)
+STEP = 3
+SHAPES = [("table", (65, 64)), ("bias", (7,))]
+
+
+def sealed(kind: int, body: bytes) -> bytes:
+    return seal_bytes(STRANGER, kind, RUN, body).SerializeToString()
+
+
+def envelope(data: bytes) -> None:
+    open_envelope(data, kind=Kind.KIND_REPORT, run_id=RUN, bytes_max=1 << 16)
+
+
+def announcement(data: bytes) -> None:
+    inbox = Inbox(RUN)
+    inbox.move_head(STEP - 1, HASH)
+    for raw in (data, sealed(Kind.KIND_ANNOUNCEMENT, data)):
+        try:
+            inbox.offer(raw, 10_000)
+        except Refusal:
+            continue
+
+
+def entry(data: bytes) -> None:
+    signed = open_entry(sealed(Kind.KIND_LOG_ENTRY, data), run_id=RUN, coordinator=STRANGER.public_key)
+    entry_body(signed.entry)  # what came in can be written again
+
+
+def tick(data: bytes) -> None:
+    opened = open_tick(sealed(Kind.KIND_TICK, data), run_id=RUN, coordinator=STRANGER.public_key)
+    tick_body(opened)
+
+
+@cache
+def payload(config: DeMoConfig) -> Door:
+    """Bytes as a whole payload, and as the votes in a good one: what the door lets through, the optimizer must bear."""
+    demo = DeMo([(name, torch.zeros(shape, requires_grad=True)) for name, shape in SHAPES], config)
+    digest = demo.layout.digest()
+    door = UpdateDoor(RUN, digest, demo.layout.chunks, config.form)
+
+    def run(data: bytes) -> None:
+        for raw in (data, encode_update(RUN, digest, Update(STEP, config.size, data))):
+            try:
+                update = door.open(raw, STEP)
+            except Refusal:
+                continue
+            demo.apply([(update.size, update.votes)], 2.0**-9)
+
+    return run
+
+
+CONFIGS = {
+    "payload-groups": DeMoConfig(group_size=128),
+    "payload-topk": DeMoConfig(selection="topk", top_k=32, values="2bit"),
+    "payload-sized": DeMoConfig(values="8bit", magnitudes=True, base=BaseConfig(name="sgd")),
+}
+
+
+def votes(config: DeMoConfig, data: bytes) -> None:
+    payload(config)(data)
+
+
+def cast_votes(config: DeMoConfig) -> bytes:
+    """What an honest peer sends."""
+    demo = DeMo([(name, torch.zeros(shape, requires_grad=True)) for name, shape in SHAPES], config)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in demo.parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    found = demo.propose(2.0**-9).payload
+    UpdateDoor(RUN, demo.layout.digest(), demo.layout.chunks, config.form).form.check(
+        found, config.size, demo.layout.chunks
+    )
+    return found
+
+
+def manifest(data: bytes) -> None:
+    open_manifest(data)
+
+
+def snapshot(data: bytes) -> None:
+    load(data, {name: torch.zeros(shape) for name, shape in SHAPES})
+
+
+def config(data: bytes) -> None:
+    config_from_json(data.decode(errors="replace"))
+
+
+def invite(data: bytes) -> None:
+    whole = data + hashlib.sha256(data).digest()[:4]
+    for text in (data.decode(errors="replace"), SCHEME + base64.urlsafe_b64encode(whole).decode().rstrip("=")):
+        try:
+            Invite.parse(text)
+        except OperatorError:
+            continue
+
+
+def peer_record(data: bytes) -> None:
+    open_record(sealed(Kind.KIND_PEER_RECORD, data), RUN)
+
+
+def dht_record(data: bytes) -> None:
+    cut = len(data) // 2
+    _OwnRecordsOnly().validate(DHTRecord(b"key", data[:cut], data[cut:], 1e10))
+
+
+def requests(data: bytes) -> None:
+    opened = Opened(Kind.KIND_REPORT, RUN, STRANGER.public_key, data, b"")
+    for attempt in (
+        lambda: _joined(STRANGER.public_key, parse(coordinator_pb2.JoinBody, data)),
+        lambda: _reported(opened, parse(coordinator_pb2.ReportBody, data)),
+        lambda: parse(coordinator_pb2.FollowBody, data),
+        lambda: parse(coordinator_pb2.CreateRunBody, data),
+    ):
+        try:
+            attempt()
+        except Refusal:
+            continue
+
+
+class _Sink:
+    """The writing end that nobody reads."""
+
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def blob_stream(data: bytes) -> None:
+    """As a server's client, and as a client's server."""
+
+    async def both() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        server = BlobServer(lambda sha256: b"blob" * 10, WireBytes(), lambda refusal: None)
+        with suppress(asyncio.IncompleteReadError):
+            await server.handle("stranger", reader, _Sink())  # type: ignore[arg-type]
+        answer = asyncio.StreamReader()
+        answer.feed_data(data)
+        answer.feed_eof()
+        fetcher = BlobFetcher(None, WireBytes(), lambda refusal: None)  # type: ignore[arg-type]
+        buffer = bytearray()
+        with suppress(NetworkError, Refusal, asyncio.IncompleteReadError):
+            await fetcher._transfer(Stream(HASH, answer, _Sink()), HASH, 64, buffer)  # type: ignore[arg-type]
+        assert len(buffer) <= 64, "more bytes were kept than were asked for"
+
+    asyncio.run(both())
+
+
+def archive(data: bytes) -> None:
+    for read in (_archived_records, lambda d: files.layout_shapes(d.decode(errors="replace")), files.unpacked):
+        try:
+            read(data)
+        except Refusal:
+            continue
+
+
+def _archived_records(data: bytes) -> None:
+    file = io.BytesIO(data)
+    file.name = "payloads"
+    for record in files._records(file, 1 << 16):
+        files.unpacked(parse(archive_pb2.ArchivedPayload, record).payload_zstd)
+
+
+DOORS: dict[str, Door] = {
+    "envelope": envelope,
+    "announcement": announcement,
+    "entry": entry,
+    "tick": tick,
+    **{name: partial(votes, config) for name, config in CONFIGS.items()},
+    "manifest": manifest,
+    "snapshot": snapshot,
+    "config": config,
+    "invite": invite,
+    "peer-record": peer_record,
+    "dht-record": dht_record,
+    "requests": requests,
+    "blob-stream": blob_stream,
+    "archive": archive,
+}
+"""By name. Each may raise `Refusal`."""
+
+
+def seeds() -> dict[str, list[bytes]]:
+    """Good bytes for each door, so that the fuzzer begins behind the first check."""
+    contribution = Contribution(HASH, HASH, 100, 4, 400, 1.5)
+    made = Entry(STEP, HASH, (contribution,), lr_to_bits(1e-3), HASH, (Range(3, 9),), 99)
+    ticked = Tick(STEP, HASH, 1, (Share(HASH, 4),), (Range(0, 4),), lr_to_bits(1e-3))
+    said = update_pb2.Announcement(step=STEP, parent_hash=HASH, payload_sha256=HASH, payload_bytes=9)
+    state = pack({name: torch.zeros(shape) for name, shape in SHAPES})
+    listed = describe(state, run_id=RUN, step=STEP, entry_hash=HASH, layout_digest=HASH).encoded
+    report = coordinator_pb2.ReportBody(session_id=b"s" * 16, sequence=1)
+    report.holdings.add(step=STEP, public_key=HASH, payload_sha256=HASH)
+    report.applied.add(step=STEP, state_digest=HASH)
+    joining = coordinator_pb2.JoinBody(challenge=HASH, layout_digest=HASH)
+    asked = update_pb2.BlobRequest(sha256=HASH).SerializeToString()
+    answered = update_pb2.BlobResponse(found=True, total_bytes=64, remaining_bytes=64).SerializeToString()
+    framed = [len(frame).to_bytes(4, "big") + frame for frame in (asked, answered)]
+    archived = files.packed(b"votes" * 9, HASH, b"")
+    return {
+        "envelope": [sealed(Kind.KIND_REPORT, b"body")],
+        "announcement": [said.SerializeToString(), sealed(Kind.KIND_ANNOUNCEMENT, said.SerializeToString())],
+        "entry": [entry_body(made)],
+        "tick": [tick_body(ticked).SerializeToString()],
+        **{name: [cast_votes(config)] for name, config in CONFIGS.items()},
+        "manifest": [listed],
+        "snapshot": [state[:400]],
+        "config": [RunConfig().canonical_json().encode()],
+        "invite": [Invite(RUN, ("host:1",), HASH, HASH, (), "run").link().encode()],
+        "peer-record": [
+            update_pb2.PeerRecord(
+                addresses=[f"/ip4/1.2.3.4/tcp/1/p2p/{STRANGER.peer_id}"], sequence=1
+            ).SerializeToString()
+        ],
+        "dht-record": [b"\xa4peer\xc4\x04data"],
+        "requests": [report.SerializeToString(), joining.SerializeToString()],
+        "blob-stream": [framed[0] + framed[0], framed[1] + b"x" * 64],
+        "archive": [len(archived).to_bytes(4, "big") + archived, files.layout_text(SHAPES).encode()],
+    }
+
+
+ALL = "all"
+"""Every door in one process: the first byte says which."""
+
+
+def any_door(data: bytes) -> None:
+    if data:
+        list(DOORS.values())[data[0] % len(DOORS)](data[1:])
+
+
+def corpus(name: str) -> list[bytes]:
+    """Good bytes to begin with."""
+    if name != ALL:
+        return seeds()[name]
+    return [bytes([number]) + seed for number, door in enumerate(DOORS) for seed in seeds()[door]]
+
+
+def knock(name: str) -> Callable[[bytes], Any]:
+    """The door as the fuzzer calls it: a refusal is what a door is for."""
+    door = any_door if name == ALL else DOORS[name]
+
+    def run(data: bytes) -> None:
+        try:
+            door(data)
+        except Refusal:
+            return
+
+    return run
