@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from protos.log import Entry, Tick
+from protos.log import Entry, Tick, Verdict
 
 # ---- events: what happened -------------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class SnapshotFact:
 
 @dataclass(frozen=True)
 class Reported:
-    """What a peer announces, holds (step, author, payload hash), has applied (step, state digest) and has stored."""
+    """What a peer announces, holds (step, author, payload hash), has applied (step, state digest), stored and checked."""
 
     public_key: bytes
     claim: Claim | None = None
@@ -72,6 +72,7 @@ class Reported:
     applied: tuple[tuple[int, bytes], ...] = ()
     snapshots: tuple[SnapshotFact, ...] = ()
     addresses: tuple[str, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,16 @@ class SnapshotAgreed:
     snapshot: SnapshotFact
 
 
-Record = LayoutFixed | TickOpened | EntryCommitted | PeerLeft | SnapshotAgreed
+@dataclass(frozen=True)
+class Judged:
+    """The verdicts on the votes of a step, all that counted; `arrival`: its authors as they were heard."""
+
+    step: int
+    verdicts: tuple[Verdict, ...]
+    arrival: tuple[bytes, ...]
+
+
+Record = LayoutFixed | TickOpened | EntryCommitted | PeerLeft | SnapshotAgreed | Judged
 
 # ---- effects: what the runtime shall do, in this order ---------------------------------------------------------------
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from coordinator import machine
 from coordinator.journal import Journal
 from coordinator.metrics import Metrics
 from coordinator.runtime import RunRuntime, monotonic_ms
 from coordinator.state import PeerPhase, Phase, Run
+from coordinator.trust import Standing
 from protos.identity import Identity
 from protos.log import run_id_of
 from protos.run_config import config_from_json
@@ -90,6 +92,7 @@ class Hub:
                     votes_accepted=peer.votes_accepted,
                     samples_per_second=peer.samples_per_second,
                     loss=peer.loss,
+                    **_standing(run, peer.public_key),
                 )
                 for peer in peers[:STATUS_PEERS_MAX]
             ],
@@ -105,3 +108,16 @@ class Hub:
         here = [p for p in run.peers.values() if p.phase is not PeerPhase.ABSENT and p.public_key != without]
         theirs = [address for peer in here[:BOOTSTRAP_MAX] for address in peer.addresses]
         return list(dict.fromkeys([*run.config.overlay.bootstrap, *theirs]))[: 4 * BOOTSTRAP_MAX]
+
+
+def _standing(run: Run, public_key: bytes) -> dict[str, Any]:
+    """What the checks say about a peer; nothing in a run without them."""
+    if not run.config.trust.enabled:
+        return {}
+    standing = run.standings.get(public_key, Standing())
+    return {
+        "score": standing.score,
+        "check_permille": standing.check_permille,
+        "standing": standing.name,
+        "standing_reason": standing.excluded,
+    }

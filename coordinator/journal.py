@@ -15,11 +15,20 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.events import EntryCommitted, LayoutFixed, PeerLeft, Record, SnapshotAgreed, SnapshotFact, TickOpened
+from coordinator.events import (
+    EntryCommitted,
+    Judged,
+    LayoutFixed,
+    PeerLeft,
+    Record,
+    SnapshotAgreed,
+    SnapshotFact,
+    TickOpened,
+)
 from protos.envelope import parse
 from protos.errors import OperatorError, SwarmentumError
 from protos.identity import Identity
-from protos.log import SignedEntry, open_entry, seal_entry, tick_body, tick_from_body
+from protos.log import SignedEntry, open_entry, seal_entry, tick_body, tick_from_body, verdict_body, verdict_from_body
 from protos.v1 import envelope_pb2, log_pb2
 
 _METADATA = sa.MetaData()
@@ -138,6 +147,10 @@ class Journal:
                 fact = record.snapshot
                 text = json.dumps({"step": fact.step, "root": fact.root.hex(), "total_bytes": fact.total_bytes})
                 return "snapshot", fact.step, text.encode()
+            case Judged():
+                verdicts = [verdict_body(verdict) for verdict in record.verdicts]
+                judged = log_pb2.Judged(verdicts=verdicts, arrival=record.arrival)
+                return "judged", record.step, judged.SerializeToString(deterministic=True)
 
     def seal(self, run_id: bytes, record: EntryCommitted) -> SignedEntry:
         """The entry, signed by this coordinator; always the same bytes for the same record."""
@@ -156,6 +169,9 @@ class Journal:
         if kind == "snapshot":
             values = json.loads(body)
             return SnapshotAgreed(SnapshotFact(values["step"], bytes.fromhex(values["root"]), values["total_bytes"]))
+        if kind == "judged":
+            judged = parse(log_pb2.Judged, body)
+            return Judged(step, tuple(verdict_from_body(v) for v in judged.verdicts), tuple(judged.arrival))
         assert kind == "entry", f"the journal holds a record of unknown kind {kind!r}"
         signed = open_entry(body, run_id=run_id, coordinator=self._identity.public_key)
         return EntryCommitted(signed.entry, parse(envelope_pb2.SignedEnvelope, body).body, signed.hash)

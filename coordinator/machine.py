@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from coordinator import rules
+from coordinator import rules, trust
 from coordinator.events import (
     Append,
     Arm,
@@ -21,6 +21,7 @@ from coordinator.events import (
     EntryCommitted,
     Event,
     Joined,
+    Judged,
     LayoutFixed,
     NoticeKind,
     PeerLeft,
@@ -143,6 +144,9 @@ def _connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
     peer = run.peers.get(public_key)
     if peer is None:
         return run, [Refuse(public_key, "join first")]
+    standing = run.standings.get(public_key)
+    if standing is not None and standing.excluded:
+        return run, [Refuse(public_key, standing.excluded)]
     if peer.phase is PeerPhase.ABSENT:
         has_room, reason = rules.room(run, public_key)
         if not has_room:
@@ -174,9 +178,13 @@ def _disconnected(run: Run, event: Disconnected) -> Outcome:
 
 def _reported(run: Run, event: Reported, now_ms: int) -> Outcome:
     peer = run.peers.get(event.public_key)
+    standing = run.standings.get(event.public_key)
+    if standing is not None and standing.excluded:
+        return run, [Refuse(event.public_key, standing.excluded)]
     if peer is None or peer.phase is PeerPhase.ABSENT:
         return run, [Refuse(event.public_key, "not connected: join and follow first")]
     effects: list[Effect] = []
+    run = _checked(run, event)
     if event.addresses:
         run = _with_peer(run, replace(peer, addresses=event.addresses))
     for at_step, digest in event.applied:
@@ -191,6 +199,15 @@ def _reported(run: Run, event: Reported, now_ms: int) -> Outcome:
         run, more = _claimed(run, event.public_key, event.claim, now_ms)
         effects += more
     return _holds(run, event, now_ms), effects
+
+
+def _checked(run: Run, event: Reported) -> Run:
+    """Verdicts on steps that are not judged yet, of checkers that were drawn."""
+    for verdict in event.verdicts:
+        audit = run.audits.get(verdict.step)
+        if audit is not None and verdict.checker == event.public_key:
+            run = replace(run, audits={**run.audits, verdict.step: audit.taken(verdict)})
+    return run
 
 
 def _applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcome:
@@ -461,11 +478,14 @@ def _commit(run: Run, now_ms: int) -> Outcome:
         value, reason = rules.agree(counted, len(electorate), final=True)
         if value is not None:
             run, effects = _agreed(run, before, value, reason)
-    accepted = {key: c for key, c in current.claims.items() if current.counted >> current.tick.places[key] & 1}
-    entry = _entry(run, current, accepted)
+    run, more = _judged(run, current.tick.step - trust.VERDICT_STEPS)
+    effects += more
+    held = {key: c for key, c in current.claims.items() if current.counted >> current.tick.places[key] & 1}
+    accepted, trials = _believed(run, held)
+    entry = _entry(run, current, accepted, trials)
     body = entry_body(entry)
     record = EntryCommitted(entry, body, entry_hash(body))
-    run = _slower(run, current, accepted.keys())
+    run = _slower(run, current, accepted.keys() | trials.keys())
     run = _remember(run, record, now_ms)
     # Until the last payload counted, not until the deadline: a step that waits in vain must not make the next wait longer.
     duration = max(current.counted_at_ms - current.opened_ms, 0)
@@ -475,22 +495,51 @@ def _commit(run: Run, now_ms: int) -> Outcome:
     return run, effects + more
 
 
-def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim]) -> Entry:
+def _judged(run: Run, at_step: int) -> Outcome:
+    """What was found about a step's votes, once nobody has more time to say something."""
+    audit = run.audits.get(at_step)
+    if audit is None or not audit.verdicts:
+        return run, []
+    record = Judged(at_step, tuple(audit.verdicts[name] for name in sorted(audit.verdicts)), audit.arrival)
+    return _remember(run, record, 0), [Append(record)]
+
+
+def _believed(run: Run, held: Mapping[bytes, Claim]) -> tuple[Mapping[bytes, Claim], Mapping[bytes, Claim]]:
+    """(payloads that count, payloads on probation) of those that are held. Where none would count, all do."""
+    if not run.config.trust.enabled:
+        return held, {}
+    good = {key: claim for key, claim in held.items() if not run.standings.get(key, trust.Standing()).excluded}
+    counted = {key: claim for key, claim in good.items() if run.standings.get(key, trust.Standing()).counted}
+    if not counted:  # the first step of a run; or nobody else is left, and the step has to be decided
+        return good or held, {}
+    return counted, {key: claim for key, claim in good.items() if key not in counted}
+
+
+def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim], trials: Mapping[bytes, Claim]) -> Entry:
     tick = current.tick
     ranges = assign(tick.pool, tick.roster)
     unused = [part for key, parts in ranges.items() if key not in counted for part in parts]
     return Entry(
         step=tick.step,
         parent_hash=tick.parent_hash,
-        contributions=tuple(
-            Contribution(key, c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss)
-            for key, c in sorted(counted.items())
-        ),
+        contributions=_contributions(run, tick, counted),
         lr_bits=tick.lr_bits,
         parent_state_digest=run.agreed_digests.get(tick.step - 1, b""),
         returned_samples=rules.bounded(merge([*run.returned_samples, *unused]), POOL_RANGES_MAX - 1),
         next_sample=run.next_sample,
+        trials=_contributions(run, tick, trials),
+        exclusions=trust.exclusions(run.standings),
     )
+
+
+def _contributions(run: Run, tick: Tick, claims: Mapping[bytes, Claim]) -> tuple[Contribution, ...]:
+    """With how likely each is checked. Not at all after the first attempt: some votes are on that one's samples."""
+    checked = run.config.trust.enabled and tick.attempt == 1
+    found = []
+    for key, c in sorted(claims.items()):
+        permille = run.standings.get(key, trust.Standing()).check_permille if checked else 0
+        found.append(Contribution(key, c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss, permille))
+    return tuple(found)
 
 
 def _slower(run: Run, current: OpenStep, counted: Iterable[bytes]) -> Run:
@@ -554,6 +603,10 @@ def _remember(run: Run, record: Record, now_ms: int) -> Run:
         case SnapshotAgreed():
             kept = {s: r for s, r in run.reported_snapshots.items() if s >= record.snapshot.step}
             return replace(run, snapshot=record.snapshot, reported_snapshots=kept)
+        case Judged():
+            standings = trust.judge(run.config.trust, run.standings, record.verdicts, record.arrival)
+            audits = {step: audit for step, audit in run.audits.items() if step > record.step}
+            return replace(run, standings=standings, audits=audits)
 
 
 def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
@@ -593,8 +646,8 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     for c in entry.contributions:
         peer = peers.get(c.public_key, Peer(c.public_key))
         peers[c.public_key] = replace(peer, votes_accepted=peer.votes_accepted + 1, loss=c.loss)
-    run = replace(run, peers=peers)
-    for _ in range(len(peers) - PEERS_KEPT):
+    run = _remember_trust(replace(run, peers=peers), record)
+    for _ in range(len(run.peers) - PEERS_KEPT):
         run = _bounded(run, b"")
     tokens = sum(c.tokens for c in entry.contributions)
     loss = sum(c.loss * c.tokens for c in entry.contributions) / tokens if tokens else run.loss
@@ -616,6 +669,19 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     if entry.step < run.config.clock.steps:
         return _move(run, Phase.WAITING)
     return replace(_move(run, Phase.FINISHED), finish_by_ms=now_ms + run.config.clock.deadline_ms_max)
+
+
+def _remember_trust(run: Run, record: EntryCommitted) -> Run:
+    """What an entry says about who is believed, and the checks that it draws."""
+    if not run.config.trust.enabled:
+        return run
+    entry, peers = record.entry, dict(run.peers)
+    for exclusion in entry.exclusions:
+        peer = peers.get(exclusion.public_key, Peer(exclusion.public_key))
+        peers[peer.public_key] = replace(_move_peer(peer, PeerPhase.ABSENT), gone=True)
+    audit = trust.audit_of(run.config.trust, entry, record.hash, tuple(run.step.claims) if run.step else ())
+    audits = {step: audit for step, audit in run.audits.items() if step > entry.step - trust.VERDICT_STEPS}
+    return replace(run, peers=peers, standings=trust.logged(run.standings, entry), audits={**audits, entry.step: audit})
 
 
 def _with_peer(run: Run, peer: Peer) -> Run:

@@ -44,6 +44,9 @@ def deadline_ms(clock: ClockConfig, durations_ms: Sequence[int]) -> int:
 
 def admit(run: Run, public_key: bytes, layout_digest: bytes) -> tuple[bool, str]:
     """Whether a peer may join."""
+    standing = run.standings.get(public_key)
+    if standing is not None and standing.excluded:
+        return False, standing.excluded
     admission = run.config.admission
     if admission.mode == "allow_list" and peer_id(public_key) not in admission.allowed:
         return False, f"peer {peer_id(public_key)} is not on this run's allow-list; ask its operator to add you"

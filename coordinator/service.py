@@ -16,7 +16,7 @@ from coordinator.sessions import Sessions
 from protos import limits
 from protos.envelope import NO_RUN, Kind, Opened, check, parse
 from protos.errors import Reason, Refusal
-from protos.log import FORMAT_VERSION, run_id_of
+from protos.log import FORMAT_VERSION, run_id_of, verdict_from_body
 from protos.run_config import config_from_json
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
@@ -219,6 +219,7 @@ def _reported(opened: Opened, body: pb.ReportBody) -> Reported:
     _bounded(len(body.holdings), limits.HOLDINGS_MAX, "holdings")
     _bounded(len(body.applied), limits.APPLIED_MAX, "applied states")
     _bounded(len(body.snapshots), limits.APPLIED_MAX, "snapshots")
+    _bounded(len(body.verdicts), limits.VERDICTS_MAX, "verdicts")
     claim = _claim(opened, body.announcement) if body.HasField("announcement") else None
     return Reported(
         opened.public_key,
@@ -237,6 +238,7 @@ def _reported(opened: Opened, body: pb.ReportBody) -> Reported:
             for s in body.snapshots
         ),
         addresses=_addresses(list(body.addresses)),
+        verdicts=tuple(verdict_from_body(verdict, opened.public_key) for verdict in body.verdicts),
     )
 
 

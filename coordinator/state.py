@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from coordinator.events import Claim, SnapshotFact
+from coordinator.trust import Audit, Standing
 from protos.assignment import Range
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
 from protos.log import Tick
@@ -108,6 +109,8 @@ class Run:
     snapshot: SnapshotFact | None = None
     loss: float = 0.0
     payload_bytes_total: int = 0
+    standings: Mapping[bytes, Standing] = field(default_factory=dict)
+    audits: Mapping[int, Audit] = field(default_factory=dict)  # of the last steps, until they are judged
     # from the peers
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None

@@ -28,11 +28,16 @@ ADDRESSES_MAX = 16
 ADDRESS_BYTES_MAX = 256
 INVITE_BYTES_MAX = 8 * 1024
 
+# Checks
+EXCLUSIONS_MAX = 4  # in one entry; further ones are in the next
+EVIDENCE_MAX = 16  # verdicts with an exclusion
+
 # gRPC
 REQUEST_BYTES_MAX = 1 << 20
 ENTRIES_PAGE_MAX = 64
 HOLDINGS_MAX = ROSTER_PEERS_MAX
 APPLIED_MAX = 256
+VERDICTS_MAX = 64
 
 # Snapshots
 SNAPSHOT_PIECE_BYTES = 1 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,6 +23,8 @@ _ENTRY_DOMAIN = b"swarmentum/v1/entry\0"
 _GENESIS_DOMAIN = b"swarmentum/v1/genesis\0"
 FORMAT_VERSION = 1
 LEARNING_RATE_MAX = 1e6
+FIGURE_MAX = 1e6
+REASON_CHARACTERS_MAX = 512
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,30 @@ class Contribution:
     samples: int
     tokens: int
     loss: float
+    check_permille: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `checker` found about `subject`'s payload of a step; see protos/v1/log.proto for the figures."""
+
+    step: int
+    checker: bytes
+    subject: bytes
+    payload_sha256: bytes
+    own: float
+    difference: float
+    overlap: float = 0.0
+    like: bytes = b""
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A peer that takes part no more: why, and who found what."""
+
+    public_key: bytes
+    reason: str
+    evidence: tuple[Verdict, ...]
 
 
 @dataclass(frozen=True)
@@ -48,6 +74,8 @@ class Entry:
     parent_state_digest: bytes
     returned_samples: tuple[Range, ...]
     next_sample: int
+    trials: tuple[Contribution, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
 
     @property
     def lr(self) -> float:
@@ -115,22 +143,57 @@ def entry_body(entry: Entry) -> bytes:
     return log_pb2.LogEntry(
         step=entry.step,
         parent_hash=entry.parent_hash,
-        contributions=[
-            log_pb2.Contribution(
-                public_key=c.public_key,
-                payload_sha256=c.payload_sha256,
-                payload_bytes=c.payload_bytes,
-                samples=c.samples,
-                tokens=c.tokens,
-                loss=c.loss,
-            )
-            for c in entry.contributions
-        ],
+        contributions=[_contribution_body(c) for c in entry.contributions],
         lr_bits=entry.lr_bits,
         parent_state_digest=entry.parent_state_digest,
         returned_samples=_ranges(entry.returned_samples),
         next_sample=entry.next_sample,
+        trials=[_contribution_body(c) for c in entry.trials],
+        exclusions=[
+            log_pb2.Exclusion(public_key=e.public_key, reason=e.reason, evidence=[verdict_body(v) for v in e.evidence])
+            for e in entry.exclusions
+        ],
     ).SerializeToString(deterministic=True)
+
+
+def _contribution_body(c: Contribution) -> log_pb2.Contribution:
+    return log_pb2.Contribution(
+        public_key=c.public_key,
+        payload_sha256=c.payload_sha256,
+        payload_bytes=c.payload_bytes,
+        samples=c.samples,
+        tokens=c.tokens,
+        loss=c.loss,
+        check_permille=c.check_permille,
+    )
+
+
+def verdict_body(verdict: Verdict) -> log_pb2.Verdict:
+    """A verdict as protobuf."""
+    return log_pb2.Verdict(
+        step=verdict.step,
+        checker=verdict.checker,
+        subject=verdict.subject,
+        payload_sha256=verdict.payload_sha256,
+        own=verdict.own,
+        difference=verdict.difference,
+        overlap=verdict.overlap,
+        like=verdict.like,
+    )
+
+
+def verdict_from_body(body: log_pb2.Verdict, checker: bytes | None = None) -> Verdict:
+    """Inverse of `verdict_body`, checking ranges; `checker`: whose report it came in. Raises `Refusal`."""
+    _in_range(1 <= body.step <= limits.STEP_MAX, f"step {body.step}")
+    who = body.checker if checker is None else checker
+    _in_range(len(who) == len(body.subject) == limits.PUBLIC_KEY_BYTES, "public key length")
+    _in_range(len(body.payload_sha256) == limits.HASH_BYTES, "payload hash length")
+    _in_range(len(body.like) in (0, limits.PUBLIC_KEY_BYTES), "public key length")
+    _in_range(abs(body.own) < FIGURE_MAX and abs(body.difference) < FIGURE_MAX, "figures of a verdict")
+    _in_range(0 <= body.overlap <= 1, f"overlap {body.overlap}")
+    return Verdict(
+        body.step, who, body.subject, body.payload_sha256, body.own, body.difference, body.overlap, body.like
+    )
 
 
 def seal_entry(identity: Identity, run_id: bytes, entry: Entry) -> SignedEntry:
@@ -152,27 +215,41 @@ def _entry(opened: Opened) -> Entry:
     _in_range(1 <= body.step <= limits.STEP_MAX, f"step {body.step}")
     _in_range(len(body.parent_hash) == limits.HASH_BYTES, "parent hash length")
     _in_range(len(body.parent_state_digest) in (0, limits.HASH_BYTES), "state digest length")
-    _in_range(len(body.contributions) <= limits.ENTRY_CONTRIBUTIONS_MAX, f"{len(body.contributions)} contributions")
-    keys = [c.public_key for c in body.contributions]
-    _in_range(keys == sorted(set(keys)), "contributions are not sorted by public key, each author once")
-    for c in body.contributions:
-        _in_range(len(c.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
-        _in_range(len(c.payload_sha256) == limits.HASH_BYTES, "payload hash length")
-        _in_range(max(c.samples, c.tokens) <= limits.SAMPLE_INDEX_MAX, "samples or tokens")
-        _in_range(c.payload_bytes <= limits.PAYLOAD_BYTES_MAX, f"payload of {c.payload_bytes} bytes")
+    _in_range(len(body.exclusions) <= limits.EXCLUSIONS_MAX, f"{len(body.exclusions)} exclusions")
     _in_range(body.next_sample <= limits.SAMPLE_INDEX_MAX, f"next sample {body.next_sample}")
     return Entry(
         step=body.step,
         parent_hash=body.parent_hash,
-        contributions=tuple(
-            Contribution(c.public_key, c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss)
-            for c in body.contributions
-        ),
+        contributions=_contributions(body.contributions),
         lr_bits=_open_lr(body.lr_bits),
         parent_state_digest=body.parent_state_digest,
         returned_samples=_open_ranges(body.returned_samples),
         next_sample=body.next_sample,
+        trials=_contributions(body.trials),
+        exclusions=tuple(_exclusion(e) for e in body.exclusions),
     )
+
+
+def _contributions(parts: Sequence[log_pb2.Contribution]) -> tuple[Contribution, ...]:
+    _in_range(len(parts) <= limits.ENTRY_CONTRIBUTIONS_MAX, f"{len(parts)} contributions")
+    keys = [c.public_key for c in parts]
+    _in_range(keys == sorted(set(keys)), "contributions are not sorted by public key, each author once")
+    for c in parts:
+        _in_range(len(c.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
+        _in_range(len(c.payload_sha256) == limits.HASH_BYTES, "payload hash length")
+        _in_range(max(c.samples, c.tokens) <= limits.SAMPLE_INDEX_MAX, "samples or tokens")
+        _in_range(c.payload_bytes <= limits.PAYLOAD_BYTES_MAX, f"payload of {c.payload_bytes} bytes")
+    return tuple(
+        Contribution(c.public_key, c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss, c.check_permille)
+        for c in parts
+    )
+
+
+def _exclusion(body: log_pb2.Exclusion) -> Exclusion:
+    _in_range(len(body.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
+    _in_range(len(body.reason) <= REASON_CHARACTERS_MAX, "length of a reason")
+    _in_range(len(body.evidence) <= limits.EVIDENCE_MAX, f"{len(body.evidence)} verdicts")
+    return Exclusion(body.public_key, body.reason, tuple(verdict_from_body(v) for v in body.evidence))
 
 
 def tick_body(tick: Tick) -> log_pb2.Tick:

@@ -239,6 +239,34 @@ class AdmissionConfig(_Section):
         return allowed
 
 
+class TrustConfig(_Section):
+    """Whose votes count: peers check each other, and who does not work is excluded (docs/security.md, with measurements)."""
+
+    enabled: bool = False
+    """Off by default: the figures below were measured on small models only. Needs at least 3 peers to decide anything."""
+
+    probation_steps: int = Field(default=10, ge=0, le=10_000)
+    """A newcomer's votes count after so many good checks; those of the first step's peers at once."""
+
+    checkers: int = Field(default=3, ge=2, le=8)
+    """Peers that check one peer's votes."""
+
+    check_samples: int = Field(default=4, ge=1, le=1024)
+    """Samples that a check looks at, and as many of the checker's own to compare."""
+
+    agreement_min: float = Field(default=3.0, gt=0, le=1000)
+    """How well votes have to fit their author's own samples, in standard deviations of votes that know nothing."""
+
+    share_min: float = Field(default=0.25, gt=0, le=1)
+    """The part of that fit which has to be due to the samples being the author's own."""
+
+    overlap_max: float = Field(default=0.5, gt=0, le=1)
+    """A payload of which so much is in an earlier one is a copy; honest ones were at most 0.35 alike."""
+
+    exclude_at: float = Field(default=8.0, gt=1, le=1000)
+    """A peer is excluded at this score: each bad check adds at most 1 (a copy 2), each good one takes as much."""
+
+
 class OverlayConfig(_Section):
     """How peers find each other."""
 
@@ -260,6 +288,7 @@ class RunConfig(_Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     clock: ClockConfig = ClockConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    trust: TrustConfig = TrustConfig()
     overlay: OverlayConfig = OverlayConfig()
 
     @model_validator(mode="after")
@@ -273,6 +302,8 @@ class RunConfig(_Section):
                 f"batch_samples {self.clock.batch_samples} is less than one sample for each of {self.optimizer.local.steps} "
                 f"local steps of {self.clock.min_peers} peers"
             )
+        if self.trust.enabled and (self.optimizer.local.steps > 1 or self.optimizer.overlap):
+            raise ValueError("`trust` checks votes on the gradient of their step: not with local steps or `overlap`")
         return self
 
     def canonical_json(self) -> str:

@@ -77,7 +77,7 @@ class GetRunResponse(_message.Message):
     def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("public_key", "phase", "device", "applied_step", "state_digest", "votes_accepted", "samples_per_second", "loss")
+    __slots__ = ("public_key", "phase", "device", "applied_step", "state_digest", "votes_accepted", "samples_per_second", "loss", "score", "check_permille", "standing", "standing_reason")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,10 @@ class PeerStatus(_message.Message):
     VOTES_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    CHECK_PERMILLE_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    STANDING_REASON_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     phase: PeerPhase
     device: str
@@ -94,7 +98,11 @@ class PeerStatus(_message.Message):
     votes_accepted: int
     samples_per_second: float
     loss: float
-    def __init__(self, public_key: _Optional[bytes] = ..., phase: _Optional[_Union[PeerPhase, str]] = ..., device: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., votes_accepted: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ...) -> None: ...
+    score: float
+    check_permille: int
+    standing: str
+    standing_reason: str
+    def __init__(self, public_key: _Optional[bytes] = ..., phase: _Optional[_Union[PeerPhase, str]] = ..., device: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., votes_accepted: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., score: _Optional[float] = ..., check_permille: _Optional[int] = ..., standing: _Optional[str] = ..., standing_reason: _Optional[str] = ...) -> None: ...
 
 class SnapshotRef(_message.Message):
     __slots__ = ("step", "root", "total_bytes", "holders")
@@ -207,7 +215,7 @@ class ReportRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses")
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +224,7 @@ class ReportBody(_message.Message):
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     sequence: int
     announcement: _envelope_pb2.SignedEnvelope
@@ -224,7 +233,8 @@ class ReportBody(_message.Message):
     snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
     leaving: bool
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    verdicts: _containers.RepeatedCompositeFieldContainer[_log_pb2.Verdict]
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("step", "public_key", "payload_sha256")

@@ -15,23 +15,63 @@ class SampleRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("public_key", "payload_sha256", "payload_bytes", "samples", "tokens", "loss")
+    __slots__ = ("public_key", "payload_sha256", "payload_bytes", "samples", "tokens", "loss", "check_permille")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_SHA256_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_PERMILLE_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     payload_sha256: bytes
     payload_bytes: int
     samples: int
     tokens: int
     loss: float
-    def __init__(self, public_key: _Optional[bytes] = ..., payload_sha256: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., samples: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+    check_permille: int
+    def __init__(self, public_key: _Optional[bytes] = ..., payload_sha256: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., samples: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., check_permille: _Optional[int] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("step", "checker", "subject", "payload_sha256", "own", "difference", "overlap", "like")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CHECKER_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_SHA256_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    LIKE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    checker: bytes
+    subject: bytes
+    payload_sha256: bytes
+    own: float
+    difference: float
+    overlap: float
+    like: bytes
+    def __init__(self, step: _Optional[int] = ..., checker: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., payload_sha256: _Optional[bytes] = ..., own: _Optional[float] = ..., difference: _Optional[float] = ..., overlap: _Optional[float] = ..., like: _Optional[bytes] = ...) -> None: ...
+
+class Exclusion(_message.Message):
+    __slots__ = ("public_key", "reason", "evidence")
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    public_key: bytes
+    reason: str
+    evidence: _containers.RepeatedCompositeFieldContainer[Verdict]
+    def __init__(self, public_key: _Optional[bytes] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ...) -> None: ...
+
+class Judged(_message.Message):
+    __slots__ = ("verdicts", "arrival")
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
+    arrival: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., arrival: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LogEntry(_message.Message):
-    __slots__ = ("step", "parent_hash", "contributions", "lr_bits", "parent_state_digest", "returned_samples", "next_sample")
+    __slots__ = ("step", "parent_hash", "contributions", "lr_bits", "parent_state_digest", "returned_samples", "next_sample", "trials", "exclusions")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +79,8 @@ class LogEntry(_message.Message):
     PARENT_STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     RETURNED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     NEXT_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    TRIALS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUSIONS_FIELD_NUMBER: _ClassVar[int]
     step: int
     parent_hash: bytes
     contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
@@ -46,7 +88,9 @@ class LogEntry(_message.Message):
     parent_state_digest: bytes
     returned_samples: _containers.RepeatedCompositeFieldContainer[SampleRange]
     next_sample: int
-    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ...) -> None: ...
+    trials: _containers.RepeatedCompositeFieldContainer[Contribution]
+    exclusions: _containers.RepeatedCompositeFieldContainer[Exclusion]
+    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ..., trials: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ...) -> None: ...
 
 class RosterMember(_message.Message):
     __slots__ = ("public_key", "samples")

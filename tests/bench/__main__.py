@@ -6,9 +6,9 @@ Each subcommand is a module of this package with `arguments(parser)` and `measur
 import argparse
 import json
 
-from tests.bench import codec, convergence, optimizer, swarm
+from tests.bench import adversaries, codec, convergence, optimizer, swarm
 
-SUBCOMMANDS = {"optimizer": optimizer, "codec": codec, "swarm": swarm, "convergence": convergence}
+SUBCOMMANDS = {"optimizer": optimizer, "codec": codec, "swarm": swarm, "convergence": convergence, "adversaries": adversaries}
 
 
 def main() -> None:

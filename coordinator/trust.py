@@ -1,0 +1,200 @@
+"""Who is believed: what peers found about each other's votes, added up until it decides. Pure functions of values.
+
+A check is good or bad by what most of its checkers found, each counting by its own weight. Bad ones add to a peer's score,
+good ones take from it, down to 0 (Page's cumulative sum, which repeats Wald's sequential test: Biometrika 41, 1954, with
+steps of at most 1 instead of log-likelihoods, so that nobody's figures count for more). The comparison of own samples with
+others' is Gauntlet's (arXiv 2505.21684). Refuses to exclude on one checker's word, and to believe figures of checkers that
+the log did not draw.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from protos import checks
+from protos.checks import CHECK_ALWAYS
+from protos.limits import ENTRY_CONTRIBUTIONS_MAX, EVIDENCE_MAX, EXCLUSIONS_MAX
+from protos.log import Entry, Exclusion, Verdict
+from protos.run_config import TrustConfig
+
+VERDICT_STEPS = 2
+"""Verdicts on a step are taken until so many steps later, when they are judged: a check must not hold a step up."""
+STANDINGS_KEPT = 8 * ENTRY_CONTRIBUTIONS_MAX
+CHECK_PERMILLE_MIN = 16
+"""However good a history, about one step in 60 is checked: a peer that turns bad is found, if later."""
+WEIGHT_MIN = 1 / 16
+WEIGHT_BACK = 0.1
+VERDICTS_NEEDED = 2
+WEIGHT_NEEDED = 1.5
+"""A check counts only with so much weight behind it: two checkers that were not caught lying."""
+CONTRADICTION = 1.0
+"""Of suspicions between -1 and 1: who is further from what counted loses half of its weight."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One identity. `score`: evidence against it; `good`: good checks since the last bad one; `counted`: not on probation."""
+
+    score: float = 0.0
+    good: int = 0
+    passed: int = 0
+    counted: bool = False
+    weight: float = 1.0
+    evidence: tuple[Verdict, ...] = ()
+    excluded: str = ""
+    """Why, once it is."""
+    logged: bool = False
+    """Whether the exclusion stands in an entry."""
+
+    @property
+    def check_permille(self) -> int:
+        """How likely its next votes are checked: 1 / n after n good checks, always after a bad one and on probation."""
+        if not self.counted:
+            return CHECK_ALWAYS
+        return max(CHECK_ALWAYS // max(self.good, 1), CHECK_PERMILLE_MIN)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return "excluded" if self.excluded else "counted" if self.counted else "probation"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The checks of one committed step, until they are judged."""
+
+    drawn: Mapping[bytes, tuple[bytes, ...]]
+    payloads: Mapping[bytes, bytes]
+    arrival: tuple[bytes, ...] = ()
+    verdicts: Mapping[tuple[bytes, bytes], Verdict] = field(default_factory=dict)
+
+    def taken(self, verdict: Verdict) -> Audit:
+        """With one more verdict; the same if it was not drawn, is of another payload or is not the checker's first."""
+        name = verdict.checker, verdict.subject
+        wanted = verdict.checker in self.drawn.get(verdict.subject, ())
+        if not wanted or name in self.verdicts or self.payloads[verdict.subject] != verdict.payload_sha256:
+            return self
+        return replace(self, verdicts={**self.verdicts, name: verdict})
+
+
+def audit_of(trust: TrustConfig, entry: Entry, entry_hash: bytes, arrival: tuple[bytes, ...]) -> Audit:
+    """The checks that an entry draws."""
+    payloads = {c.public_key: c.payload_sha256 for c in (*entry.contributions, *entry.trials)}
+    return Audit(checks.drawn(entry_hash, entry, trust.checkers), payloads, arrival)
+
+
+def suspicion(trust: TrustConfig, own: float, difference: float) -> float:
+    """From -1 (votes of somebody who worked on these samples) to 1 (of somebody who did not)."""
+    if own < trust.agreement_min:
+        return 1.0
+    return max(-1.0, min((trust.share_min - difference / own) / trust.share_min, 1.0))
+
+
+def judge(
+    trust: TrustConfig, standings: Mapping[bytes, Standing], verdicts: Sequence[Verdict], arrival: Sequence[bytes]
+) -> dict[bytes, Standing]:
+    """The standings after the verdicts on one step. Each subject is judged by the weights of before."""
+    after = dict(standings)
+    for subject in sorted({verdict.subject for verdict in verdicts}):
+        said = [verdict for verdict in verdicts if verdict.subject == subject]
+        weights = [standings.get(verdict.checker, Standing()).weight for verdict in said]
+        if len(said) < VERDICTS_NEEDED or sum(weights) < WEIGHT_NEEDED:
+            continue
+        found = [suspicion(trust, verdict.own, verdict.difference) for verdict in said]
+        middle = weighted_median(found, weights)
+        for verdict, one in zip(said, found, strict=True):
+            checker = after.get(verdict.checker, Standing())
+            wrong = abs(one - middle) > CONTRADICTION
+            weight = max(checker.weight / 2, WEIGHT_MIN) if wrong else min(checker.weight + WEIGHT_BACK, 1.0)
+            after[verdict.checker] = replace(checker, weight=weight)
+        copied = repeats(trust, subject, said, weights, arrival)
+        before = after.get(subject, Standing())
+        bad = [verdict for verdict, one in zip(said, found, strict=True) if one > 0]
+        after[subject] = _moved(trust, before, middle * (2 if copied and middle > 0 else 1), bad, copied=copied)
+    return after
+
+
+def _moved(trust: TrustConfig, before: Standing, by: float, bad: Sequence[Verdict], *, copied: bool) -> Standing:
+    if before.excluded:
+        return before
+    score = max(0.0, before.score + by)
+    if by <= 0:
+        passed = before.passed + 1
+        counted = before.counted or (passed >= trust.probation_steps and score == 0)
+        return replace(before, score=score, good=before.good + 1, passed=passed, counted=counted)
+    evidence = (*before.evidence, *bad)[-EVIDENCE_MAX:]
+    checkers = len({verdict.checker for verdict in evidence})
+    moved = replace(before, score=score, good=0, evidence=evidence)
+    if score < trust.exclude_at or checkers < VERDICTS_NEEDED:
+        return moved
+    return replace(moved, excluded=_reason(trust, evidence, checkers, score, copied=copied))
+
+
+def _reason(trust: TrustConfig, evidence: Sequence[Verdict], checkers: int, score: float, *, copied: bool) -> str:
+    own = statistics.median(verdict.own for verdict in evidence)
+    if copied:
+        what = "your votes repeat another peer's"
+    elif own < trust.agreement_min:
+        what = f"your votes do not lower the loss on your own samples ({own:.1f}, at least {trust.agreement_min:g} expected)"
+    else:
+        what = "your votes fit your own samples no better than anybody's"
+    return (
+        f"excluded from the run: {what}, as {checkers} peers found in repeated checks (score {score:.1f}); see the log"
+    )
+
+
+def repeats(
+    trust: TrustConfig, subject: bytes, said: Sequence[Verdict], weights: Sequence[float], arrival: Sequence[bytes]
+) -> bool:
+    """Whether most of the checkers' weight says that these votes are in a payload that was announced earlier.
+
+    By itself it accuses nobody: a copier may be heard before whom it copies. It makes a bad check count twice.
+    """
+    places = {key: place for place, key in enumerate(arrival)}
+    mine = places.get(subject, -1)
+    sure = [v.overlap >= trust.overlap_max and places.get(v.like, mine) < mine for v in said]
+    return 2 * sum(weight for weight, found in zip(weights, sure, strict=True) if found) > sum(weights)
+
+
+def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The lower one: in doubt for the accused."""
+    half, reached = sum(weights) / 2, 0.0
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        reached += weight
+        if reached >= half:
+            return value
+    raise AssertionError("no values")
+
+
+def exclusions(standings: Mapping[bytes, Standing]) -> tuple[Exclusion, ...]:
+    """What the next entry has to say, sorted by public key."""
+    due = sorted(key for key, standing in standings.items() if standing.excluded and not standing.logged)
+    return tuple(Exclusion(key, standings[key].excluded, standings[key].evidence) for key in due[:EXCLUSIONS_MAX])
+
+
+def logged(standings: Mapping[bytes, Standing], entry: Entry) -> dict[bytes, Standing]:
+    """The standings after an entry: its exclusions are facts; the authors of the first entry are on no probation."""
+    after = dict(standings)
+    for exclusion in entry.exclusions:
+        before = after.get(exclusion.public_key, Standing())
+        after[exclusion.public_key] = replace(
+            before, excluded=exclusion.reason, evidence=exclusion.evidence, logged=True
+        )
+    if entry.step == 1:
+        for contribution in entry.contributions:
+            after[contribution.public_key] = replace(after.get(contribution.public_key, Standing()), counted=True)
+    return bounded(after, keep={c.public_key for c in (*entry.contributions, *entry.trials)})
+
+
+def bounded(standings: dict[bytes, Standing], keep: Iterable[bytes]) -> dict[bytes, Standing]:
+    """At most STANDINGS_KEPT: those that say least go first, the excluded last."""
+    kept = set(keep)
+    spare = sorted(
+        standings.keys() - kept,
+        key=lambda key: (bool(standings[key].excluded), standings[key].score, standings[key].good, key),
+    )
+    for key in spare[: max(len(standings) - STANDINGS_KEPT, 0)]:
+        del standings[key]
+    return standings

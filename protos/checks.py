@@ -1,0 +1,48 @@
+"""Who checks whose votes of a step: a pure function of its log entry, which the coordinator and every peer compute alike.
+
+The draw hangs on the entry's hash, and so on every payload of the step: nobody knows before its own votes are fixed whether
+they will be checked, or by whom, and nobody chooses whom to check. How often a peer is drawn stands in the entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+
+from protos.assignment import Range, take
+from protos.log import Entry
+
+CHECK_ALWAYS = 1000
+"""Of `Contribution.check_permille`: the peer's votes are checked in every step."""
+CHECKS_MAX = 4
+"""Checks that fall to one peer in a step: what it spends on others is bounded."""
+_DOMAIN = b"swarmentum/v1/check\0"
+
+
+def drawn(entry_hash: bytes, entry: Entry, checkers: int) -> Mapping[bytes, tuple[bytes, ...]]:
+    """Checked peer -> those who check it, at most `checkers`, never itself. Only authors whose votes count may check."""
+    able = [c.public_key for c in entry.contributions]
+    busy: Counter[bytes] = Counter()
+    found: dict[bytes, tuple[bytes, ...]] = {}
+    for subject in (*entry.contributions, *entry.trials):
+        if not _lot(entry_hash, subject.public_key) % CHECK_ALWAYS < subject.check_permille:
+            continue
+        free = [key for key in able if key != subject.public_key and busy[key] < CHECKS_MAX]
+        chosen = sorted(free, key=lambda key: _lot(entry_hash, subject.public_key, key))[:checkers]
+        busy.update(chosen)
+        found[subject.public_key] = tuple(chosen)
+    return found
+
+
+def checked_samples(entry_hash: bytes, subject: bytes, ranges: tuple[Range, ...], count: int) -> tuple[Range, ...]:
+    """Which of a peer's samples its checkers look at: `count` in a row, from a place that the draw decides."""
+    spare = sum(map(len, ranges)) - count
+    if spare <= 0:
+        return ranges
+    _, rest = take(list(ranges), _lot(entry_hash, subject, b"samples") % (spare + 1))
+    return take(rest, count)[0]
+
+
+def _lot(entry_hash: bytes, *who: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(_DOMAIN + entry_hash + b"".join(who)).digest()[:8], "big")
