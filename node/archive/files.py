@@ -76,9 +76,12 @@ def segment_name(step: int) -> str:
 
 def find(run: Path) -> Path:
     """The archive that a person means by a folder: itself, in it, or the only one of a peer's home."""
-    for folder in (run, run / "archive", *sorted(run.glob("runs/*/archive"))):
-        if (folder / GENESIS).is_file():
-            return folder
+    for folders in ([run], [run / "archive"], sorted(run.glob("runs/*/archive"))):
+        found = [folder for folder in folders if (folder / GENESIS).is_file()]
+        if len(found) > 1:
+            raise OperatorError(f"{run}: archives of several runs; name one: {', '.join(map(str, found))}")
+        if found:
+            return found[0]
     raise OperatorError(
         f"{run}: no archive of a run there; give the folder of `swarmentum demo --archive --output DIR`, "
         "or the home of a peer that joined with --archive"

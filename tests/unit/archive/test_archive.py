@@ -363,6 +363,14 @@ def test_a_folder_without_an_archive_is_refused(tmp_path: Path) -> None:
         verify(tmp_path, None, None)
 
 
+def test_a_home_with_several_archives_asks_which(tmp_path: Path) -> None:
+    for run in ("one", "two"):
+        (tmp_path / "runs" / run / "archive").mkdir(parents=True)
+        (tmp_path / "runs" / run / "archive" / files.GENESIS).touch()
+    with pytest.raises(OperatorError, match=r"archives of several runs; name one: .*one.*two"):
+        files.find(tmp_path)
+
+
 # ---- the ledger ------------------------------------------------------------------------------------------------------
 
 
