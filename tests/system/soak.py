@@ -2,9 +2,9 @@
 
     python -m tests.system.soak --peers 8 --minutes 3
 
-Faults in turn: kill -9 and back, SIGSTOP for a while, kill -9 of the coordinator and back. Prints one JSON object: steps a minute
-quiet and under faults and their ratio, memory of the longest-lived peer, loss, and whether any two digests ever differed.
-Exit code 1 if they did. The ratio is a measurement, not a verdict: the peers share this machine's cores.
+Faults in turn: kill -9 and back, SIGSTOP for a while, kill -9 of the coordinator and back. Prints one JSON object: steps a
+minute quiet and under faults and their ratio, memory of the longest-lived peer, loss, and whether any two digests ever
+differed. Exit code 1 if they did. The ratio is a measurement, not a verdict: the peers share this machine's cores.
 """
 
 from __future__ import annotations
