@@ -70,6 +70,13 @@ def full_disk(world: World, _: Fault) -> Callable[[], None]:
     return lambda: setattr(world.coordinator, "full", False)
 
 
+def equivocate(world: World, fault: Fault) -> Callable[[], None]:
+    """A peer with two faces: two payloads for each step."""
+    peer = world.peers[fault.who]
+    peer.equivocate(True)
+    return lambda: peer.equivocate(False)
+
+
 def bit_flip(world: World, fault: Fault) -> Callable[[], None]:
     """Bad memory: a weight of one replica changes."""
     peer = world.peers[fault.who]
@@ -94,6 +101,7 @@ FAULTS = {
     "cut-off": cut_off,
     "storm": storm,
     "slow-peer": slow_peer,
+    "equivocate": equivocate,
     "full-disk": full_disk,
     "full-peer-disk": full_peer_disk,
 }

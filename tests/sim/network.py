@@ -301,6 +301,8 @@ class SimHost(Host):
         self._overlay, self._net, self.name = overlay, overlay.net, name
         self.tasks: set[asyncio.Task[Any]] = set()
         self.pipes: list[Pipe] = []
+        self.two_faced: Callable[[bytes], bytes] | None = None
+        """What a liar tells every other peer instead of a message."""
 
     async def start(self, bootstrap: tuple[str, ...] = ()) -> None:
         self._overlay.hosts[self.name] = self
@@ -367,11 +369,12 @@ class SimHost(Host):
     async def publish(self, topic: str, data: bytes) -> None:
         """GossipSub delivers each message once to each peer, if at all; the weather may bring it twice."""
         weather, chance = self._net.weather, self._net.random
-        for name in sorted(self._overlay.hosts):
+        for place, name in enumerate(sorted(self._overlay.hosts)):
+            said = data if self.two_faced is None or place % 2 == 0 else self.two_faced(data)
             if name == self.name or not self._net.joined(self.name, name) or chance.random() < weather.loss:
                 continue
             for _ in range(1 + (chance.random() < weather.twice)):
-                self._net.loop.call_later(self._net.delay(), self._arrive, name, topic, data)
+                self._net.loop.call_later(self._net.delay(), self._arrive, name, topic, said)
 
     def _arrive(self, name: str, topic: str, data: bytes) -> None:
         host = self._overlay.hosts.get(name)

@@ -37,13 +37,15 @@ from node.swarm.payloads import Payloads
 from node.swarm.session import About, Outside, Session
 from node.swarm.settings import OverlaySettings
 from node.telemetry import StepLog, Summary
+from node.wire.codec import payload_hash
 from node.wire.validate import UpdateDoor
+from protos.envelope import Kind, parse, seal
 from protos.errors import NetworkError, SwarmentumError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
 from protos.run_config import RunConfig
-from protos.v1 import log_pb2
+from protos.v1 import envelope_pb2, log_pb2, update_pb2
 from tests.sim.checkers import Checkers
 from tests.sim.clock import BEGIN_SECONDS, InlineExecutor, Thread, VirtualLoop
 from tests.sim.network import COORDINATOR, Channel, Net, Overlay, SimDiscovery, SimHost
@@ -325,6 +327,32 @@ class PeerProcess:
                 task.cancel()
             assert isinstance(session.host, SimHost)
             session.host.vanish()
+
+    def equivocate(self, lies: bool) -> None:
+        """Announce one payload to half of the others and to the coordinator, and another to the rest."""
+        if self._session is not None:
+            assert isinstance(self._session.host, SimHost)
+            self._session.host.two_faced = self._other_votes if lies else None
+
+    def _other_votes(self, message: bytes) -> bytes:
+        envelope = parse(envelope_pb2.SignedEnvelope, message)
+        session = self._session
+        if (
+            envelope.kind != Kind.KIND_ANNOUNCEMENT
+            or envelope.public_key != self.identity.public_key
+            or session is None
+        ):
+            return message
+        said = parse(update_pb2.Announcement, envelope.body)
+        payload = session._payloads.get(said.payload_sha256)
+        if payload is None:
+            return message
+        votes = parse(update_pb2.UpdatePayload, payload)
+        votes.votes = bytes(byte ^ 0xFF for byte in votes.votes)
+        other = votes.SerializeToString(deterministic=True)
+        said.payload_sha256 = payload_hash(other)
+        session._payloads.put(said.step, said.payload_sha256, other)
+        return seal(self.identity, Kind.KIND_ANNOUNCEMENT, envelope.run_id, said).SerializeToString(deterministic=True)
 
     def check_buffers(self) -> None:
         """What is remembered stays within its bounds."""

@@ -11,6 +11,7 @@ import torch
 from node.snapshot.atomic import write_atomic
 from node.snapshot.private import PrivateState, PrivateStateError, load_private, save_private
 from node.snapshot.store import PieceStore, StoreFullError
+from protos.disk import DiskError
 
 RUN, LAYOUT = bytes([1]) * 32, bytes([3]) * 32
 STATE = PrivateState(RUN, LAYOUT, 5, {"momentum": torch.tensor([1.0, -0.0]), "pending": None}, {"tokens": 12})
@@ -81,7 +82,7 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     def fail(_: object) -> None:
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(DiskError, match="disk full"):
         write_atomic(path, tmp_path / ".f", fail)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]

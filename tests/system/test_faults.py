@@ -1,0 +1,265 @@
+"""Peers that are killed at bad moments, stop, starve or fill their disk: the run goes on, and no two replicas differ.
+
+One swarm lives through it in order; the coordinator is never touched here (tests/system/test_failover.py, test_life.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+
+RUN = f"""
+name = "faults"
+{TINY_MODEL}
+[data]
+source = "DATA"
+context = 32
+[clock]
+steps = STEPS
+batch_samples = 16
+min_peers = MIN_PEERS
+snapshot_every = 5
+strict = STRICT
+deadline_ms_min = 1000
+deadline_ms_max = 10000
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+MANY = 100_000
+FULL_DISK_MB = 2
+
+
+def run_toml(folder: Path, *, steps: int = MANY, min_peers: int = 2, strict: bool = False) -> str:
+    text = folder / "text.txt"
+    text.write_bytes(Path(os.__file__).read_bytes())
+    wanted = {"DATA": str(text), "STEPS": str(steps), "MIN_PEERS": str(min_peers), "STRICT": str(strict).lower()}
+    made = RUN
+    for name, value in wanted.items():
+        made = made.replace(name, value)
+    return made
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
+    folder = tmp_path_factory.mktemp("faults")
+    made = LocalSwarm(folder, run_toml(folder))
+    try:
+        for name in ("ada", "bob"):
+            made.join(name)
+        for name in ("ada", "bob"):
+            made.wait_step(name, 6)
+        yield made
+    finally:
+        made.close()
+    assert processes_with(str(folder)) == [], "something was left running"
+
+
+def all_equal(swarm: LocalSwarm, *names: str) -> None:
+    different = {s: d for s, d in digests_by_step(*(swarm.steps(name) for name in names)).items() if len(d) > 1}
+    assert not different, f"replicas differ after steps {sorted(different)[:5]}"
+
+
+def accepted(swarm: LocalSwarm, name: str) -> int:
+    return sum(line["accepted"] for line in swarm.steps(name))
+
+
+def back_again(swarm: LocalSwarm, *names: str) -> None:
+    """Join again with the same identity, and wait until its votes count."""
+    before = {name: accepted(swarm, name) for name in names}
+    for name in names:
+        swarm.join(name)
+    for name in names:
+        wait_for(f"vote of {name} that counts", lambda name=name: accepted(swarm, name) > before[name])
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.write_text("abc"), "tokens"),
+        (lambda path: path.mkdir(), "no utf-8 text"),
+    ],
+    ids=["gone", "truncated", "empty-folder"],
+)
+def test_a_data_source_that_is_gone_or_cut_off_is_said_at_once(
+    swarm: LocalSwarm, make: Callable[[Path], Any], word: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "data")
+    process = swarm.join("dan", "--data", str(tmp_path / "data"))
+    code, _ = process.finish(60)
+    told = process.log.read_text()
+    assert code == 2, told[-2000:]
+    assert word in told.splitlines()[-1].lower(), told[-2000:]
+    assert "Traceback" not in told
+
+
+def test_with_too_few_peers_the_run_waits_and_goes_on_at_the_same_step(swarm: LocalSwarm) -> None:
+    swarm.processes["bob"].kill()
+    waiting = wait_for(
+        "run that waits", lambda: (s := swarm.status())["phase"] != "finished" and "needed" in s["reason"] and s
+    )
+    step = waiting["step"]
+    assert swarm.status()["step"] == step
+    back_again(swarm, "bob")
+    follows = [line["step"] for line in swarm.steps("ada") if line["step"] > step]
+    assert follows[0] == step + 1
+    assert [line["step"] for line in swarm.steps("ada")] == list(range(1, follows[-1] + 1))
+    all_equal(swarm, "ada", "bob")
+
+
+@pytest.mark.parametrize("event", ["run found", "model", "loading snapshot", "taking part"])
+def test_killed_while_joining_it_comes_back_at_once(swarm: LocalSwarm, event: str) -> None:
+    """The same identity again, while the coordinator may still believe in the life before."""
+    before = len(swarm.events("cyd", event)) if (swarm.folder / "cyd.log").exists() else 0
+    process = swarm.join("cyd")
+    wait_for(f"{event!r} of cyd", lambda: len(swarm.events("cyd", event)) > before)
+    process.kill()
+    if event == "taking part":
+        back_again(swarm, "cyd")
+        all_equal(swarm, "ada", "bob", "cyd")
+        assert {peer["id"]: peer["phase"] for peer in swarm.status()["peers"]}[_id(swarm, "cyd")] == "ready"
+
+
+def _id(swarm: LocalSwarm, name: str) -> str:
+    from protos.identity import Identity
+
+    return Identity.load_or_create(swarm.folder / name / "identity.key").peer_id
+
+
+def test_killed_while_taking_snapshots(swarm: LocalSwarm) -> None:
+    for _ in range(3):
+        at = swarm.last_step("cyd")
+        due = at - at % 5 + 5
+        swarm.wait_step("cyd", due)
+        swarm.processes["cyd"].kill()  # it stores the snapshot of this step, or has just done so
+        back_again(swarm, "cyd")
+    all_equal(swarm, "ada", "bob", "cyd")
+    pieces = next((swarm.folder / "cyd" / "runs").glob("*/pieces"))
+    assert not list(pieces.glob(".incoming-*")), "half-written pieces were left"
+
+
+def test_all_die_and_start_again_from_their_disks(swarm: LocalSwarm) -> None:
+    names = ("ada", "bob", "cyd")
+    for name in names:
+        swarm.processes[name].kill()
+    step = swarm.status()["step"]
+    back_again(swarm, *names)
+    all_equal(swarm, *names)
+    for name in names:
+        assert swarm.events(name, "momentum taken up again"), f"{name} started with fresh momentum"
+        first = next(line["step"] for line in reversed(swarm.steps(name)) if line["step"] <= step)
+        assert first >= step - 10, f"{name} lost more than two snapshots"
+
+
+def test_a_stopped_peer_is_waited_for_once_and_catches_up(swarm: LocalSwarm) -> None:
+    cyd = swarm.processes["cyd"].child
+    cyd.send_signal(signal.SIGSTOP)
+    at = swarm.last_step("ada")
+    swarm.wait_step("ada", at + 8)
+    behind = swarm.last_step("cyd")
+    cyd.send_signal(signal.SIGCONT)
+    swarm.wait_step("cyd", at + 9)
+    before = accepted(swarm, "cyd")
+    wait_for("vote of cyd that counts", lambda: accepted(swarm, "cyd") > before)
+    assert behind <= at + 1
+    all_equal(swarm, "ada", "bob", "cyd")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a few megabytes."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={FULL_DISK_MB}m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"needs root to mount a small disk: {done.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_is_a_clear_error_and_nothing_is_corrupted(swarm: LocalSwarm, small_disk: Path) -> None:
+    dot = swarm.folder / "dot"
+    dot.symlink_to(small_disk)
+    filler = small_disk / "filler"
+    process = swarm.join("dot")
+    wait_for("vote of dot that counts", lambda: accepted(swarm, "dot") > 0)
+    with filler.open("wb") as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+        except OSError:
+            pass
+    code, _ = process.finish(60)
+    told = process.log.read_text()
+    assert code == 2, told[-2000:]
+    assert "cannot be written: No space left on device" in told.splitlines()[-1]
+    assert "Traceback" not in told
+    filler.unlink()
+    back_again(swarm, "dot")
+    all_equal(swarm, "ada", "bob", "cyd", "dot")
+
+
+def test_a_read_only_disk_is_a_clear_error(swarm: LocalSwarm, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    (swarm.folder / "eve").symlink_to(small_disk)
+    process = swarm.join("eve")
+    code, _ = process.finish(60)
+    told = process.log.read_text()
+    assert code == 2, told[-2000:]
+    assert "Read-only file system" in told.splitlines()[-1]
+    assert "Traceback" not in told
+
+
+# ---- runs of their own -----------------------------------------------------------------------------------------------
+
+
+def test_one_peer_alone_stopped_and_resumed_ends_like_one_that_never_stopped(tmp_path: Path) -> None:
+    digests = []
+    for name, stops in (("whole", ()), ("stopped", (4, 11))):
+        folder = tmp_path / name
+        folder.mkdir()
+        swarm = LocalSwarm(folder, run_toml(folder, steps=18, min_peers=1, strict=True))
+        try:
+            for step in stops:
+                process = swarm.join("ada")
+                swarm.wait_step("ada", step)
+                process.interrupt()
+                assert process.finish(30)[0] == 130
+            code, summary = swarm.join("ada").finish(90)
+            assert code == 0
+            assert [line["step"] for line in swarm.steps("ada")][-1] == 18
+            digests.append(summary["digest"])
+        finally:
+            swarm.close()
+    assert digests[0] == digests[1], "stopping and going on changed the weights"
+
+
+def test_killed_while_exporting_it_exports_when_it_comes_back(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, run_toml(tmp_path, steps=12, min_peers=2))
+    try:
+        swarm.join("bob")
+        ada = swarm.join("ada", "--export", str(tmp_path / "model"))
+        wait_for("export that has begun", lambda: list(tmp_path.glob(".model.new-*")))
+        ada.kill()
+        assert swarm.processes["bob"].finish(60)[0] == 0
+        code, summary = swarm.join("ada", "--export", str(tmp_path / "model")).finish(90)
+        assert code == 0
+        assert summary["step"] == 12
+        assert (tmp_path / "model" / "model.safetensors").is_file()
+        assert swarm.steps("bob")[-1]["step"] == 12
+        all_equal(swarm, "ada", "bob")
+    finally:
+        swarm.close()
