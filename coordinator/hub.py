@@ -1,4 +1,7 @@
-"""All runs of one coordinator: restored from the journal at start, created on the operator's word, described."""
+"""All runs of one coordinator: restored from the journal when it begins to act, created on the operator's word, described.
+
+A coordinator that stands by has no runs here.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from coordinator import machine
-from coordinator.journal import Journal
+from coordinator.journal import Journal, JournalError
 from coordinator.metrics import Metrics
+from coordinator.replay import Replay
 from coordinator.runtime import RunRuntime, monotonic_ms
 from coordinator.state import PeerPhase, Phase, Run
 from coordinator.trust import Standing
@@ -40,26 +44,54 @@ class Hub:
         self.identity = identity
         self.metrics = metrics
         self.runs: dict[bytes, RunRuntime] = {}
+        self.stands_by: str | None = None
+        """Why this coordinator does not act; None while it does."""
+        self.fenced = asyncio.Event()
+        """Another coordinator has the lease: this one may not act any more."""
         self._genesis: dict[bytes, log_pb2.Genesis] = {}
-        self._journal = journal
+        self._journal = self._acting = journal
         self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
     def restore(self) -> None:
-        """Read every run back from the journal. Called inside the event loop, before serving."""
-        for run_id, genesis in self._journal.runs():
-            fresh = machine.new_run(run_id, config_from_json(genesis.config_json))
-            self._add(machine.restore(fresh, self._journal.records(run_id), monotonic_ms()), genesis)
+        """Read every run back from the journal, and act. Called inside the event loop, before serving."""
+        replay = Replay(self._journal)
+        replay.catch_up(monotonic_ms())
+        self.act(replay, self._journal)
+
+    def act(self, replay: Replay, journal: Journal) -> None:
+        """Go on with the runs that were read, writing to `journal`."""
+        self._acting, self.stands_by = journal, None
+        self.metrics.acts.set(1)
+        self.fenced.clear()
+        for run, genesis in replay.runs(monotonic_ms()):
+            self._add(run, genesis)
+
+    def stand_by(self, reason: str) -> None:
+        """Act no more, at once. What was being written may be written or not: this coordinator tells nobody.
+
+        Nothing is waited for: the database may be what does not answer.
+        """
+        self.stands_by = reason
+        self.metrics.acts.set(0)
+        runs, self.runs, self._genesis = list(self.runs.values()), {}, {}
+        for runtime in runs:
+            runtime.abandon()
+        self._io.shutdown(wait=False, cancel_futures=True)
+        self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
     async def create_run(self, genesis: log_pb2.Genesis) -> bytes:
         """Journal a new run and serve it; returns its id."""
         run_id = run_id_of(genesis)
-        await asyncio.get_running_loop().run_in_executor(self._io, self._journal.create_run, run_id, genesis)
+        journal = self._acting
+        await asyncio.get_running_loop().run_in_executor(self._io, journal.create_run, run_id, genesis)
+        if journal is not self._acting or self.stands_by is not None:
+            raise JournalError("the run is created, and another coordinator acts since: it has it")
         self._add(machine.new_run(run_id, config_from_json(genesis.config_json)), genesis)
         return run_id
 
     def _add(self, run: Run, genesis: log_pb2.Genesis) -> None:
         self._genesis[run.run_id] = genesis
-        self.runs[run.run_id] = RunRuntime(run, self._journal, self.identity, self.metrics, self._io)
+        self.runs[run.run_id] = RunRuntime(run, self._acting, self.identity, self.metrics, self._io, self.fenced.set)
         self.metrics.observe(run)
 
     async def stop(self) -> None:

@@ -1,20 +1,23 @@
 """The journal: what must survive a crash, in order, in a database (SQLite by default, any SQLAlchemy URL).
 
 A record is durable when `append` returns. Nothing is ever changed or deleted. Entries are kept as the signed envelopes
-that travel, so what a peer gets after a restart is bit for bit what it would have got before.
+that travel, so what a peer gets after a restart is bit for bit what it would have got before. Of several coordinators
+that share a database, only the one with the newest token of the lease can write (`fenced`).
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
+from coordinator.database import connected, making_tables, parsed
 from coordinator.events import (
     EntryCommitted,
     Judged,
@@ -26,7 +29,7 @@ from coordinator.events import (
     TickOpened,
 )
 from protos.envelope import parse
-from protos.errors import OperatorError, SwarmentumError
+from protos.errors import SwarmentumError
 from protos.identity import Identity
 from protos.log import SignedEntry, open_entry, seal_entry, tick_body, tick_from_body, verdict_body, verdict_from_body
 from protos.v1 import envelope_pb2, log_pb2
@@ -48,6 +51,15 @@ _RECORDS = sa.Table(
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Index("records_by_step", "run_id", "kind", "step"),
 )
+LEASE = sa.Table(
+    "lease",
+    sa.MetaData(),
+    sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("expires", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("address", sa.String(256), nullable=False),
+)
+"""Who may write, where several share the database; see coordinator/lease.py, which makes it."""
 
 
 class JournalError(SwarmentumError):
@@ -55,21 +67,26 @@ class JournalError(SwarmentumError):
     is in it, only the database knows."""
 
 
+class FencedError(JournalError):
+    """Another coordinator acts on this database since: nothing was written, and nothing more may be."""
+
+
 class Journal:
     """All runs of one coordinator. Calls block: the runtime makes them from a worker thread."""
 
-    def __init__(self, url: str, identity: Identity) -> None:
+    def __init__(self, url: str | sa.URL, identity: Identity) -> None:
         self._identity = identity
         self._numbers: dict[bytes, int] = {}
-        try:
-            self._engine = sa.create_engine(url)
-            if self._engine.dialect.name == "sqlite":
-                event.listen(self._engine, "connect", _durable_sqlite)
-            _METADATA.create_all(self._engine)
-        except (SQLAlchemyError, ImportError) as error:
-            raise OperatorError(
-                f"the journal {url!r} cannot be opened: {error}; check `database` and the disk"
-            ) from error
+        self._token: int | None = None
+        self._engine = connected(parsed(url))
+        with making_tables(self._engine, _METADATA):
+            pass
+
+    def fenced(self, token: int) -> Journal:
+        """The same journal, which writes only while no newer token of the lease was given: FencedError from then on."""
+        made = copy.copy(self)
+        made._numbers, made._token = {}, token
+        return made
 
     @staticmethod
     def sqlite_url(home: Path) -> str:
@@ -82,10 +99,7 @@ class Journal:
 
     def create_run(self, run_id: bytes, genesis: log_pb2.Genesis) -> None:
         """Record a new run; JournalError if it is there already."""
-        with self._writing() as connection:
-            connection.execute(
-                _RUNS.insert().values(run_id=run_id, genesis=genesis.SerializeToString(deterministic=True))
-            )
+        self._insert(_RUNS, {"run_id": run_id, "genesis": genesis.SerializeToString(deterministic=True)})
 
     def runs(self) -> list[tuple[bytes, log_pb2.Genesis]]:
         """Every run with its genesis."""
@@ -99,13 +113,31 @@ class Journal:
         number = self._next_number(run_id)
         # A failed commit may have written after all: only the database knows, so it is asked again the next time.
         self._numbers.pop(run_id, None)
-        with self._writing() as connection:
-            connection.execute(_RECORDS.insert().values(run_id=run_id, number=number, kind=kind, step=step, body=body))
+        self._insert(_RECORDS, {"run_id": run_id, "number": number, "kind": kind, "step": step, "body": body})
         self._numbers[run_id] = number + 1
 
-    def records(self, run_id: bytes) -> Iterator[Record]:
-        """Every record of a run, in order."""
-        query = sa.select(_RECORDS.c.kind, _RECORDS.c.step, _RECORDS.c.body).where(_RECORDS.c.run_id == run_id)
+    def _insert(self, table: sa.Table, row: dict[str, Any]) -> None:
+        """One statement: the row is written, and the token is still the newest, or neither.
+
+        FOR SHARE lets no other coordinator take the lease between the look at the token and the write.
+        """
+        if self._token is None:
+            with self._writing() as connection:
+                connection.execute(table.insert().values(row))
+            return
+        values = sa.select(*(sa.literal(value, table.c[name].type) for name, value in row.items()))
+        held = values.select_from(LEASE).where(LEASE.c.token == self._token).with_for_update(read=True)
+        with self._writing() as connection:
+            insert = table.insert().from_select(list(row), held)
+            written = connection.execute(insert, execution_options={"preserve_rowcount": True}).rowcount
+        if written != 1:
+            raise FencedError(f"another coordinator acts: the lease has a newer token than {self._token}")
+
+    def records(self, run_id: bytes, first: int = 0) -> Iterator[Record]:
+        """Every record of a run from the number `first` on, in order; numbers have no gaps."""
+        query = sa.select(_RECORDS.c.kind, _RECORDS.c.step, _RECORDS.c.body).where(
+            _RECORDS.c.run_id == run_id, _RECORDS.c.number >= first
+        )
         with self._reading() as connection:
             for row in connection.execute(query.order_by(_RECORDS.c.number)):
                 yield self._decode(run_id, row.kind, row.step, row.body)
@@ -127,10 +159,10 @@ class Journal:
         return self._numbers[run_id]
 
     def _writing(self) -> AbstractContextManager[sa.Connection]:
-        return _failing_as_journal_error(self._engine.begin, "written")
+        return failing_as_journal_error(self._engine.begin, "written")
 
     def _reading(self) -> AbstractContextManager[sa.Connection]:
-        return _failing_as_journal_error(self._engine.connect, "read")
+        return failing_as_journal_error(self._engine.connect, "read")
 
     def _encode(self, run_id: bytes, record: Record) -> tuple[str, int, bytes]:
         match record:
@@ -178,7 +210,7 @@ class Journal:
 
 
 @contextmanager
-def _failing_as_journal_error(
+def failing_as_journal_error(
     begin: Callable[[], AbstractContextManager[sa.Connection]], what: str
 ) -> Iterator[sa.Connection]:
     """A connection or transaction whose failure, at any point of it, is a JournalError."""
@@ -187,11 +219,3 @@ def _failing_as_journal_error(
             yield connection
     except SQLAlchemyError as error:
         raise JournalError(f"the journal cannot be {what}: {error}") from error
-
-
-def _durable_sqlite(connection: object, _: object) -> None:
-    """WAL so that readers never wait; FULL so that a commit survives the machine, not only the process."""
-    cursor = connection.cursor()  # type: ignore[attr-defined]
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()

@@ -24,6 +24,8 @@ class Metrics:
         self.refused = Counter(
             "swarmentum_refused_total", "Requests that did not get through the door", ["reason"], registry=self.registry
         )
+        self.acts = Gauge("swarmentum_acts", "1: this coordinator acts; 0: it stands by", registry=self.registry)
+        self.acts.set(1)
         self.step_seconds = Histogram(
             "swarmentum_step_seconds",
             "Time from tick to entry",

@@ -50,7 +50,7 @@ class Operator:
         config = config_from_json(genesis.config_json)
         return Invite(
             run_id=run_id_of(genesis),
-            coordinators=(self.serving.advertise,),
+            coordinators=self.serving.coordinators,
             coordinator_public_key=genesis.coordinator_public_key,
             certificate_sha256=bytes.fromhex(self.serving.certificate_sha256),
             bootstrap=tuple(config.overlay.bootstrap),
@@ -68,15 +68,26 @@ class Operator:
         return found[0]
 
     def _call(self, name: str, request: Any) -> Any:
+        """Ask this home's coordinator; if it stands by, the others that share its database, with the same keys."""
+        here = f"{self.serving.host}:{self.serving.port}"
+        others = [address for address in self.serving.coordinators if address != self.serving.advertise]
+        problems: list[str] = []
+        for address in (here, *others):
+            try:
+                return self._ask(address, name, request)
+            except NetworkError as error:
+                problems.append(str(error))
+        raise NetworkError("; ".join(problems))
+
+    def _ask(self, address: str, name: str, request: Any) -> Any:
         credentials = grpc.ssl_channel_credentials(self._certificate.certificate_pem)
         options = [("grpc.ssl_target_name_override", TLS_NAME)]
-        with grpc.secure_channel(f"{self.serving.host}:{self.serving.port}", credentials, options) as channel:
+        with grpc.secure_channel(address, credentials, options) as channel:
             try:
                 return getattr(rpc.OperatorServiceStub(channel), name)(request, timeout=CALL_SECONDS_MAX)
             except grpc.RpcError as error:
                 if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise NetworkError(
-                        f"the coordinator on port {self.serving.port} (process {self.serving.pid}) does not answer: "
-                        f"{error.details()}; is it still running?"
+                        f"the coordinator at {address} does not answer: {error.details()}; is it still running?"
                     ) from error
                 raise RefusedError(f"the coordinator refused: {error.details()}") from error

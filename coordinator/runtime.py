@@ -31,7 +31,7 @@ from coordinator.events import (
     SnapshotFact,
     TimerFired,
 )
-from coordinator.journal import Journal, JournalError
+from coordinator.journal import FencedError, Journal, JournalError
 from coordinator.metrics import Metrics
 from coordinator.state import PeerPhase, Phase, Run
 from protos.errors import Reason, Refusal, SwarmentumError
@@ -45,6 +45,7 @@ from protos.v1 import envelope_pb2
 FOLLOWER_EVENTS_MAX = 256
 SNAPSHOT_HOLDERS_MAX = 16
 JOURNAL_RETRY_MS = 1_000
+STANDS_BY = "this coordinator no longer acts; another one does"
 
 T = TypeVar("T")
 _Events: TypeAlias = "asyncio.Queue[pb.FollowResponse | None]"
@@ -70,13 +71,20 @@ class RunRuntime:
     """One run. `handle` returns what the machine refused, for the peer that asked."""
 
     def __init__(
-        self, run: Run, journal: Journal, identity: Identity, metrics: Metrics, io: ThreadPoolExecutor
+        self,
+        run: Run,
+        journal: Journal,
+        identity: Identity,
+        metrics: Metrics,
+        io: ThreadPoolExecutor,
+        fenced: Callable[[], None],
     ) -> None:
         self.run = run
         self._journal = journal
         self._identity = identity
         self._metrics = metrics
         self._io = io
+        self._fenced = fenced
         self._lock = asyncio.Lock()
         # Every peer's newest stream, and those of them that have read the whole log and get events as they happen.
         self._streams: dict[bytes, _Events] = {}
@@ -84,6 +92,7 @@ class RunRuntime:
         self._timer: asyncio.TimerHandle | None = None
         self._stale = False
         self._stopped = False
+        self._abandoned = False
         self._entry = b""
         self._tasks: set[asyncio.Task[list[str]]] = set()
         self._log = structlog.get_logger("coordinator").bind(run=run.run_id.hex()[:16])
@@ -98,7 +107,12 @@ class RunRuntime:
         task = asyncio.get_running_loop().create_task(self._handle(event))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                self._check_acts()
+            raise
 
     def _ended(self, task: asyncio.Task[list[str]]) -> None:
         self._tasks.discard(task)
@@ -108,11 +122,16 @@ class RunRuntime:
     async def _handle(self, event: Event) -> list[str]:
         async with self._lock:
             try:
+                self._check_acts()
                 if self._stale:
                     await self._restore()
                 if isinstance(event, Disconnected) and not event.leaving and event.public_key in self._streams:
                     return []  # the peer is back already
                 return await self._take(event)
+            except FencedError as error:
+                self._log.warning("a write was refused", step=self.run.head_step, peer="-", why=str(error))
+                self._fenced()
+                raise
             except JournalError:
                 self._arm(monotonic_ms() + JOURNAL_RETRY_MS)
                 raise
@@ -276,6 +295,16 @@ class RunRuntime:
             self._end(key)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def abandon(self) -> None:
+        """Another coordinator acts from now on: end every stream, and what was begun, without waiting for the journal."""
+        self._stopped = self._abandoned = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for key in list(self._streams):
+            self._end(key)
+        for task in list(self._tasks):
+            task.cancel()
+
     # ---- time and threads --------------------------------------------------------------------------------------------
 
     def _arm(self, at_ms: int) -> None:
@@ -308,4 +337,15 @@ class RunRuntime:
             return []
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._io, function)
+        self._check_acts()
+        future = asyncio.get_running_loop().run_in_executor(self._io, function)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self._check_acts()
+            raise
+
+    def _check_acts(self) -> None:
+        if self._abandoned:
+            raise JournalError(STANDS_BY)

@@ -1,4 +1,7 @@
-"""A coordinator, served: home folder, lock, journal, TLS, gRPC with health and reflection, metrics; a clean stop."""
+"""A coordinator, served: home folder, lock, journal, TLS, gRPC with health and reflection, metrics; a clean stop.
+
+With a database that several coordinators share, it acts while it holds the lease (election.py), and stands by otherwise.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,11 @@ from prometheus_client import start_http_server
 
 from coordinator import tls
 from coordinator.config import CoordinatorSettings, split_address
+from coordinator.database import parsed, shared
+from coordinator.election import Election
 from coordinator.hub import Hub
 from coordinator.journal import Journal
+from coordinator.lease import Lease
 from coordinator.metrics import Metrics
 from coordinator.service import CoordinatorService, OperatorService
 from coordinator.sessions import Sessions
@@ -39,8 +45,9 @@ _GRPC_OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # without it, an answer is waited for a minute
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),  # peers with several coordinators ask every second
 ]
 CONCURRENT_CALLS_MAX = 4096
 
@@ -56,13 +63,26 @@ class Serving:
     certificate_sha256: str
     pid: int
     metrics: str | None
+    coordinators: tuple[str, ...]
+    """What invites name: of several coordinators, the one that acts first."""
+
+    def naming(self, coordinators: tuple[str, ...]) -> Serving:
+        """The same, with these coordinators."""
+        return replace(self, coordinators=coordinators)
+
+    def write(self, home: Path) -> None:
+        """So that the operator's commands find it, whole at any moment."""
+        temporary = home / f".serving.json.{os.getpid()}"
+        temporary.write_text(json.dumps(asdict(self)))
+        temporary.rename(home / "serving.json")
 
     @staticmethod
     def read(home: Path) -> Serving:
         """The coordinator that serves this home folder; OperatorError if none does."""
         try:
-            return Serving(**json.loads((home / "serving.json").read_text()))
-        except (OSError, ValueError, TypeError) as error:
+            values = json.loads((home / "serving.json").read_text())
+            return Serving(**{**values, "coordinators": tuple(values["coordinators"])})
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise OperatorError(
                 f"no coordinator serves {home}: start one with `swarmentum-coordinator serve --home {home}`"
             ) from error
@@ -83,34 +103,84 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         stack.enter_context(lock_home(home, "coordinator"))
         identity = Identity.load_or_create(home / "identity.key")
         certificate = tls.load_or_create(home)
-        metrics = Metrics()
+        metrics, url = Metrics(), parsed(settings.database or Journal.sqlite_url(home))
         metrics_server = _serve_metrics(settings, metrics, stack)
-        hub = Hub(Journal(settings.database or Journal.sqlite_url(home), identity), identity, metrics)
+        journal = Journal(url, identity)
+        hub, front = Hub(journal, identity, metrics), Front()
         stack.callback(hub.close)
-        hub.restore()
+        await front.show(acts=not shared(url))
+        if shared(url):
+            hub.stand_by("this coordinator starts; try again")
+        else:
+            hub.restore()
         stack.push_async_callback(hub.stop)  # what the last requests began
-        server, port = await _listen(settings, hub, certificate)
+        server, port = await _listen(settings, hub, certificate, front)
         stack.push_async_callback(server.stop, STOP_SECONDS_MAX)
         stack.push_async_callback(hub.stop)
         serving = _serving(settings, identity, certificate, port, metrics_server)
-        (home / "serving.json").write_text(json.dumps(asdict(serving)))
+        serving.write(home)
         stack.callback((home / "serving.json").unlink, missing_ok=True)
+        tasks = [asyncio.ensure_future(_signalled())]
+        if shared(url):
+            lease = Lease(url, serving.advertise, identity, certificate.sha256)
+            election = Election(lease, journal, hub, front.show, lambda here: serving.naming(here).write(home))
+            tasks.append(await stack.enter_async_context(_elected(election, hub)))
+            serving = serving.naming(election.here)
         log = structlog.get_logger("coordinator")
         log.info("serving", address=serving.advertise, runs=len(hub.runs), home=str(home), step=0, peer="-")
         ready(serving)
-        await _signalled()
+        done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in rest:
+            task.cancel()
+        for task in done:
+            task.result()
 
 
-async def _listen(settings: CoordinatorSettings, hub: Hub, certificate: tls.Certificate) -> tuple[Any, int]:
+@asynccontextmanager
+async def _elected(election: Election, hub: Hub) -> AsyncIterator[asyncio.Task[None]]:
+    """Acting in turn with the database's other coordinators; begins once it is known who acts."""
+    running = asyncio.ensure_future(election.run())
+    known = asyncio.ensure_future(election.known.wait())
+    try:
+        await asyncio.wait({running, known}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        yield running
+    finally:
+        await hub.stop()  # while it may still write
+        known.cancel()
+        running.cancel()
+        await asyncio.gather(known, running, return_exceptions=True)
+        await election.close()
+
+
+@dataclass
+class Front:
+    """What the service shows of whether this coordinator acts: its health, and sessions that end when another acts."""
+
+    health: Any = field(default_factory=health.aio.HealthServicer)
+    sessions: Sessions = field(default_factory=Sessions)
+
+    async def show(self, acts: bool) -> None:
+        """It begins or ceases to act."""
+        self.sessions.forget()
+        status = health_pb2.HealthCheckResponse
+        for name in ("", *SERVICE_NAMES):
+            await self.health.set(name, status.SERVING if acts else status.NOT_SERVING)
+
+
+async def _listen(
+    settings: CoordinatorSettings, hub: Hub, certificate: tls.Certificate, front: Front | None = None
+) -> tuple[Any, int]:
+    """The server and its port. Without a front of its own, it shows that it acts."""
     split_address(settings.listen)
     server = grpc.aio.server(options=_GRPC_OPTIONS, maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX)
-    sessions = Sessions()
-    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(CoordinatorService(hub, sessions), server)
-    coordinator_pb2_grpc.add_OperatorServiceServicer_to_server(OperatorService(hub, sessions), server)
-    health_service = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    for name in ("", *SERVICE_NAMES):
-        await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
+    if front is None:
+        front = Front()
+        await front.show(acts=True)
+    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(CoordinatorService(hub, front.sessions), server)
+    coordinator_pb2_grpc.add_OperatorServiceServicer_to_server(OperatorService(hub, front.sessions), server)
+    health_pb2_grpc.add_HealthServicer_to_server(front.health, server)
     reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])
     try:
@@ -153,6 +223,7 @@ def _serving(
         host=f"[{local}]" if ":" in local else local,
         port=port,
         advertise=settings.advertise or at,
+        coordinators=(settings.advertise or at,),
         public_key=identity.public_key.hex(),
         certificate_sha256=certificate.sha256.hex(),
         pid=os.getpid(),

@@ -42,7 +42,13 @@ class _Door:
         self._hub.metrics.refused.labels(refusal.reason.value).inc()
         await self._abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
 
+    async def _acting(self, context: Context) -> None:
+        """Only the coordinator that holds the lease answers."""
+        if self._hub.stands_by is not None:
+            await self._abort(context, grpc.StatusCode.UNAVAILABLE, self._hub.stands_by)
+
     async def _runtime(self, context: Context, run_id: bytes) -> RunRuntime:
+        await self._acting(context)
         if run_id not in self._hub.runs:
             self._hub.metrics.refused.labels(Reason.WRONG_RUN.value).inc()
             text = f"no run {run_id.hex()[:16] or '(empty)'} here; ask its operator for a new invite"
@@ -155,6 +161,7 @@ class OperatorService(_Door, rpc.OperatorServiceServicer):
 
     async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:  # noqa: N802
         """A new run from a configuration."""
+        await self._acting(context)
         try:
             body = self._operator(request.envelope, pb.CreateRunBody)
             config = config_from_json(body.config_json)
@@ -176,6 +183,7 @@ class OperatorService(_Door, rpc.OperatorServiceServicer):
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:  # noqa: N802
         """Every run of this coordinator."""
+        await self._acting(context)
         try:
             self._operator(request.envelope, pb.ListRunsBody)
         except Refusal as refusal:

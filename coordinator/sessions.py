@@ -74,6 +74,11 @@ class Sessions:
         session.seen |= 1 << behind
         return True
 
+    def forget(self) -> None:
+        """Another coordinator acted meanwhile: every peer joins again."""
+        self._challenges.clear()
+        self._sessions.clear()
+
     def use_nonce(self, nonce: bytes) -> None:
         """Refusal REPLAYED if an operator request with this nonce was seen."""
         if nonce in self._nonces:

@@ -13,6 +13,8 @@ from protos.limits import HASH_BYTES, INVITE_BYTES_MAX, PUBLIC_KEY_BYTES
 from protos.v1 import log_pb2
 
 SCHEME = "swarmentum://"
+# More addresses than this make a link that nobody wants to copy.
+COORDINATORS_MAX = 8
 
 
 @dataclass(frozen=True)

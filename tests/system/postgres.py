@@ -1,0 +1,101 @@
+"""A real PostgreSQL server for tests: a temporary data folder, a free port, gone at the end. Debian's `postgresql`."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+READY_SECONDS_MAX = 30.0
+
+
+class NoPostgresError(Exception):
+    """This machine cannot start a server; the text says why."""
+
+
+class Postgres:
+    """Serves until `close`. fsync stays on. `inside` is put before the server's command (a network namespace)."""
+
+    def __init__(self, folder: Path, host: str = "127.0.0.1", inside: tuple[str, ...] = ()) -> None:
+        binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+        if not binaries:
+            raise NoPostgresError("no PostgreSQL server here (apt-get install postgresql)")
+        self._bin, self._folder = binaries[-1], folder / "postgres"
+        self.host, self.port = host, _free_port() if host == "127.0.0.1" else 5432
+        self._folder.mkdir()
+        self._as = self._somebody_else()
+        data = self._folder / "data"
+        self._run("initdb", "-D", str(data), "--auth=trust", "--username=swarm", "--encoding=UTF8")
+        with (data / "pg_hba.conf").open("a") as file:
+            file.write("host all all 0.0.0.0/0 trust\n")
+        self._log = (self._folder / "log").open("w")
+        listen = ("-c", f"listen_addresses={host}", "-p", str(self.port), "-k", str(self._folder))
+        self.process = subprocess.Popen(
+            [*inside, *self._as, str(self._bin / "postgres"), "-D", str(data), *listen],
+            stdout=self._log, stderr=self._log, start_new_session=True, cwd=self._folder,
+        )  # fmt: skip
+        until = time.monotonic() + READY_SECONDS_MAX
+        while subprocess.run(
+            [*self._as, str(self._bin / "pg_isready"), "-h", str(self._folder), "-p", str(self.port)],
+            capture_output=True, check=False,
+        ).returncode:  # fmt: skip
+            if self.process.poll() is not None or time.monotonic() > until:
+                self.close()
+                raise NoPostgresError((self._folder / "log").read_text()[-2000:])
+            time.sleep(0.05)
+        self._databases = 0
+
+    def _somebody_else(self) -> tuple[str, ...]:
+        """The server refuses to run as root: the user `postgres` does, who must get to the folder."""
+        if os.geteuid() != 0:
+            return ()
+        try:
+            user = pwd.getpwnam("postgres")
+        except KeyError as error:
+            raise NoPostgresError("root needs a user `postgres` to run the server as") from error
+        if shutil.which("setpriv") is None:
+            raise NoPostgresError("root needs setpriv (util-linux) to run the server as somebody else")
+        os.chown(self._folder, user.pw_uid, user.pw_gid)
+        for parent in self._folder.parents:
+            if not parent.stat().st_mode & 0o001:
+                parent.chmod(parent.stat().st_mode | 0o011)
+        return ("setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups")
+
+    def _run(self, name: str, *words: str) -> None:
+        done = subprocess.run(
+            [*self._as, str(self._bin / name), *words], capture_output=True, text=True, check=False, cwd=self._folder
+        )
+        if done.returncode:
+            raise NoPostgresError(f"{name}: {done.stderr[-2000:]}")
+
+    def database(self) -> str:
+        """URL of a new, empty database."""
+        self._databases += 1
+        name = f"swarm{self._databases}"
+        self._run("createdb", "-h", str(self._folder), "-p", str(self.port), "-U", "swarm", name)
+        return f"postgresql+psycopg://swarm@{self.host}:{self.port}/{name}"
+
+    def over_socket(self, url: str) -> str:
+        """The same database for this process, which may be outside the server's network."""
+        return f"postgresql+psycopg://swarm@/{url.rpartition('/')[2]}?host={self._folder}&port={self.port}"
+
+    def close(self) -> None:
+        """Stop it (SIGQUIT: at once)."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(10)
+        self._log.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

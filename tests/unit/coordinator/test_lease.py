@@ -1,0 +1,168 @@
+"""The lease and the fence, against a real PostgreSQL server; the arithmetic of a lease without one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from coordinator import database, lease
+from coordinator.events import TickOpened
+from coordinator.journal import FencedError, Journal, JournalError
+from coordinator.lease import LEASE_SECONDS, Held, Lease, held_since
+from protos.errors import OperatorError
+from protos.identity import Identity
+from protos.log import FORMAT_VERSION, run_id_of
+from protos.v1 import log_pb2
+from tests.system.postgres import NoPostgresError, Postgres
+from tests.unit.coordinator.driver import Swarm, config
+
+IDENTITY = Identity.from_seed(bytes([1]) * 32)
+CERTIFICATE = bytes([2]) * 32
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    try:
+        made = Postgres(tmp_path_factory.mktemp("lease"))
+    except NoPostgresError as error:
+        pytest.skip(str(error))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Place:
+    """A database, the leases and journals that tests open there."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.opened: list[Lease | Journal] = []
+
+    def lease(self, number: int, key: Identity = IDENTITY, certificate: bytes = CERTIFICATE) -> Lease:
+        made = Lease(database.parsed(self.url), f"here:{number}", key, certificate)
+        self.opened.append(made)
+        return made
+
+    def journal(self) -> Journal:
+        made = Journal(self.url, IDENTITY)
+        self.opened.append(made)
+        return made
+
+
+@pytest.fixture
+def place(server: Postgres) -> Iterator[Place]:
+    made = Place(server.database())
+    yield made
+    for each in made.opened:
+        each.close()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.05)
+
+
+def test_a_lease_ends_by_the_clock_from_before_it_was_asked_for() -> None:
+    held = held_since(7, 100.0)
+    assert held == Held(7, 100.0 + LEASE_SECONDS)
+    assert held.left(100.5) == LEASE_SECONDS - 0.5
+    assert held.left(100.0 + LEASE_SECONDS) == 0.0
+    assert held.left(1000.0) == 0.0
+
+
+def test_one_holds_it_until_it_ends_or_is_given_back(place: Place) -> None:
+    one, other = place.lease(0), place.lease(1)
+    held = one.take()
+    assert held is not None
+    assert other.take() is None
+    assert one.take() is None, "who holds it renews it"
+    renewed = one.renew(held)
+    assert renewed is not None
+    assert renewed.token == held.token
+    assert renewed.until > held.until
+    one.release(renewed)
+    taken = other.take()
+    assert taken is not None
+    assert taken.token == held.token + 1
+    assert one.renew(renewed) is None
+    one.release(renewed)  # no longer its own
+    assert one.take() is None
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_ended_lease_is_taken_by_another(place: Place) -> None:
+    one, other = place.lease(0), place.lease(1)
+    held = one.take()
+    assert held is not None
+    until = time.monotonic() + 10
+    while (taken := other.take()) is None:
+        assert time.monotonic() < until
+    assert taken.token == held.token + 1
+    assert held.left(time.monotonic()) == 0.0, "the old holder knew before that it had ended"
+    assert one.renew(held) is None
+
+
+def test_those_who_are_here_with_the_one_that_acts_first(place: Place) -> None:
+    one, other = place.lease(0), place.lease(1)
+    one.say_here()
+    other.say_here()
+    assert set(one.coordinators()) == {"here:0", "here:1"}
+    assert other.take() is not None
+    one.say_here()
+    assert one.coordinators() == other.coordinators() == ("here:1", "here:0")
+
+
+@pytest.mark.parametrize(("key", "certificate"), [(Identity.from_seed(bytes(32)), CERTIFICATE), (IDENTITY, bytes(32))])
+def test_a_database_of_others_is_refused(place: Place, key: Identity, certificate: bytes) -> None:
+    place.lease(0)
+    with pytest.raises(OperatorError, match=r"copy identity.key, tls.key and tls.crt"):
+        place.lease(1, key, certificate)
+
+
+def test_a_stalled_holder_writes_nothing(place: Place) -> None:
+    """It had the lease, and a record to write; meanwhile another took the lease, and wrote."""
+    one, other = place.lease(0), place.lease(1)
+    settings = config(min_peers=2, steps=3)
+    genesis = log_pb2.Genesis(
+        format_version=FORMAT_VERSION, config_json=settings.canonical_json(),
+        coordinator_public_key=IDENTITY.public_key, nonce=bytes(16),
+    )  # fmt: skip
+    run_id = run_id_of(genesis)
+    swarm = Swarm(settings, 2)
+    swarm.finish()
+    records = [r for r in swarm.journal if isinstance(r, TickOpened)]
+    held = one.take()
+    assert held is not None
+    old = place.journal()
+    stalled = old.fenced(held.token)
+    stalled.create_run(run_id, genesis)
+    stalled.append(run_id, records[0])
+    one.release(held)
+    taken = other.take()
+    assert taken is not None
+    acting = place.journal().fenced(taken.token)
+    with pytest.raises(FencedError):
+        stalled.append(run_id, records[1])
+    with pytest.raises(FencedError):
+        stalled.create_run(bytes(32), genesis)
+    acting.append(run_id, records[1])
+    assert list(old.records(run_id)) == records[:2]
+    assert [r for r, _ in old.runs()] == [run_id]
+    with pytest.raises(JournalError):
+        acting.create_run(run_id, genesis)
+
+
+def test_a_write_holds_no_lock_when_it_is_done(place: Place) -> None:
+    """A coordinator that is stopped right after a write must not keep the lease's row."""
+    one, other = place.lease(0), place.lease(1)
+    held = one.take()
+    assert held is not None
+    journal = place.journal().fenced(held.token)
+    with journal._writing() as connection:  # stopped in the middle of what it thinks is a transaction
+        connection.execute(sa.text("SELECT token FROM lease FOR SHARE"))
+        one.release(held)
+        assert other.take() is not None
