@@ -604,9 +604,11 @@ def _remember(run: Run, record: Record, now_ms: int) -> Run:
             kept = {s: r for s, r in run.reported_snapshots.items() if s >= record.snapshot.step}
             return replace(run, snapshot=record.snapshot, reported_snapshots=kept)
         case Judged():
-            standings = trust.judge(run.config.trust, run.standings, record.verdicts, record.arrival)
             audits = {step: audit for step, audit in run.audits.items() if step > record.step}
-            return replace(run, standings=standings, audits=audits)
+            standings, differences = trust.judge(
+                run.config.trust, run.standings, run.differences, record.verdicts, record.arrival
+            )
+            return replace(run, standings=standings, differences=differences, audits=audits)
 
 
 def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:

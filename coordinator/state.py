@@ -110,6 +110,7 @@ class Run:
     loss: float = 0.0
     payload_bytes_total: int = 0
     standings: Mapping[bytes, Standing] = field(default_factory=dict)
+    differences: tuple[float, ...] = ()  # that the last checks found (trust.typical)
     audits: Mapping[int, Audit] = field(default_factory=dict)  # of the last steps, until they are judged
     # from the peers
     peers: Mapping[bytes, Peer] = field(default_factory=dict)

@@ -6,7 +6,8 @@ number of payloads. Judges nobody: what the figures mean is coordinator/trust.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,15 +39,47 @@ def transformed(layout: Layout, gradients: Sequence[Tensor | None], transform: T
     return (transform or transforms.named("dct")).forward(gathered)
 
 
-def agreement(seen: Seen, gradient: Tensor) -> float:
-    """How much a step along these votes would lower the loss whose gradient this is, in standard deviations.
+@dataclass(frozen=True)
+class Finding:
+    """What a check of one payload gives: the figures of a verdict (protos/v1/log.proto)."""
 
-    The first-order improvement, sum(vote * gradient), over its spread sqrt(sum((vote * gradient)^2)) under random signs: votes
-    that know nothing of the gradient give a mean of 0 and a deviation of about 1, whatever the model and its scale.
+    own: float
+    difference: float
+    overlap: float
+    like: bytes
+
+
+def find(subject: bytes, payloads: Mapping[bytes, Seen], own: Tensor, other: Tensor) -> Finding:
+    """Check a peer's votes of a step, given the gradients on its own samples and on the checker's, and everybody's votes."""
+    seen = payloads[subject]
+    alike = sorted((overlap(seen, other_seen), key) for key, other_seen in payloads.items() if key != subject)
+    most, like = alike[-1] if alike else (0.0, b"")
+    return Finding(agreement(seen, own), difference(seen, own, other), most, like)
+
+
+def agreement(seen: Seen, gradient: Tensor) -> float:
+    """How many votes have the gradient's sign, in standard deviations of votes that know nothing of it (mean 0, deviation 1).
+
+    Signs alone: a few samples with large gradients would else outweigh all others.
     """
-    there = seen.values * gradient.reshape(-1, CHUNK_ELEMENTS).gather(1, seen.where)
-    spread = float(there.square().sum().sqrt())
-    return float(there.sum()) / spread if spread > 0 else 0.0
+    same = _same(seen, gradient)
+    return float(same.sum()) / math.sqrt(max(same.numel(), 1))
+
+
+def difference(seen: Seen, own: Tensor, other: Tensor) -> float:
+    """How much better votes fit one gradient than another, in standard deviations: McNemar's test (Psychometrika 12, 1947).
+
+    Of the votes that fit only one of the two, as many should fit the one as the other if their author knows neither more. What
+    both gradients have in common, which is most of it early in a run, does not count.
+    """
+    apart = _same(seen, own) - _same(seen, other)
+    discordant = int((apart != 0).sum())
+    return float(apart.sign().sum()) / math.sqrt(max(discordant, 1))
+
+
+def _same(seen: Seen, gradient: Tensor) -> Tensor:
+    """1 where a vote has the gradient's sign, -1 where it has the other, 0 where there is none: fp32 [chunks, votes]."""
+    return (seen.values * gradient.reshape(-1, CHUNK_ELEMENTS).gather(1, seen.where)).sign_()
 
 
 def overlap(one: Seen, other: Seen) -> float:

@@ -257,14 +257,11 @@ class TrustConfig(_Section):
     agreement_min: float = Field(default=3.0, gt=0, le=1000)
     """How well votes have to fit their author's own samples, in standard deviations of votes that know nothing."""
 
-    share_min: float = Field(default=0.25, gt=0, le=1)
-    """The part of that fit which has to be due to the samples being the author's own."""
-
     overlap_max: float = Field(default=0.5, gt=0, le=1)
     """A payload of which so much is in an earlier one is a copy; honest ones were at most 0.35 alike."""
 
-    exclude_at: float = Field(default=8.0, gt=1, le=1000)
-    """A peer is excluded at this score: each bad check adds at most 1 (a copy 2), each good one takes as much."""
+    exclude_at: float = Field(default=5.0, gt=1, le=1000)
+    """A peer is excluded at this score: each bad check adds 1, each good one takes a half."""
 
 
 class OverlayConfig(_Section):

@@ -7,11 +7,13 @@ everybody's. `--figures` writes every observation, one JSON object a line. Decid
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,35 +22,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.audit import Seen, agreement, overlap, seen_votes, transformed
+from coordinator.events import Claim, Connected, EntryCommitted, Joined, Reported
+from node.audit import Seen, agreement, difference, find, overlap, seen_votes, transformed
 from node.data.corpus import open_corpus
 from node.data.samples import Samples
 from node.model.loss import loss
-from node.model.spec import build, parameter_count
+from node.model.spec import build
 from node.optim.demo import DeMo, DeMoConfig
+from protos import checks
+from protos.assignment import Range, assign, take
+from protos.log import Entry, Tick, Verdict
+from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from tests.bench.convergence import SHAKESPEARE, model_spec, validation_loss
+from tests.unit.coordinator.driver import LAYOUT, Harness, digest_of, snapshot_at
 
 BETA, BETA2 = 0.95, 0.99
 CHANGED: Final = 0.3
 """Of a copied payload's chunks, how many the copier makes up."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What a peer does. `forge(own votes, all honest votes, random)` gives the bytes it sends."""
-
-    works: bool
-    forge: Callable[[bytes, Sequence[bytes], np.random.Generator], bytes]
-
-
-def _signs(group_size: int) -> int:
-    """Which bits of a byte string of votes are signs, as one period: the top bit of every `bits(g)`."""
-    return group_size.bit_length()
-
-
 def flipped(payload: bytes, group_size: int) -> bytes:
     """The same coefficients, every sign turned."""
-    width = _signs(group_size)
+    width = group_size.bit_length()
     bits = np.unpackbits(np.frombuffer(payload, np.uint8), bitorder="little")
     bits[width - 1 :: width] ^= 1
     return np.packbits(bits, bitorder="little").tobytes()
@@ -68,7 +63,9 @@ def partly(payload: bytes, chunks: int, part: float, random: np.random.Generator
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--what", choices=("lineup", "losses", "both"), default="both")
+    parser.add_argument(
+        "--what", choices=("losses", "lineup", "trial"), nargs="+", default=["losses", "lineup", "trial"]
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=4e-3)
@@ -94,13 +91,15 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     result: dict[str, object] = {
         name: getattr(options, name) for name in ("seeds", "steps", "lr", "peers", "group_size", "batch", "width")
     }
-    if options.what in ("losses", "both"):
+    if "losses" in options.what:
         result["losses"] = losses(options, tokens)
-    if options.what in ("lineup", "both"):
+    if "lineup" in options.what:
         found = [line for seed in options.seeds for line in lineup(options, tokens, seed)]
         if options.figures:
             options.figures.write_text("".join(json.dumps(line) + "\n" for line in found))
         result["lineup"] = summary(found)
+    if "trial" in options.what:
+        result["trial"] = trials(options, tokens)
     return result
 
 
@@ -123,25 +122,34 @@ class Crowd:
         self.taken = 0
         self.past: Tensor | None = None
         self.layout = self.peers[0].layout
-        self.gradients: list[Tensor] = []
 
-    def gradient(self, first: int, count: int) -> None:
+    def gradient(self, ranges: Sequence[Range]) -> None:
         self.model.zero_grad()
-        rows = torch.from_numpy(self.samples.batch(first, first + count))
-        loss(self.model, rows).backward()  # type: ignore[no-untyped-call]
+        rows = np.concatenate([self.samples.batch(part.start, part.stop) for part in ranges])
+        loss(self.model, torch.from_numpy(rows)).backward()  # type: ignore[no-untyped-call]
 
-    def propose(self, lr: float, *, watched: bool = False) -> list[bytes]:
-        """Everybody's payload of a step. With `watched`, `gradients` are those on the samples of each, transformed."""
-        o, payloads = self.options, list[bytes]()
-        self.gradients, self.first = [], self.taken
-        for peer in self.peers:
-            self.gradient(self.taken, o.batch)
-            self.taken += o.batch
-            if watched:
-                self.gradients.append(transformed(self.layout, [p.grad for p in self.model.parameters()]))
-            payloads.append(peer.propose(lr).payload)
-        honest = [payload for payload, kind in zip(payloads, self.kinds, strict=True) if kind == "honest"]
-        return [self.forged(kind, payload, honest) for kind, payload in zip(self.kinds, payloads, strict=True)]
+    def seen_gradient(self, ranges: Sequence[Range]) -> Tensor:
+        """As votes see it."""
+        self.gradient(ranges)
+        return transformed(self.layout, [p.grad for p in self.model.parameters()])
+
+    def next_ranges(self) -> list[tuple[Range, ...]]:
+        """Equal parts of what comes next, one a peer."""
+        batch, first = self.options.batch, self.taken
+        self.taken += batch * len(self.peers)
+        return [(Range(first + i * batch, first + (i + 1) * batch),) for i in range(len(self.peers))]
+
+    def propose(self, lr: float, ranges: Sequence[Sequence[Range]]) -> list[bytes]:
+        """Everybody's payload of a step, on the samples of each; without samples none (empty)."""
+        payloads = []
+        for peer, part in zip(self.peers, ranges, strict=True):
+            if part:
+                self.gradient(part)
+            payloads.append(peer.propose(lr).payload if part else b"")
+        honest = [payload for payload, kind in zip(payloads, self.kinds, strict=True) if kind == "honest" and payload]
+        return [
+            payload and self.forged(kind, payload, honest) for kind, payload in zip(self.kinds, payloads, strict=True)
+        ]
 
     def forged(self, kind: str, own: bytes, honest: Sequence[bytes]) -> bytes:
         chunks, g = self.layout.chunks, self.options.group_size
@@ -169,7 +177,8 @@ class Crowd:
     def commit(self, payloads: Sequence[bytes], counted: Sequence[bool], lr: float) -> None:
         before = [parameter.detach().clone() for parameter in self.model.parameters()] if "echo" in self.kinds else []
         for peer, accepted in zip(self.peers, counted, strict=True):
-            peer.settle(accepted)
+            if peer.pending:
+                peer.settle(accepted)
         taken = [(self.options.group_size, p) for p, accepted in zip(payloads, counted, strict=True) if accepted]
         self.peers[0].apply(taken, lr)
         if before:
@@ -219,7 +228,7 @@ def run(options: argparse.Namespace, tokens: object, seed: int, kinds: Sequence[
     for step in range(options.steps):
         lr = schedule(options, step)
         counted = [kind == "honest" or until is None or step < until for kind in kinds]
-        crowd.commit(crowd.propose(lr), counted, lr)
+        crowd.commit(crowd.propose(lr, crowd.next_ranges()), counted, lr)
     return round(validation_loss(crowd.model, torch.from_numpy(samples.validation(256))), 4)
 
 
@@ -234,35 +243,31 @@ def lineup(options: argparse.Namespace, tokens: object, seed: int) -> list[dict[
     crowd = Crowd(options, samples, seed, LINEUP)
     found: list[dict[str, object]] = []
     for step in range(options.steps):
-        watched, lr = step % options.every == 0, schedule(options, step)
-        payloads = crowd.propose(lr, watched=watched)
-        if watched:
-            found += observations(crowd, payloads, seed, step)
+        lr, ranges = schedule(options, step), crowd.next_ranges()
+        payloads = crowd.propose(lr, ranges)
+        if step % options.every == 0:
+            found += observations(crowd, payloads, ranges, seed, step)
         crowd.commit(payloads, [kind == "honest" for kind in LINEUP], lr)
     return found
 
 
-def observations(crowd: Crowd, payloads: Sequence[bytes], seed: int, step: int) -> list[dict[str, object]]:
+def observations(
+    crowd: Crowd, payloads: Sequence[bytes], ranges: Sequence[Sequence[Range]], seed: int, step: int
+) -> list[dict[str, object]]:
     g, chunks = crowd.options.group_size, crowd.layout.chunks
     form = crowd.peers[0].config.form
     seen: list[Seen] = [seen_votes(form, payload, g, chunks) for payload in payloads]
     found: list[dict[str, object]] = []
-    few = []
-    for index in range(len(LINEUP)):  # what a checker can afford
-        crowd.gradient(crowd.first + index * crowd.options.batch, min(crowd.options.checked, crowd.options.batch))
-        few.append(transformed(crowd.layout, [p.grad for p in crowd.model.parameters()]))
+    whole = [crowd.seen_gradient(part) for part in ranges]
+    # what a checker can afford
+    few = [crowd.seen_gradient(take(list(part), crowd.options.checked)[0]) for part in ranges]
     for index, kind in enumerate(LINEUP):
         checker = 1 + index % 5 if kind != "honest" else (index + 1) % 6
-        own, theirs, cheap = crowd.gradients[index], crowd.gradients[checker], few[index]
-        momentum = crowd.peers[checker].momentum
+        own, theirs, cheap = whole[index], whole[checker], few[index]
         found.append({
             "seed": seed, "step": step, "kind": kind,
-            "own": agreement(seen[index], own), "random": agreement(seen[index], theirs),
-            "difference": agreement(seen[index], own - theirs),
-            "own_few": agreement(seen[index], cheap),
-            "difference_few": agreement(seen[index], cheap - few[checker]),
-            "random_sign": agreement(seen[index], theirs.sign()), "own_sign": agreement(seen[index], own.sign()),
-            "momentum_sign": agreement(seen[index], momentum.sign()),
+            "own": agreement(seen[index], own), "difference": difference(seen[index], own, theirs),
+            "own_few": agreement(seen[index], cheap), "difference_few": difference(seen[index], cheap, few[checker]),
         })  # fmt: skip
     for one, kind in enumerate(LINEUP):
         for other in range(one):
@@ -290,5 +295,138 @@ def summary(found: Sequence[dict[str, object]]) -> dict[str, object]:
     }  # fmt: skip
 
 
-def parameters(options: argparse.Namespace) -> int:
-    return parameter_count(build(model_spec(options.width, options.layers, options.context), seed=0))
+# ---- what is done about it -------------------------------------------------------------------------------------------
+
+COPIERS: Final = ("copy", "changed")
+LIE: Final = 50.0
+
+
+def trials(options: argparse.Namespace, tokens: object) -> dict[str, object]:
+    """Runs with the real coordinator's machine and real checks: who is excluded, when, and the loss at the end."""
+    good = options.peers - options.bad
+    rows = {
+        "honest": ["honest"] * options.peers,
+        **{f"1 of 8 {kind}": ["honest"] * 7 + [kind] for kind in ("random", "echo", "copy", "changed")},
+        **{f"{kind} x{options.bad}": ["honest"] * good + [kind] * options.bad for kind in ("flip", "collude")},
+    }
+    table: dict[str, object] = {}
+    base = 0.0
+    for name, kinds in rows.items():
+        found = [Trial(options, tokens, seed, kinds).play() for seed in options.seeds]
+        mean = statistics.fmean(trial.loss for trial in found)
+        base = base or mean
+        table[name] = {
+            "loss": round(mean, 4),
+            "to_honest": round(mean / base - 1, 4) if len(kinds) == options.peers else None,
+            "excluded_at": [sorted(step for n, step in t.excluded.items() if kinds[n] != "honest") for t in found],
+            "honest_excluded": sum(kinds[n] == "honest" for t in found for n in t.excluded),
+            "honest_peer_steps": sum(t.honest_peer_steps for t in found),
+            "checks_a_peer_step": round(statistics.fmean(t.checks / (options.steps * len(kinds)) for t in found), 3),
+        }
+        print(name, table[name], flush=True)
+    return table
+
+
+class Trial:
+    """A run whose coordinator believes nobody. Bad peers that agree (`flip`, `collude`) lie as checkers, too."""
+
+    def __init__(self, options: argparse.Namespace, tokens: object, seed: int, kinds: Sequence[str]) -> None:
+        self.options, self.kinds = options, kinds
+        self.samples = Samples(tokens, options.context, seed)  # type: ignore[arg-type]
+        self.crowd = Crowd(options, self.samples, seed, kinds)
+        self.trust = TrustConfig(enabled=True, check_samples=options.checked)
+        clock = {
+            "steps": options.steps,
+            "batch_samples": options.batch * len(kinds),
+            "snapshot_every": options.steps + 1,
+        }
+        settings = RunConfig(clock=ClockConfig.model_validate(clock), trust=self.trust)
+        # names sort in another order than the kinds, and by the seed
+        self.keys = [hashlib.sha256(f"{seed} {n}".encode()).digest() for n in range(len(kinds))]
+        self.harness = Harness(settings, run_id=hashlib.sha256(f"run {seed}".encode()).digest())
+        self.excluded: dict[int, int] = {}
+        self.honest_peer_steps = self.checks = 0
+        self.loss = math.nan
+
+    def play(self) -> Trial:
+        for key in self.keys:
+            self.harness.feed(Joined(key, "cpu", 100, LAYOUT, ()))
+            self.harness.feed(Connected(key))
+        for key in self.keys:  # all are ready before the first step opens
+            self.harness.feed(Reported(key, applied=((0, digest_of(0)),)))
+        for key in self.keys:
+            self.harness.feed(Reported(key, snapshots=(snapshot_at(0),)))
+        for step in range(self.options.steps):
+            self.step(schedule(self.options, step))
+        self.loss = validation_loss(self.crowd.model, torch.from_numpy(self.samples.validation(256)))
+        return self
+
+    def step(self, lr: float) -> None:
+        harness, tick = self.harness, self.harness.ticks[-1]
+        shares = assign(tick.pool, tick.roster)
+        ranges = [shares.get(key, ()) for key in self.keys]
+        payloads = self.crowd.propose(lr, ranges)
+        held = self.claim(tick, ranges, payloads)
+        for key, part in zip(self.keys, ranges, strict=True):
+            if part:
+                harness.feed(Reported(key, holdings=held))
+        entry = harness.entries[-1]
+        assert entry.step == tick.step, harness.run.reason
+        verdicts = self.verdicts(entry, ranges, payloads)
+        counted = {contribution.public_key for contribution in entry.contributions}
+        self.crowd.commit(payloads, [key in counted for key in self.keys], lr)
+        for exclusion in entry.exclusions:
+            self.excluded[self.keys.index(exclusion.public_key)] = entry.step
+        self.honest_peer_steps += sum(kind == "honest" and bool(p) for kind, p in zip(self.kinds, ranges, strict=True))
+        harness.now += 100
+        for key, part in zip(self.keys, ranges, strict=True):
+            if part:
+                harness.feed(Reported(key, applied=((entry.step, digest_of(entry.step)),), verdicts=verdicts[key]))
+
+    def claim(
+        self, tick: Tick, ranges: Sequence[Sequence[Range]], payloads: Sequence[bytes]
+    ) -> tuple[tuple[int, bytes, bytes], ...]:
+        """Everybody announces; who copies cannot before it has seen what it copies."""
+        held = []
+        for n in sorted(range(len(self.keys)), key=lambda n: self.kinds[n] in COPIERS):
+            if ranges[n]:
+                sha256, samples = hashlib.sha256(bytes([n]) + payloads[n]).digest(), sum(map(len, ranges[n]))
+                size = len(payloads[n])
+                claim = Claim(tick.step, tick.parent_hash, sha256, size, samples, samples * 64, 2.0, 100)
+                self.harness.feed(Reported(self.keys[n], claim=claim))
+                held.append((tick.step, self.keys[n], sha256))
+        return tuple(held)
+
+    def verdicts(
+        self, entry: Entry, ranges: Sequence[Sequence[Range]], payloads: Sequence[bytes]
+    ) -> dict[bytes, tuple[Verdict, ...]]:
+        """What the drawn checkers find, by checker."""
+        record = next(r for r in reversed(self.harness.journal) if isinstance(r, EntryCommitted))
+        drawn = checks.drawn(record.hash, entry, self.trust.checkers)
+        found: dict[bytes, list[Verdict]] = {key: [] for key in self.keys}
+        form, crowd = self.crowd.peers[0].config.form, self.crowd
+        seen = {
+            key: seen_votes(form, payload, self.options.group_size, crowd.layout.chunks)
+            for key, payload in zip(self.keys, payloads, strict=True)
+            if payload and drawn
+        }
+        hashes = {c.public_key: c.payload_sha256 for c in (*entry.contributions, *entry.trials)}
+
+        @functools.cache
+        def gradient(key: bytes) -> Tensor:
+            part = tuple(ranges[self.keys.index(key)])
+            return crowd.seen_gradient(checks.checked_samples(record.hash, key, part, self.trust.check_samples))
+
+        for subject, checkers in drawn.items():
+            for checker in checkers:
+                self.checks += 1
+                figures = find(subject, seen, gradient(subject), gradient(checker))
+                own, difference = figures.own, figures.difference
+                if self.kinds[self.keys.index(checker)] in ("flip", "collude"):
+                    own = difference = LIE if self.kinds[self.keys.index(subject)] != "honest" else -LIE
+                found[checker].append(
+                    Verdict(
+                        entry.step, checker, subject, hashes[subject], own, difference, figures.overlap, figures.like
+                    )
+                )
+        return {key: tuple(verdicts) for key, verdicts in found.items()}

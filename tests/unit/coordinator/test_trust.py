@@ -1,0 +1,238 @@
+"""What checks decide: nobody by one word, nobody honest by a minority's lies, all who idle in time; kept over a crash."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator import trust
+from coordinator.events import Claim, Connected, EntryCommitted, Judged, Reported
+from coordinator.state import PeerPhase
+from coordinator.trust import Standing
+from protos import checks
+from protos.assignment import Range
+from protos.log import Contribution, Entry, Verdict
+from protos.run_config import ClockConfig, OptimizerConfig, RunConfig, TrustConfig
+from tests.unit.coordinator.driver import Harness, digest_of, joined, key, sha, snapshot_at
+
+ON = TrustConfig(enabled=True, probation_steps=3)
+PEERS = 6
+GOOD_OWN, GOOD_DIFFERENCE = 60.0, 24.0
+TYPICAL = (GOOD_DIFFERENCE,) * trust.TYPICAL_NEEDED
+
+
+def verdict(
+    checker: int, subject: int, own: float = GOOD_OWN, difference: float = GOOD_DIFFERENCE, **more: object
+) -> Verdict:
+    return Verdict(1, key(checker), key(subject), sha(subject), own, difference, **more)  # type: ignore[arg-type]
+
+
+def judged(times: int, verdicts: list[Verdict], recent: tuple[float, ...] = TYPICAL) -> dict[bytes, Standing]:
+    standings: dict[bytes, Standing] = {key(n): Standing(counted=True) for n in range(PEERS)}
+    arrival = [key(n) for n in range(PEERS)]
+    for _ in range(times):
+        standings, recent = trust.judge(ON, standings, recent, verdicts, arrival)
+    return standings
+
+
+def entry_of(permille: int = 1000, trials: tuple[int, ...] = ()) -> Entry:
+    parts = tuple(Contribution(key(n), sha(n), 1, 1, 1, 1.0, permille) for n in range(PEERS))
+    tried = tuple(part for n, part in enumerate(parts) if n in trials)
+    return Entry(1, bytes(32), tuple(p for p in parts if p not in tried), 0, b"", (), 0, trials=tried)
+
+
+# ---- the draw --------------------------------------------------------------------------------------------------------
+
+
+def test_the_draw_follows_from_the_entry_alone_and_is_bounded() -> None:
+    found = checks.drawn(sha(1), entry_of(trials=(2,)), 3)
+    assert found == checks.drawn(sha(1), entry_of(trials=(2,)), 3)
+    assert found != checks.drawn(sha(2), entry_of(trials=(2,)), 3)
+    assert set(found) == {key(n) for n in range(PEERS)}
+    for subject, checkers in found.items():
+        assert subject not in checkers
+        assert key(2) not in checkers, "who is on probation checks nobody"
+    loads = [sum(key(n) in checkers for checkers in found.values()) for n in range(PEERS)]
+    assert max(loads) <= checks.CHECKS_MAX
+
+
+def test_nobody_is_drawn_without_checks_and_about_as_many_as_the_rate_says() -> None:
+    assert not checks.drawn(sha(1), entry_of(0), 3)
+    drawn = sum(len(checks.drawn(sha(n), entry_of(250), 3)) for n in range(200))
+    assert 200 * PEERS * 0.2 < drawn < 200 * PEERS * 0.3
+
+
+def test_checked_samples_are_the_subjects_own() -> None:
+    ranges = (Range(10, 13), Range(20, 25))
+    found = {checks.checked_samples(sha(n), key(0), ranges, 4) for n in range(50)}
+    assert all(sum(map(len, part)) == 4 for part in found)
+    assert len(found) == 5, "every window has its turn"
+    assert checks.checked_samples(sha(1), key(0), ranges, 99) == ranges
+
+
+# ---- the score -------------------------------------------------------------------------------------------------------
+
+
+def test_a_verdict_of_one_checker_decides_nothing() -> None:
+    after = judged(50, [verdict(0, 5, own=0.0)])
+    assert after[key(5)] == Standing(counted=True)
+
+
+def test_votes_that_do_not_lower_the_loss_exclude_with_evidence_of_several() -> None:
+    bad = [verdict(n, 5, own=0.0, difference=0.0) for n in range(3)]
+    assert not judged(4, bad)[key(5)].excluded
+    out = judged(5, bad)[key(5)]
+    assert "do not lower the loss on your own samples" in out.excluded
+    assert {v.checker for v in out.evidence} == {key(0), key(1), key(2)}
+
+
+def test_a_minority_of_liars_excludes_nobody_and_loses_its_weight() -> None:
+    after = judged(30, [verdict(0, 5), verdict(1, 5), verdict(2, 5, own=-50.0)])
+    assert after[key(5)].score == 0
+    assert after[key(2)].weight == trust.WEIGHT_MIN
+    # two known liars no longer outvote one who is believed: the check says nothing
+    standings = {key(n): Standing(counted=True, weight=trust.WEIGHT_MIN if n else 1.0) for n in range(PEERS)}
+    lies = [verdict(0, 5), verdict(1, 5, own=-50.0), verdict(2, 5, own=-50.0)]
+    assert trust.judge(ON, standings, TYPICAL, lies, [])[0] == standings
+
+
+def test_idle_votes_fit_nobodys_samples_better_and_count_only_where_that_tells_something() -> None:
+    idle = [verdict(n, 5, own=20.0, difference=1.0) for n in range(3)]
+    assert "no better than anybody's" in judged(5, idle)[key(5)].excluded
+    assert judged(1, idle, recent=(2.0,) * 32)[key(5)].score == 0, "early in a run nobody's do"
+    assert judged(1, idle, recent=(24.0,) * 3)[key(5)].score == 0, "too few figures"
+
+
+def test_a_copy_has_to_fit_better_and_who_was_first_is_not_accused() -> None:
+    def alike(subject: int, like: int) -> list[Verdict]:
+        return [verdict(n, subject, difference=8.0, overlap=1.0, like=key(like)) for n in range(3)]
+
+    assert "repeat another peer's" in judged(5, alike(5, 4))[key(5)].excluded
+    assert judged(5, alike(4, 5))[key(4)].score == 0
+
+
+def test_the_rate_falls_with_good_checks_and_is_whole_again_after_a_bad_one() -> None:
+    good = [verdict(n, 5) for n in range(3)]
+    rates = [judged(times, good)[key(5)].check_permille for times in (0, 1, 2, 4, 100)]
+    assert rates == [1000, 1000, 500, 250, trust.CHECK_PERMILLE_MIN]
+    bad = [replace(v, own=0.0) for v in good]
+    standings = judged(100, good)
+    standings, _ = trust.judge(ON, standings, TYPICAL, bad, [])
+    assert standings[key(5)].check_permille == checks.CHECK_ALWAYS
+
+
+def test_standings_are_bounded_and_the_excluded_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "STANDINGS_KEPT", 3)
+    many = {key(n): Standing(good=n) for n in range(9)} | {key(9): Standing(excluded="x")}
+    assert set(trust.bounded(many, keep={key(0)})) == {key(0), key(8), key(9)}
+
+
+def test_trust_refuses_methods_that_it_cannot_check() -> None:
+    with pytest.raises(ValueError, match="not with local steps or `overlap`"):
+        RunConfig(trust=ON, optimizer=OptimizerConfig(overlap=True))
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------------
+
+
+class Watched(Harness):
+    """Peers in lockstep; `bad` are found to be idle by everybody but themselves."""
+
+    def __init__(self, peers: int, bad: set[int], steps: int = 40) -> None:
+        clock = ClockConfig(steps=steps, batch_samples=2 * PEERS, min_peers=2, snapshot_every=100)
+        super().__init__(RunConfig(clock=clock, trust=ON))
+        self.bad, self.numbers = bad, list(range(peers))
+        for n in self.numbers:
+            self.feed(joined(n))
+            self.feed(Connected(key(n)))
+        for n in self.numbers:
+            self.feed(Reported(key(n), applied=((0, digest_of(0)),)))
+        for n in self.numbers:
+            self.feed(Reported(key(n), snapshots=(snapshot_at(0),)))
+
+    def come(self, n: int) -> None:
+        head = len(self.entries)
+        self.numbers.append(n)
+        self.feed(joined(n))
+        self.feed(Connected(key(n)))
+        self.feed(Reported(key(n), applied=((head, digest_of(head)),)))
+
+    def play(self, steps: int) -> None:
+        for _ in range(steps):
+            tick = self.ticks[-1]
+            members = [n for n in self.numbers if key(n) in tick.places]
+            held = tuple((tick.step, key(n), sha(tick.step, n)) for n in members)
+            for n in members:
+                claim = Claim(tick.step, tick.parent_hash, sha(tick.step, n), 64, 1, 128, 2.0, 100)
+                self.feed(Reported(key(n), claim=claim, holdings=held))
+            record = next(r for r in reversed(self.journal) if isinstance(r, EntryCommitted))
+            drawn = checks.drawn(record.hash, record.entry, ON.checkers)
+            for n in self.numbers:
+                found = tuple(
+                    Verdict(
+                        tick.step, key(n), subject, sha(tick.step, self.numbered(subject)), *self.figures(n, subject)
+                    )
+                    for subject, checkers in drawn.items()
+                    if key(n) in checkers
+                )
+                self.feed(Reported(key(n), applied=((tick.step, digest_of(tick.step)),), verdicts=found))
+
+    def numbered(self, subject: bytes) -> int:
+        return next(n for n in self.numbers if key(n) == subject)
+
+    def figures(self, checker: int, subject: bytes) -> tuple[float, float]:
+        guilty = (self.numbered(subject) in self.bad) != (checker in self.bad)
+        return (0.0, 0.0) if guilty else (GOOD_OWN, GOOD_DIFFERENCE)
+
+
+def test_a_bad_peer_is_excluded_refused_and_named_in_the_log_and_a_restart_forgets_nothing() -> None:
+    swarm = Watched(PEERS, bad={5})
+    swarm.play(12)
+    told = [(e.step, x) for e in swarm.entries for x in e.exclusions]
+    assert [x.public_key for _, x in told] == [key(5)]
+    step, exclusion = told[0]
+    assert len({v.checker for v in exclusion.evidence}) >= 2
+    assert key(5) not in {c.public_key for e in swarm.entries[step - 1 :] for c in e.contributions}, "at once"
+    assert swarm.run.peers[key(5)].phase is PeerPhase.ABSENT
+    assert any(isinstance(record, Judged) for record in swarm.journal)
+    before = swarm.run.standings
+    swarm.restart()
+    assert swarm.run.standings == before
+    assert swarm.run.differences
+    swarm.refusals.clear()
+    swarm.feed(joined(5))
+    swarm.feed(Reported(key(5)))
+    assert swarm.refusals == [exclusion.reason] * 2
+
+
+def test_two_liars_of_six_are_out_and_nobody_else() -> None:
+    swarm = Watched(PEERS, bad={4, 5})
+    swarm.play(30)
+    assert {x.public_key for e in swarm.entries for x in e.exclusions} == {key(4), key(5)}
+
+
+def test_a_newcomers_votes_count_after_its_probation() -> None:
+    swarm = Watched(4, bad=set())
+    swarm.play(2)
+    swarm.come(5)
+    swarm.play(8)
+    steps = [{c.public_key for c in e.trials} for e in swarm.entries]
+    tried = [number + 1 for number, keys in enumerate(steps) if key(5) in keys]
+    first = next(e.step for e in swarm.entries if key(5) in {c.public_key for c in e.contributions})
+    assert len(tried) >= ON.probation_steps
+    assert first == tried[-1] + 1
+    assert swarm.entries[0].trials == (), "those of the first step are on none"
+
+
+def test_verdicts_that_were_not_drawn_are_not_taken() -> None:
+    swarm = Watched(PEERS, bad=set())
+    swarm.play(1)
+    drawn = swarm.run.audits[1].drawn
+    subject, checkers = next(iter(drawn.items()))
+    other = next(key(n) for n in range(PEERS) if key(n) not in checkers and key(n) != subject)
+    before = swarm.run.audits[1]
+    lie = Verdict(1, other, subject, before.payloads[subject], -50.0, -50.0)
+    swarm.feed(Reported(other, verdicts=(lie,)))
+    swarm.feed(Reported(other, verdicts=(replace(lie, checker=checkers[0]),)))
+    assert swarm.run.audits[1] == before
