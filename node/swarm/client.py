@@ -1,21 +1,22 @@
 """The coordinator, as a peer sees it: gRPC over TLS with the invite's pinned certificate; requests signed by the peer's key.
 
 One session at a time; calls have deadlines. Refuses a server whose certificate is not the pinned one, and a genesis that is
-not the invite's run.
+not the invite's run. Of several coordinators, one acts: `move` finds it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from node.swarm import settings as limits
 from protos import limits as contract
@@ -30,17 +31,25 @@ from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2
 
 TLS_NAME = "swarmentum-coordinator"
-_OPTIONS = [
-    ("grpc.ssl_target_name_override", TLS_NAME),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", contract.REQUEST_BYTES_MAX * 16),
+_OPTIONS = {
+    "grpc.ssl_target_name_override": TLS_NAME,
+    "grpc.keepalive_time_ms": 10_000,
+    "grpc.keepalive_timeout_ms": 10_000,
+    "grpc.http2.ping_timeout_ms": 10_000,  # without it, an answer is waited for a minute, whatever keepalive_timeout_ms says
+    "grpc.http2.max_pings_without_data": 0,
+    "grpc.max_receive_message_length": contract.REQUEST_BYTES_MAX * 16,
     # a coordinator that was killed is back in seconds: look often
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-]
+    "grpc.initial_reconnect_backoff_ms": 200,
+    "grpc.min_reconnect_backoff_ms": 1_000,
+    "grpc.max_reconnect_backoff_ms": 2_000,
+}
+# With others to move to, one that falls silent is noticed soon.
+_OPTIONS_OF_SEVERAL = _OPTIONS | {
+    "grpc.keepalive_time_ms": 1_000,
+    "grpc.keepalive_timeout_ms": int(1000 * limits.SILENT_SECONDS_MAX),
+    "grpc.http2.ping_timeout_ms": int(1000 * limits.SILENT_SECONDS_MAX),
+    "grpc.max_reconnect_backoff_ms": 1_000,
+}
 # What trying again does not change; everything else (a broken stream, a busy or failing server) may pass.
 _REFUSALS = (
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -62,8 +71,8 @@ def software_version() -> str:
         return "unknown"
 
 
-def fetch_certificate(address: str, sha256: bytes) -> bytes:
-    """PEM of the server's certificate if its sha256 is the pinned one. Blocks at most CALL_SECONDS_MAX.
+def fetch_certificate(address: str, sha256: bytes, seconds_max: float = limits.CALL_SECONDS_MAX) -> bytes:
+    """PEM of the server's certificate if its sha256 is the pinned one. Blocks at most `seconds_max`.
 
     Raises NetworkError if nothing answers, RefusedError if another certificate does.
     """
@@ -74,7 +83,7 @@ def fetch_certificate(address: str, sha256: bytes) -> bytes:
     context.set_alpn_protocols(["h2"])
     try:
         with (
-            socket.create_connection((host.strip("[]"), int(port)), timeout=limits.CALL_SECONDS_MAX) as plain,
+            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds_max) as plain,
             context.wrap_socket(plain, server_hostname=TLS_NAME) as secure,
         ):
             certificate = secure.getpeercert(binary_form=True) or b""
@@ -89,36 +98,93 @@ def fetch_certificate(address: str, sha256: bytes) -> bytes:
 
 
 class CoordinatorClient:
-    """Calls to one of the invite's coordinators; the next one is tried when one does not answer."""
+    """Calls to the one of the invite's coordinators that acts."""
 
     def __init__(self, invite: Invite, identity: Identity | None) -> None:
         self._invite = invite
         self._identity = identity
-        self._addresses = itertools.cycle(invite.coordinators)
         self._channel: Any = None
         self._session = b""
         self._sequence = 0
+        # Of several coordinators: the certificate that all have, and a channel to each, kept until `close`, because what is
+        # under way on one may only end by itself.
+        self._pem = b""
+        self._channels: dict[str, Any] = {}
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another coordinator to move to."""
+        return len(self._invite.coordinators) > 1
 
     async def connect(self) -> None:
-        """Open a channel to the first coordinator that answers with the pinned certificate."""
+        """Open a channel to a coordinator with the pinned certificate; of several, to the one that acts, when one does."""
         await self.close()
-        error: NetworkError | RefusedError = NetworkError("the invite names no coordinator")
-        for _ in self._invite.coordinators:
-            address = next(self._addresses)
-            try:
-                pem = await asyncio.to_thread(fetch_certificate, address, self._invite.certificate_sha256)
-            except (NetworkError, RefusedError) as failure:
-                error = failure
-                continue
-            self._channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(pem), options=_OPTIONS)
+        if not self.several:
+            [address] = self._invite.coordinators
+            pem = await asyncio.to_thread(fetch_certificate, address, self._invite.certificate_sha256)
+            self._channel = _channel(address, pem, _OPTIONS)
             return
-        raise error
+        until = time.monotonic() + limits.TAKE_OVER_SECONDS_MAX
+        while True:
+            try:
+                await self.move()
+                return
+            except NetworkError:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(limits.TAKE_OVER_RETRY_SECONDS_MAX)
+
+    async def move(self) -> bool:
+        """Of several coordinators, go to the one that acts; whether that is another one than before.
+
+        All are asked at once, so that one that is silent keeps nobody. Raises NetworkError if none says that it acts,
+        RefusedError if all have the wrong certificate.
+        """
+        if not self.several:
+            return False
+        asked = [asyncio.ensure_future(self._acts(address)) for address in self._invite.coordinators]
+        failures: list[NetworkError | RefusedError] = []
+        try:
+            for answer in asyncio.as_completed(asked):
+                try:
+                    channel = await answer
+                except (NetworkError, RefusedError) as failure:
+                    failures.append(failure)
+                    continue
+                moved, self._channel = channel is not self._channel, channel
+                return moved
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        away = [failure for failure in failures if isinstance(failure, NetworkError)]
+        raise NetworkError("; ".join(map(str, away))) if away else failures[0]
+
+    async def _acts(self, address: str) -> Any:
+        """The channel to this coordinator if it says that it acts."""
+        if not self._pem:
+            self._pem = await asyncio.to_thread(
+                fetch_certificate, address, self._invite.certificate_sha256, limits.PROBE_SECONDS_MAX
+            )
+        if address not in self._channels:
+            self._channels[address] = _channel(address, self._pem, _OPTIONS_OF_SEVERAL)
+        channel, request = self._channels[address], health_pb2.HealthCheckRequest()
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=limits.PROBE_SECONDS_MAX)
+        except grpc.RpcError as error:
+            raise NetworkError(f"no coordinator answers at {address}: {error.details()}") from error
+        if answer.status != health_pb2.HealthCheckResponse.SERVING:
+            raise NetworkError(f"the coordinator at {address} stands by")
+        return channel
 
     async def close(self) -> None:
-        """Drop the channel."""
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+        """Drop the channels."""
+        channels = {
+            id(channel): channel for channel in (self._channel, *self._channels.values()) if channel is not None
+        }
+        self._channel, self._channels = None, {}
+        for channel in channels.values():
+            await channel.close()
 
     async def get_run(self) -> tuple[pb.GetRunResponse, RunConfig]:
         """Public facts of the run; RefusedError if they are not the invite's run."""
@@ -175,6 +241,10 @@ class CoordinatorClient:
             )
         except grpc.RpcError as error:
             raise _translated(error) from error
+
+
+def _channel(address: str, pem: bytes, options: dict[str, Any]) -> Any:
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(pem), options=list(options.items()))
 
 
 def check_genesis(genesis: log_pb2.Genesis, invite: Invite) -> RunConfig:

@@ -32,6 +32,11 @@ class Payloads:
                 path.unlink(missing_ok=True)  # half written when the process was killed
         self._total = sum(self._sizes.values())
 
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return self._folder
+
     def get(self, sha256: bytes) -> bytes | None:
         """The payload, verified; None if it is not here."""
         if sha256 not in self._steps:

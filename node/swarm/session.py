@@ -37,13 +37,14 @@ from node.swarm.inbox import Announced, Inbox
 from node.swarm.outbox import Outbox
 from node.swarm.payloads import Payloads
 from node.swarm.settings import OverlaySettings
+from node.swarm.witness import Told, Witness
 from node.wire.codec import Update, payload_hash
 from protos.assignment import assign
 from protos.envelope import Kind, parse, seal
-from protos.errors import DivergedError, NetworkError, Reason, Refusal, RefusedError, SwarmentumError
+from protos.errors import NetworkError, Reason, Refusal, RefusedError, SwarmentumError
 from protos.identity import Identity, peer_id, short
 from protos.invite import Invite
-from protos.log import Chain, Contribution, SignedEntry, Tick, open_tick
+from protos.log import Chain, Contribution, SignedEntry, Tick, Verdict, open_entry, open_tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, update_pb2
 
@@ -113,7 +114,7 @@ class Session:
         pieces: Callable[[bytes], bytes | None],
         payloads: Payloads,
         emit: Callable[[Event], Awaitable[None]],
-        outside: Outside = Outside(),  # noqa: B008 - frozen
+        outside: Outside = Outside(),
     ) -> None:
         self.counters = Counters()
         self.host = outside.host(identity, identity_path, overlay)
@@ -129,6 +130,8 @@ class Session:
         self.counters.arrivals = self._server.arrivals
         self._inbox = Inbox(invite.run_id)
         self._chain = Chain(invite.run_id, invite.coordinator_public_key)
+        self._witness = Witness(invite.run_id, invite.coordinator_public_key, payloads.folder.parent)
+        self._accusing = False
         self._outbox, self._dirty = Outbox(), asyncio.Event()
         self._tick: Tick | None = None
         self._snapshots: list[Snapshot] = []
@@ -190,6 +193,7 @@ class Session:
     async def follow_from(self, step: int, head: bytes) -> None:
         """Follow the log from the state that the training thread has: after step `step`, whose entry has hash `head`."""
         self._chain = Chain(self._invite.run_id, self._invite.coordinator_public_key, step, head)
+        self._witness.start(step, head)
         self._inbox.move_head(step, head)
         self._outbox.move_head(step)
         self.committed_step, self._tick = step, None
@@ -276,6 +280,11 @@ class Session:
         self._outbox.add_applied(step, digest)
         self._dirty.set()
 
+    async def found(self, verdicts: Sequence[Verdict]) -> None:
+        """What checks of others' votes gave."""
+        self._outbox.verdicts.update({(verdict.step, verdict.subject): verdict for verdict in verdicts})
+        self._dirty.set()
+
     async def restarted(self) -> None:
         """The training thread starts again from a snapshot: earlier states do not count."""
         self._outbox.restart()
@@ -297,11 +306,13 @@ class Session:
             group.create_task(self._deliver_forever())
 
     async def _follow_forever(self) -> None:
-        """The coordinator's stream, again and again; gives up after the configured patience without a word."""
-        delay, heard, lost = limits.RETRY_SECONDS_MIN, time.monotonic(), False
+        """The coordinator's stream, again and again, from the one that acts; gives up after the configured patience."""
+        delay, heard, lost, away = limits.RETRY_SECONDS_MIN, time.monotonic(), False, False
         while True:
             self._telling = False
             try:
+                lost = (away and await self.client.move()) or lost
+                away = False
                 if lost:
                     await self._join()
                     lost = False
@@ -309,19 +320,22 @@ class Session:
                     delay, heard = limits.RETRY_SECONDS_MIN, time.monotonic()
                     await self._take(event)
                 problem: SwarmentumError = NetworkError("the coordinator ended the stream")
+                away = True
             except SessionLostError as error:
                 problem, lost = error, True
             except NetworkError as error:
-                problem = error
+                problem, away = error, True
             except RefusedError as error:
                 await self._emit(Failed(error))
                 return
-            if time.monotonic() - heard > self._overlay.patience_seconds:
+            silent = time.monotonic() - heard
+            if silent > self._overlay.patience_seconds:
                 await self._emit(Failed(NetworkError(f"no word from the coordinator for too long: {problem}")))
                 return
             self._log.info("coordinator away; trying again", step=self._chain.step, why=str(problem))
             await asyncio.sleep(delay)
-            delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
+            soon = self.client.several and silent < limits.TAKE_OVER_SECONDS_MAX
+            delay = min(delay * 2, limits.TAKE_OVER_RETRY_SECONDS_MAX if soon else limits.RETRY_SECONDS_MAX)
 
     async def _take(self, event: pb.FollowResponse) -> None:
         what = event.WhichOneof("event")
@@ -395,14 +409,17 @@ class Session:
         try:
             signed = self._chain.extend(data)
         except Refusal as refusal:
-            if refusal.reason is Reason.WRONG_STEP:
-                return  # had it already, or it comes again in order
-            if refusal.reason is Reason.WRONG_PARENT:
-                await self._emit(Failed(DivergedError(f"the coordinator signed two logs: {refusal.detail}")))
+            if refusal.reason not in (Reason.WRONG_STEP, Reason.WRONG_PARENT):
+                self._count(refusal)
                 return
-            self._count(refusal)
+            # had it already, or it comes again in order; or the coordinator says something else than before
+            self._compare(open_entry(data, run_id=self._chain.run_id, coordinator=self._chain.coordinator))
             return
         step = signed.entry.step
+        self._witness.saw(signed)
+        for exclusion in signed.entry.exclusions:
+            if exclusion.public_key == self._identity.public_key:
+                await self._emit(Failed(RefusedError(exclusion.reason)))
         self.committed_step = step
         said = self._announcements(signed)
         self._inbox.move_head(step, signed.hash)
@@ -410,6 +427,24 @@ class Session:
         await self._entries.put(self._spawn(self._collect(signed, said)))
         if gossip and self._publishes(step):
             self._spawn(self._gossip(data))
+
+    def _compare(self, signed: SignedEntry) -> bool:
+        """Whether a verified entry can be in one log with those that this peer goes by; if not, the peer stops and says so."""
+        told = self._witness.contradiction(signed)
+        if told is None:
+            return True
+        if not self._accusing:
+            self._accusing = True
+            self._spawn(self._accuse(told, signed))
+        return False
+
+    async def _accuse(self, told: Told, signed: SignedEntry) -> None:
+        """Those who were told the other entry shall notice, too: they hear ours before we stop."""
+        error = self._witness.accuse(told, signed)
+        self._log.error("the coordinator signed two logs", step=signed.entry.step, why=str(error))
+        if told.envelope:
+            await self._gossip(told.envelope)
+        await self._emit(Failed(error))
 
     def _announcements(self, signed: SignedEntry) -> dict[bytes, bytes]:
         """What the authors of an entry's payloads said about them, by author: those that this peer heard."""
@@ -442,6 +477,7 @@ class Session:
     async def _collect(self, signed: SignedEntry, said: dict[bytes, bytes]) -> Committed | None:
         """All payloads of an entry. What does not pass the door counts as nothing, on every replica alike."""
         step, updates, payloads = signed.entry.step, [], []
+        by_author = self._tried(signed)
         pulls = [self._payload(c, step) for c in signed.entry.contributions]
         for contribution, data in zip(signed.entry.contributions, await asyncio.gather(*pulls), strict=True):
             if data is None:
@@ -451,11 +487,24 @@ class Session:
             payloads.append(data)
             try:
                 updates.append(self._door.open(data, step))
+                by_author[contribution.public_key] = updates[-1]
             except Refusal as refusal:
                 self._count(refusal)
                 author = short(contribution.public_key)
                 self._log.warning("an accepted payload is not valid and counts as nothing", step=step, author=author)
-        return Committed(signed, tuple(updates), tuple(payloads), said)
+        return Committed(signed, tuple(updates), tuple(payloads), said, by_author)
+
+    def _tried(self, signed: SignedEntry) -> dict[bytes, Update]:
+        """Votes of peers on probation, as far as they are here: nobody needs them."""
+        found = {}
+        for trial in signed.entry.trials:
+            data = self._payloads.get(trial.payload_sha256)
+            if data is not None:
+                try:
+                    found[trial.public_key] = self._door.open(data, signed.entry.step)
+                except Refusal as refusal:
+                    self._count(refusal)
+        return found
 
     async def _payload(self, contribution: Contribution, step: int) -> bytes | None:
         """One payload from the store or any holder; b"" if it cannot be valid; None if a snapshot has to do instead."""
@@ -493,16 +542,16 @@ class Session:
         try:
             envelope = parse(envelope_pb2.SignedEnvelope, data)
             if envelope.kind == Kind.KIND_LOG_ENTRY:
-                self._chain.check(data)
-                self._spawn(self._extend(data, gossip=False))
+                signed = open_entry(data, run_id=self._chain.run_id, coordinator=self._chain.coordinator)
+                if self._compare(signed) and signed.entry.step == self._chain.step + 1:
+                    self._spawn(self._extend(data, gossip=False))
             elif envelope.public_key != self._identity.public_key:
                 announced = self._inbox.offer(data, self._door.bytes_max)
                 self.counters.announcements += 1
                 if self._inbox.may_pull(announced):
                     self._spawn(self._hold(announced))
         except Refusal as refusal:
-            if not _is_repeated_entry(refusal):
-                self._count(refusal)
+            self._count(refusal)
 
     async def _hold(self, announced: Announced) -> None:
         """Pull an announced payload, check it, and report that we hold it. Others' faults end here."""
@@ -612,8 +661,3 @@ class Session:
         """p2pd was started again: streams, connections and the DHT are new."""
         self.fetcher.close()
         await self._connections.restart([*self._invite.bootstrap, *await self._coordinators_addresses()])
-
-
-def _is_repeated_entry(refusal: Refusal) -> bool:
-    """Each entry comes from the coordinator and from several peers: the later copies are no fault."""
-    return refusal.reason is Reason.WRONG_STEP and refusal.detail.startswith("entry")

@@ -15,6 +15,12 @@ STREAM_OPEN_SECONDS_MAX = 10.0
 STREAM_IDLE_SECONDS_MAX = 20.0
 GOSSIP_SECONDS_MAX = 5.0
 CALL_SECONDS_MAX = 15.0
+# Where an invite names several coordinators: how soon one that does not say whether it acts is given up, how soon one that
+# falls silent is (once it was asked whether it is there, every second), and how long all are asked often until one acts.
+PROBE_SECONDS_MAX = 1.5
+SILENT_SECONDS_MAX = 1.5
+TAKE_OVER_SECONDS_MAX = 15.0
+TAKE_OVER_RETRY_SECONDS_MAX = 0.5
 DHT_SECONDS_MAX = 10.0
 # A record outlives three missed refreshes.
 DHT_RECORD_SECONDS = 240.0

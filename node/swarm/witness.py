@@ -1,0 +1,90 @@
+"""What this peer was told: the newest entries, to notice a coordinator that signs two entries for one step.
+
+Takes verified entries only. Two that exclude each other are kept as a file that proves it to anyone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from protos.errors import DivergedError
+from protos.log import SignedEntry
+
+ENTRIES_KEPT_MAX = 1024
+ENTRIES_KEPT_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True)
+class Told:
+    """An entry that this peer goes by. Of the one that it started after, it may know the hash alone."""
+
+    step: int
+    hash: bytes
+    envelope: bytes = b""
+
+
+class Witness:
+    """The newest entries by step, bounded in number and bytes. Not thread-safe."""
+
+    def __init__(self, run_id: bytes, coordinator: bytes, folder: Path) -> None:
+        self._run_id, self._coordinator, self._folder = run_id, coordinator, folder
+        self._told: OrderedDict[int, Told] = OrderedDict()
+        self._bytes = 0
+
+    def start(self, step: int, head: bytes) -> None:
+        """The log goes on after this step, whose entry has this hash (step 0: the run id)."""
+        if step not in self._told:
+            self._keep(Told(step, head))
+
+    def saw(self, signed: SignedEntry) -> None:
+        """This peer goes by this entry."""
+        before = self._told.pop(signed.entry.step, None)
+        self._bytes -= len(before.envelope) if before else 0
+        self._keep(Told(signed.entry.step, signed.hash, signed.envelope))
+
+    def _keep(self, told: Told) -> None:
+        self._told[told.step] = told
+        self._bytes += len(told.envelope)
+        while len(self._told) > ENTRIES_KEPT_MAX or (self._bytes > ENTRIES_KEPT_BYTES_MAX and len(self._told) > 2):
+            self._bytes -= len(self._told.popitem(last=False)[1].envelope)
+
+    def contradiction(self, signed: SignedEntry) -> Told | None:
+        """The entry that this peer goes by and that cannot be in one log with `signed`; None: they may be."""
+        step = signed.entry.step
+        same, before = self._told.get(step), self._told.get(step - 1)
+        if same is not None and same.hash != signed.hash:
+            return same
+        if before is not None and before.hash != signed.entry.parent_hash:
+            return before
+        return None
+
+    def accuse(self, told: Told, signed: SignedEntry) -> DivergedError:
+        """Leave both entries as evidence; the error to stop with."""
+        step = signed.entry.step
+        what = (
+            f"two entries for step {step}"
+            if told.step == step
+            else f"an entry {step} that does not follow its {told.step}"
+        )
+        path = self._folder / f"equivocation-{step}.json"
+        evidence = {
+            "run": self._run_id.hex(),
+            "coordinator": self._coordinator.hex(),
+            "what": f"the coordinator signed {what}",
+            "entries": [
+                {"step": told.step, "hash": told.hash.hex(), "envelope": told.envelope.hex()},
+                {"step": step, "hash": signed.hash.hex(), "envelope": signed.envelope.hex()},
+            ],
+        }
+        try:
+            path.write_text(json.dumps(evidence, indent=1) + "\n")
+            kept = f"both, signed by it, are in {path}"
+        except OSError as error:
+            kept = f"the evidence could not be written to {path}: {error.strerror}"
+        return DivergedError(
+            f"the coordinator signed {what}, so there are two logs of this run and no way to tell which counts; {kept}. "
+            "Show it to the run's operator: two coordinators with one key on two databases, or a restored backup, do this"
+        )
