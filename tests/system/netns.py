@@ -39,6 +39,13 @@ table ip home {
     iifname "lan" accept; ct state established,related accept; }
 }
 """
+CUT = """
+table ip cut {
+  chain in { type filter hook input priority filter; policy drop; iifname "lo" accept; }
+  chain out { type filter hook output priority filter; policy drop; oifname "lo" accept; }
+  chain through { type filter hook forward priority filter; policy drop; }
+}
+"""
 CONNECT = """
 import socket, sys
 try:
@@ -168,6 +175,14 @@ class Internet:
             )
         else:
             _run(*device, "del", "dev", "wan", "root")
+
+    def cut(self, place: str) -> None:
+        """No packet gets in or out of a place any more, and nobody is told; its own loopback stays."""
+        _run(*self.inside(place), "nft", "-f", "-", given=CUT)
+
+    def heal(self, place: str) -> None:
+        """Undo `cut`."""
+        _run(*self.inside(place), "nft", "delete", "table", "ip", "cut")
 
     def close(self) -> None:
         """End what runs inside, and remove the namespaces with their links and rules."""

@@ -1,0 +1,43 @@
+"""`python -m coordinator`, but it stops (SIGSTOP) right before it writes its N-th entry.
+
+`python -m tests.system.stalling_coordinator N serve ...`: so it goes on in the worst moment, when the entry is decided and
+about to be written. Not a test: tests/system/test_failover.py starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from coordinator.__main__ import main
+from coordinator.events import EntryCommitted
+from coordinator.journal import FencedError, Journal
+
+REFUSED = "the entry was refused"
+
+
+def arm(number: int) -> None:
+    """Stop before the n-th entry."""
+    append, seen = Journal.append, [0]
+
+    def stalling(self: Journal, run_id: bytes, record: Any) -> None:
+        seen[0] += isinstance(record, EntryCommitted)
+        if seen[0] == number and isinstance(record, EntryCommitted):
+            os.kill(os.getpid(), signal.SIGSTOP)
+            try:
+                append(self, run_id, record)
+            except FencedError as error:
+                print(f"{REFUSED}: {error}", file=sys.stderr, flush=True)
+                raise
+            return
+        append(self, run_id, record)
+
+    Journal.append = stalling  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    arm(int(sys.argv[1]))
+    sys.argv[1:2] = []
+    main()
