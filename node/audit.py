@@ -7,7 +7,7 @@ number of payloads. Judges nobody: what the figures mean is coordinator/trust.py
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,10 @@ from node.optim import transforms
 from node.optim.layout import CHUNK_ELEMENTS, Layout
 from node.optim.payload import Format
 from node.optim.transforms import Transform
+from protos.assignment import Range, assign
+from protos.checks import checked_samples, drawn
+from protos.log import SignedEntry, Tick, Verdict
+from protos.run_config import TrustConfig
 
 
 @dataclass(frozen=True)
@@ -27,16 +31,46 @@ class Seen:
     values: Tensor
 
 
+def verdicts(
+    me: bytes,
+    trust: TrustConfig,
+    tick: Tick,
+    signed: SignedEntry,
+    votes: Mapping[bytes, Seen],
+    gradient: Callable[[tuple[Range, ...]], Tensor],
+) -> tuple[Verdict, ...]:
+    """What the checks find that the entry draws for `me`. `gradient(samples)`, transformed, at the state before the entry.
+
+    Costs one gradient over `check_samples` samples a check, at most CHECKS_MAX of them, and one more.
+    """
+    mine = [subject for subject, who in drawn(signed.hash, signed.entry, trust.checkers).items() if me in who]
+    mine = [subject for subject in mine if subject in votes]
+    if not mine or tick.attempt != 1 or tick.step != signed.entry.step:
+        return ()
+    shares = assign(tick.pool, tick.roster)
+    hashes = {c.public_key: c.payload_sha256 for c in (*signed.entry.contributions, *signed.entry.trials)}
+
+    def of(key: bytes) -> Tensor:
+        return gradient(checked_samples(signed.hash, key, shares[key], trust.check_samples))
+
+    other = of(me)
+    found = []
+    for subject in mine:
+        f = find(subject, votes, of(subject), other)
+        found.append(Verdict(tick.step, me, subject, hashes[subject], f.own, f.difference, f.overlap, f.like))
+    return tuple(found)
+
+
 def seen_votes(form: Format, payload: bytes, size: int, chunks: int) -> Seen:
     """Decode a payload on the CPU. Raises `VotesError` for bytes that are no votes."""
     ballot = form.decode(payload, size, chunks, torch.device("cpu"))
     return Seen(ballot.where, ballot.values.to(torch.float32))
 
 
-def transformed(layout: Layout, gradients: Sequence[Tensor | None], transform: Transform | None = None) -> Tensor:
+def transformed(layout: Layout, gradients: Sequence[Tensor | None], transform: str | Transform = "dct") -> Tensor:
     """Gradients by parameter as the votes see them: fp32 [chunks, 64, 64]."""
-    gathered = layout.gather(gradients, layout.empty("cpu"))
-    return (transform or transforms.named("dct")).forward(gathered)
+    gathered = layout.gather([None if g is None else g.cpu() for g in gradients], layout.empty("cpu"))
+    return (transform if isinstance(transform, Transform) else transforms.named(transform)).forward(gathered)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
+from torch import Tensor
 
+from node import audit
 from node.archive.record import Recorder
 from node.data.samples import Samples
 from node.model.gradients import GradResult
-from node.optim.demo import NonFiniteGradient
+from node.optim.demo import DeMo, NonFiniteGradient
 from node.optim.votes import NotANumber
 from node.replica import Replica
 from node.snapshot.store import PieceStore
@@ -31,7 +33,10 @@ from node.sync import fetch_snapshot
 from node.telemetry import StepLog, Summary
 from node.uplink import VoteSize
 from node.wire.codec import payload_hash
+from protos.assignment import Range
 from protos.errors import DivergedError, NetworkError, Refusal
+from protos.identity import public_key_of
+from protos.log import Tick
 from protos.run_config import RunConfig
 from protos.v1 import update_pb2
 
@@ -83,6 +88,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.sent: dict[bytes, int] = {}
+        self.tick: Tick | None = None
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
 
     # ---- the run -----------------------------------------------------------------------------------------------------
@@ -95,7 +101,7 @@ class Trainer:
             event = self.swarm.next_event(EVENT_SECONDS_MAX)
             match event:
                 case Opened():
-                    opened = event
+                    opened, self.tick = event, event.tick
                 case Committed():
                     self._apply(event)
                 case Agreed():
@@ -230,6 +236,8 @@ class Trainer:
         if entry.parent_state_digest and entry.parent_state_digest != replica.digest():
             self._resync(None, f"the log holds another state digest for step {replica.step}")
             return
+        if self.config.trust.enabled:
+            self._check(event)
         accepted = replica.apply(event.signed, event.updates)
         if self.archive is not None:
             self.archive.record(replica, event.signed, event.payloads, event.announcements)
@@ -238,6 +246,30 @@ class Trainer:
         self._note(event, accepted, digest)
         if replica.step % self.config.clock.snapshot_every == 0 or replica.step == self.config.clock.steps:
             self.store_snapshot()
+
+    def _check(self, event: Committed) -> None:
+        """Look at others' votes where the entry draws us to, at the state on which they were computed."""
+        demo = self.replica.demo
+        if self.tick is None or not isinstance(demo, DeMo):
+            return  # not in this step, or our gradient is spread over several devices
+
+        def gradient(ranges: tuple[Range, ...]) -> Tensor:
+            self.replica.gradients(self.samples, ranges, self.micro_batch, self.autocast, self.stopping)
+            return audit.transformed(demo.layout, [p.grad for p in demo.parameters], demo.config.transform)
+
+        try:
+            votes = {
+                key: audit.seen_votes(demo.config.form, update.votes, update.size, demo.layout.chunks)
+                for key, update in event.by_author.items()
+            }
+            me = public_key_of(self.summary.id)
+            found = audit.verdicts(me, self.config.trust, self.tick, event.signed, votes, gradient)
+        except NonFiniteGradient as error:
+            self._abstain(event.signed.entry.step, error)
+            return
+        if found:
+            self.swarm.found(found)
+            self.log.info("checked", step=event.signed.entry.step, peers=len(found))
 
     def _note(self, event: Committed, accepted: bool, digest: bytes) -> None:
         entry, summary = event.signed.entry, self.summary

@@ -49,10 +49,19 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
                 "votes_accepted": peer.votes_accepted,
                 "samples_per_second": peer.samples_per_second,
                 "loss": peer.loss,
+                **_standing(peer, config),
             }
             for peer in facts.peers
         ],
     }
+
+
+def _standing(peer: pb.PeerStatus, config: RunConfig) -> dict[str, Any]:
+    """What the checks of a run with `trust` say about a peer."""
+    if not config.trust.enabled:
+        return {}
+    rate, why = peer.check_permille / 1000, peer.standing_reason
+    return {"standing": peer.standing, "score": peer.score, "check_rate": rate, "standing_reason": why}
 
 
 def show(values: dict[str, Any]) -> None:

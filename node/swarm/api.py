@@ -19,6 +19,7 @@ import structlog
 from node.swarm.events import Event, Snapshot, Welcome
 from node.swarm.session import About, Counters, Session
 from protos.errors import NetworkError, StoppedError
+from protos.log import Verdict
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
 
@@ -132,6 +133,10 @@ class Swarm:
     def applied(self, step: int, digest: bytes) -> None:
         """Tell the coordinator the state after a step."""
         self._call(self._session.applied(step, digest), START_SECONDS_MAX)
+
+    def found(self, verdicts: Sequence[Verdict]) -> None:
+        """Tell the coordinator what checks of others' votes gave."""
+        self._call(self._session.found(verdicts), START_SECONDS_MAX)
 
     def restarted(self) -> None:
         """The state starts again from a snapshot."""

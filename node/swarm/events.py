@@ -40,6 +40,8 @@ class Committed:
     """As they travelled, in order of the entry's contributions; b"" for one that is too long to count."""
     announcements: Mapping[bytes, bytes] = field(default_factory=dict)
     """Author -> its signed announcement of its payload, of those that were heard."""
+    by_author: Mapping[bytes, Update] = field(default_factory=dict)
+    """Author -> its valid votes; those of peers on probation, too, where they are at hand."""
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protos import limits
+from protos.log import Verdict, verdict_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
+
+# Verdicts on older steps are judged already.
+VERDICT_STEPS_MAX = 4
 
 
 @dataclass
@@ -17,6 +21,7 @@ class Outbox:
     holdings: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
     applied: dict[int, bytes] = field(default_factory=dict)
     snapshots: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    verdicts: dict[tuple[int, bytes], Verdict] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
     _told: set[object] = field(default_factory=set)
     _generation: int = 0
@@ -27,6 +32,10 @@ class Outbox:
         if self.announcement is not None and self.announcement[0] <= step:
             self.announcement = None
         self.holdings = {key: at for key, at in self.holdings.items() if at > step}
+        self.verdicts = {name: verdict for name, verdict in self.verdicts.items() if name[0] > step - VERDICT_STEPS_MAX}
+        self._told = {
+            f for f in self._told if not (isinstance(f, tuple) and f[0] == "verdict") or f[1:] in self.verdicts
+        }
 
     def add_applied(self, step: int, digest: bytes) -> None:
         """A state was reached; only the newest APPLIED_MAX are kept."""
@@ -65,6 +74,9 @@ class Outbox:
         for step, (root, size) in sorted(self.snapshots.items()):
             if self._new(("snapshot", step, root), facts):
                 body.snapshots.add(step=step, root=root, total_bytes=size)
+        for (step, subject), verdict in list(self.verdicts.items())[-limits.VERDICTS_MAX :]:
+            if self._new(("verdict", step, subject), facts):
+                body.verdicts.append(verdict_body(replace(verdict, checker=b"")))
         if self.addresses and self._new(("addresses", self.addresses), facts):
             body.addresses.extend(self.addresses)
         return (body, facts) if facts else None

@@ -56,3 +56,14 @@ def test_bad_memory_is_found_within_a_few_steps_and_healed() -> None:
 def test_a_thousand_peers_stay_equal() -> None:
     """Few steps here; `python -m tests.sim.crowd` plays 50 (docs/benchmarks.md)."""
     assert "1000 peers, 4 steps" in finished(start("--steps", "4", module="tests.sim.crowd"))
+
+
+def test_a_peer_that_does_not_work_is_excluded_with_the_reason() -> None:
+    """From the training threads' checks to the journal; only it (tests/sim/adversaries.py asserts who)."""
+    lines = finished(start("0", "1", module="tests.sim.adversaries")).splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert int(line.split(" step ")[1].split(":")[0]) <= 50
+        assert "peer5: the coordinator refused: excluded from the run" in line, (
+            "it hears why, and again when it comes back"
+        )
