@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,12 +196,8 @@ def test_a_full_disk_is_a_clear_error_and_nothing_is_corrupted(swarm: LocalSwarm
     filler = small_disk / "filler"
     process = swarm.join("dot")
     wait_for("vote of dot that counts", lambda: accepted(swarm, "dot") > 0)
-    with filler.open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-                file.flush()
-        except OSError:
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
             pass
     code, _ = process.finish(60)
     told = process.log.read_text()
