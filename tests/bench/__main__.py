@@ -8,7 +8,13 @@ import json
 
 from tests.bench import adversaries, codec, convergence, optimizer, swarm
 
-SUBCOMMANDS = {"optimizer": optimizer, "codec": codec, "swarm": swarm, "convergence": convergence, "adversaries": adversaries}
+SUBCOMMANDS = {
+    "optimizer": optimizer,
+    "codec": codec,
+    "swarm": swarm,
+    "convergence": convergence,
+    "adversaries": adversaries,
+}
 
 
 def main() -> None:
