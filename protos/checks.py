@@ -17,6 +17,8 @@ CHECK_ALWAYS = 1000
 """Of `Contribution.check_permille`: the peer's votes are checked in every step."""
 CHECKS_MAX = 4
 """Checks that fall to one peer in a step: what it spends on others is bounded."""
+DRAWS_MAX = 64
+"""Of one peer's checkers; then it has fewer: the work for a crowd is bounded, too."""
 _DOMAIN = b"swarmentum/v1/check\0"
 
 
@@ -28,8 +30,13 @@ def drawn(entry_hash: bytes, entry: Entry, checkers: int) -> Mapping[bytes, tupl
     for subject in (*entry.contributions, *entry.trials):
         if not _lot(entry_hash, subject.public_key) % CHECK_ALWAYS < subject.check_permille:
             continue
-        free = [key for key in able if key != subject.public_key and busy[key] < CHECKS_MAX]
-        chosen = sorted(free, key=lambda key: _lot(entry_hash, subject.public_key, key))[:checkers]
+        chosen: list[bytes] = []
+        for draw in range(DRAWS_MAX if able else 0):
+            key = able[_lot(entry_hash, subject.public_key, bytes([draw])) % len(able)]
+            if key != subject.public_key and key not in chosen and busy[key] < CHECKS_MAX:
+                chosen.append(key)
+            if len(chosen) == checkers:
+                break
         busy.update(chosen)
         found[subject.public_key] = tuple(chosen)
     return found
