@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 from coordinator.__main__ import main
@@ -26,6 +27,7 @@ def arm(number: int) -> None:
         seen[0] += isinstance(record, EntryCommitted)
         if seen[0] == number and isinstance(record, EntryCommitted):
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.5)  # the signal stops all threads, this one perhaps not at once
             try:
                 append(self, run_id, record)
             except FencedError as error:
