@@ -106,6 +106,14 @@ class LocalSwarm:
     def __init__(self, folder: Path, run_toml: str) -> None:
         self.folder = folder
         self.processes: dict[str, Process] = {}
+        try:
+            self._start(run_toml)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, run_toml: str) -> None:
+        folder = self.folder
         relay = self.start("relay", "node", "relay", "--home", str(folder / "relay"), "--listen", "127.0.0.1:0",
                            "--reachability", "auto", "--json")  # fmt: skip
         self.serve(port=0)
