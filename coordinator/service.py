@@ -72,6 +72,10 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
     ) -> pb.GetChallengeResponse:
         """A single-use challenge for Join."""
         await self._runtime(context, request.run_id)
+        address = context.peer().rpartition(":")[0]  # "ipv4:192.0.2.1:4711" without its port
+        if address and not self._sessions.may_ask(address, monotonic_ms()):
+            text = "too many peers join from your network address; try again in a minute"
+            await self._abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         return pb.GetChallengeResponse(challenge=self._sessions.challenge(monotonic_ms()))
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:  # noqa: N802

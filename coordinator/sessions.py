@@ -16,6 +16,10 @@ CHALLENGES_MAX = 4096
 CHALLENGE_MS_MAX = 60_000
 SESSIONS_MAX = 16_384
 ADMIN_NONCES_MAX = 4096
+# Of one network address: so many challenges at once, and one more each so many ms. A NAT with hundreds of peers passes.
+ADDRESS_CHALLENGES_MAX = 300
+ADDRESS_CHALLENGE_MS = 200
+ADDRESSES_KEPT = 4096
 # Requests of one session may overtake each other by this much (a report in flight while the stream is opened again).
 SEQUENCE_WINDOW = 64
 
@@ -35,6 +39,16 @@ class Sessions:
         self._challenges: OrderedDict[bytes, int] = OrderedDict()
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._nonces: OrderedDict[bytes, None] = OrderedDict()
+        self._paid_until: OrderedDict[str, int] = OrderedDict()
+
+    def may_ask(self, address: str, now_ms: int) -> bool:
+        """Whether a network address may have one more challenge; each moves the time it is paid for (a leaky bucket)."""
+        paid = max(self._paid_until.pop(address, now_ms), now_ms) + ADDRESS_CHALLENGE_MS
+        good = paid <= now_ms + ADDRESS_CHALLENGES_MAX * ADDRESS_CHALLENGE_MS
+        self._paid_until[address] = paid if good else paid - ADDRESS_CHALLENGE_MS
+        while len(self._paid_until) > ADDRESSES_KEPT:
+            self._paid_until.popitem(last=False)
+        return good
 
     def challenge(self, now_ms: int) -> bytes:
         """A new challenge; the oldest unanswered one is forgotten when there are too many."""

@@ -149,6 +149,10 @@ class Context:
     def __init__(self, write: Callable[[Any], Awaitable[None]] | None = None) -> None:
         self._write = write
 
+    def peer(self) -> str:
+        """No network address."""
+        return ""
+
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise CallError(code, details)
 
