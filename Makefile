@@ -36,16 +36,8 @@ install: .venv/.node ## Make .venv with the two commands.
 demo: .venv/.node ## Train a small model with a real swarm on this machine (about two minutes).
 	$(BIN)/swarmentum demo $(DEMO)
 
-# What needs one process runs on every core; what starts a swarm of its own runs alone.
-ALONE = tests/system tests/interop tests/sim tests/fuzz
-
-test: .venv/.dev ## Run the tests; arguments in ARGS.
-ifdef ARGS
-	$(BIN)/python -m pytest $(ARGS)
-else
-	$(BIN)/python -m pytest -n auto --dist loadfile $(addprefix --ignore=,$(ALONE))
-	$(BIN)/python -m pytest $(ALONE)
-endif
+test: .venv/.dev ## Run the tests, a file at a time on each core; other pytest arguments in ARGS.
+	$(BIN)/python -m pytest $(or $(ARGS),-n auto --dist loadfile --durations=40)
 
 sim: .venv/.dev ## Replay a seed of the simulator (SEED=17), or play seeds 0 to 99.
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds 0 100) $(ARGS)
