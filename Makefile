@@ -7,7 +7,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt
 BIN = .venv/bin
 
-.PHONY: help install demo test sim check protos format watch clean
+.PHONY: help install demo test nightly sim check protos format watch clean
 .DEFAULT_GOAL := help
 
 help: ## Show this help.
@@ -36,8 +36,20 @@ install: .venv/.node ## Make .venv with the two commands.
 demo: .venv/.node ## Train a small model with a real swarm on this machine (about two minutes).
 	$(BIN)/swarmentum demo $(DEMO)
 
-test: .venv/.dev ## Run the tests, a file at a time on each core; other pytest arguments in ARGS.
-	$(BIN)/python -m pytest $(or $(ARGS),-n auto --dist loadfile --durations=40)
+# What needs one process runs a file on each core; what starts swarms of its own runs alone. The longest tests run at night.
+SWARMS = tests/system tests/interop tests/sim tests/fuzz
+
+test: .venv/.dev ## Run the tests; arguments in ARGS.
+ifdef ARGS
+	$(BIN)/python -m pytest $(ARGS)
+else
+	$(BIN)/python -m pytest -n auto --dist loadfile $(addprefix --ignore=,$(SWARMS))
+	$(BIN)/python -m pytest -m "not nightly" --durations=15 $(SWARMS)
+endif
+
+nightly: .venv/.dev ## Run the tests that take long, and three minutes of faults.
+	$(BIN)/python -m pytest -m nightly tests
+	$(BIN)/python -m tests.system.soak --peers 8 --minutes 3
 
 sim: .venv/.dev ## Replay a seed of the simulator (SEED=17), or play seeds 0 to 99.
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds 0 100) $(ARGS)

@@ -253,6 +253,7 @@ def stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
+@pytest.mark.nightly
 @pytest.mark.netns
 def test_a_coordinator_that_is_cut_off(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No packet gets to it or from it: neither peers nor the database. It stands by while the other acts, and after that."""

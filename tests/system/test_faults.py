@@ -137,6 +137,7 @@ def _id(swarm: LocalSwarm, name: str) -> str:
     return Identity.load_or_create(swarm.folder / name / "identity.key").peer_id
 
 
+@pytest.mark.nightly
 def test_killed_while_taking_snapshots(swarm: LocalSwarm) -> None:
     for _ in range(3):
         at = swarm.last_step("cyd")
@@ -162,6 +163,7 @@ def test_all_die_and_start_again_from_their_disks(swarm: LocalSwarm) -> None:
         assert first >= step - 10, f"{name} lost more than two snapshots"
 
 
+@pytest.mark.nightly
 def test_a_stopped_peer_is_waited_for_once_and_catches_up(swarm: LocalSwarm) -> None:
     cyd = swarm.processes["cyd"].child
     cyd.send_signal(signal.SIGSTOP)
@@ -190,6 +192,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.nightly
 def test_a_full_disk_is_a_clear_error_and_nothing_is_corrupted(swarm: LocalSwarm, small_disk: Path) -> None:
     dot = swarm.folder / "dot"
     dot.symlink_to(small_disk)
@@ -223,6 +226,7 @@ def test_a_read_only_disk_is_a_clear_error(swarm: LocalSwarm, small_disk: Path) 
 # ---- runs of their own -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_one_peer_alone_stopped_and_resumed_ends_like_one_that_never_stopped(tmp_path: Path) -> None:
     digests = []
     for name, stops in (("whole", ()), ("stopped", (4, 11))):
@@ -244,6 +248,7 @@ def test_one_peer_alone_stopped_and_resumed_ends_like_one_that_never_stopped(tmp
     assert digests[0] == digests[1], "stopping and going on changed the weights"
 
 
+@pytest.mark.nightly
 def test_killed_while_exporting_it_exports_when_it_comes_back(tmp_path: Path) -> None:
     swarm = LocalSwarm(tmp_path, run_toml(tmp_path, steps=12, min_peers=2))
     try:

@@ -140,6 +140,7 @@ local = { steps = 4, lr = 2e-3 }
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_methods_with_more_state_on_two_ranks(make: Make, method: str) -> None:
     swarm = make(method)
@@ -154,6 +155,7 @@ def test_methods_with_more_state_on_two_ranks(make: Make, method: str) -> None:
     equal_so_far(swarm, "ada", "bob", "duo")
 
 
+@pytest.mark.nightly
 def test_a_rank_or_torchrun_that_dies_ends_the_peer_and_nobody_waits(make: Make) -> None:
     swarm = make("")
     swarm.join("ada")
