@@ -50,6 +50,7 @@ from coordinator.state import (
     Run,
 )
 from protos.assignment import assign, merge
+from protos.checks import VERDICT_STEPS
 from protos.identity import short
 from protos.limits import POOL_RANGES_MAX
 from protos.log import Contribution, Entry, Tick, entry_body, entry_hash, lr_to_bits
@@ -478,7 +479,7 @@ def _commit(run: Run, now_ms: int) -> Outcome:
         value, reason = rules.agree(counted, len(electorate), final=True)
         if value is not None:
             run, effects = _agreed(run, before, value, reason)
-    run, more = _judged(run, current.tick.step - trust.VERDICT_STEPS)
+    run, more = _judged(run, current.tick.step - VERDICT_STEPS)
     effects += more
     held = {key: c for key, c in current.claims.items() if current.counted >> current.tick.places[key] & 1}
     accepted, trials = _believed(run, held)
@@ -682,7 +683,7 @@ def _remember_trust(run: Run, record: EntryCommitted) -> Run:
         peer = peers.get(exclusion.public_key, Peer(exclusion.public_key))
         peers[peer.public_key] = replace(_move_peer(peer, PeerPhase.ABSENT), gone=True)
     audit = trust.audit_of(run.config.trust, entry, record.hash, tuple(run.step.claims) if run.step else ())
-    audits = {step: audit for step, audit in run.audits.items() if step > entry.step - trust.VERDICT_STEPS}
+    audits = {step: audit for step, audit in run.audits.items() if step > entry.step - VERDICT_STEPS}
     return replace(run, peers=peers, standings=trust.logged(run.standings, entry), audits={**audits, entry.step: audit})
 
 

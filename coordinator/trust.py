@@ -18,8 +18,6 @@ from protos.limits import ENTRY_CONTRIBUTIONS_MAX, EVIDENCE_MAX, EXCLUSIONS_MAX
 from protos.log import Entry, Exclusion, Verdict
 from protos.run_config import TrustConfig
 
-VERDICT_STEPS = 2
-"""Verdicts on a step are taken until so many steps later, when they are judged: a check must not hold a step up."""
 STANDINGS_KEPT = 8 * ENTRY_CONTRIBUTIONS_MAX
 CHECK_PERMILLE_MIN = 16
 """However good a history, about one step in 60 is checked: a peer that turns bad is found, if later."""

@@ -41,7 +41,9 @@ def _need_node_extra() -> None:
     """The base install has no torch; say what to install instead of a traceback."""
     from importlib.util import find_spec
 
-    missing = [name for name in ("torch", "hivemind", "transformers", "safetensors") if find_spec(name) is None]
+    missing = [
+        name for name in ("torch", "hivemind", "transformers", "safetensors", "zstandard") if find_spec(name) is None
+    ]
     if missing:
         raise OperatorError(f"this command needs {', '.join(missing)}: pip install 'swarmentum[node]'")
 
@@ -251,6 +253,7 @@ def ledger(
     as_json: Json = False,
 ) -> None:
     """Who contributed what, as the run's signed log proves it: votes accepted, samples, tokens, uptime."""
+    _need_node_extra()
     from node.archive.ledger import of, show
 
     found = of(run)

@@ -28,12 +28,11 @@ from node.ranks.launch import launched
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
 from node.replica import Replica, demo_config, local_config
-from node.snapshot.private import PrivateStateError
 from node.snapshot.store import PieceStore
 from node.swarm.api import Swarm
 from node.swarm.client import check_genesis
 from node.swarm.payloads import Payloads
-from node.swarm.session import About, Session
+from node.swarm.session import Session
 from node.telemetry import StepLog, Summary, serve_metrics
 from node.uplink import VoteSize
 from node.wire.validate import UpdateDoor
@@ -126,7 +125,7 @@ class _Peer:
         """Connect, build, join, train, export, leave."""
         store = PieceStore(self.folder / "pieces", int(self.settings.snapshots_gb * BYTES_A_GB))
         payloads = Payloads(self.folder / "payloads")
-        door = _LateDoor()
+        door = LateDoor()
         overlay = self.settings.overlay()
         swarm = Swarm(
             lambda emit: Session(
@@ -156,7 +155,7 @@ class _Peer:
                 genesis = facts.genesis.SerializeToString(deterministic=True)
                 room = int(self.settings.archive_gb * BYTES_A_GB)
                 trainer.archive = Recorder(self.folder / "archive", room, genesis, replica)
-            self._enter(trainer, list(facts.bootstrap))
+            trainer.enter(list(facts.bootstrap))
             finished = trainer.run()
             replica.save_private(trainer.private_path)
             steps.close()
@@ -237,20 +236,6 @@ class _Peer:
             else None,
         )
 
-    def _enter(self, trainer: Trainer, bootstrap: list[str]) -> None:
-        """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
-        replica = trainer.replica
-        about = About(replica.layout_digest, replica.demo.layout.parameters, trainer.summary.device)
-        welcome = trainer.swarm.join(about, bootstrap)
-        if welcome.snapshot is not None and welcome.snapshot.root != replica.packed()[0].root:
-            trainer.load_snapshot(welcome.snapshot)
-        try:
-            if replica.load_private(trainer.private_path):
-                self.log.info("momentum taken up again")
-        except PrivateStateError as error:
-            self.log.warning("starting with fresh momentum: the saved one cannot be used", why=str(error))
-        trainer.follow()
-
     def _export(self, replica: Replica, corpus: Corpus, config: RunConfig, path: Path) -> Path:
         card: dict[str, object] = {
             "run": config.name,
@@ -265,7 +250,7 @@ class _Peer:
         return export(replica.whole_model(), corpus.tokenizer, path, card)
 
 
-class _LateDoor:
+class LateDoor:
     """The payload door of a run whose layout is known only once the model is built; joining comes after."""
 
     door: UpdateDoor | None = None

@@ -12,6 +12,7 @@ One thread; the network side has its own, and hands over events in order. Bytes 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,9 +27,11 @@ from node.model.gradients import GradResult
 from node.optim.demo import DeMo, NonFiniteGradient
 from node.optim.votes import NotANumber
 from node.replica import Replica
+from node.snapshot.private import PrivateStateError
 from node.snapshot.store import PieceStore
 from node.swarm.api import Swarm
 from node.swarm.events import Agreed, Committed, Failed, Finished, Opened, Resync, Snapshot, Waiting
+from node.swarm.session import About
 from node.sync import fetch_snapshot
 from node.telemetry import StepLog, Summary
 from node.uplink import VoteSize
@@ -92,6 +95,21 @@ class Trainer:
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
 
     # ---- the run -----------------------------------------------------------------------------------------------------
+
+    def enter(self, bootstrap: Sequence[str]) -> None:
+        """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
+        replica = self.replica
+        about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device)
+        welcome = self.swarm.join(about, bootstrap)
+        if welcome.snapshot is not None and welcome.snapshot.root != replica.packed()[0].root:
+            self.load_snapshot(welcome.snapshot)
+        try:
+            if replica.load_private(self.private_path):
+                self.log.info("momentum taken up again", step=replica.step)
+        except PrivateStateError as error:
+            why = str(error)
+            self.log.warning("starting with fresh momentum: the saved one cannot be used", step=replica.step, why=why)
+        self.follow()
 
     def run(self) -> bool:
         """Train until the run is finished (True) or `stopping` (False). Raises what the network side fails with."""

@@ -325,17 +325,20 @@ class Chain:
         self.step = step
         self.head = run_id if head is None else head
 
-    def check(self, data: bytes) -> SignedEntry:
-        """Verify that the envelope is the entry after the head; raises `Refusal`; changes nothing."""
-        signed = open_entry(data, run_id=self.run_id, coordinator=self.coordinator)
+    def open(self, data: bytes) -> SignedEntry:
+        """Verify an envelope, whatever its step; raises `Refusal`."""
+        return open_entry(data, run_id=self.run_id, coordinator=self.coordinator)
+
+    def take(self, signed: SignedEntry) -> None:
+        """Move the head to a verified entry that follows it; raises `Refusal`, nothing changed, if it does not."""
         if signed.entry.step != self.step + 1:
             raise Refusal(Reason.WRONG_STEP, f"entry of step {signed.entry.step}, expected {self.step + 1}")
         if signed.entry.parent_hash != self.head:
             raise Refusal(Reason.WRONG_PARENT, f"entry {signed.entry.step} does not follow the head that is held here")
-        return signed
+        self.step, self.head = signed.entry.step, signed.hash
 
     def extend(self, data: bytes) -> SignedEntry:
-        """`check`, then move the head."""
-        signed = self.check(data)
-        self.step, self.head = signed.entry.step, signed.hash
+        """`open`, then `take`."""
+        signed = self.open(data)
+        self.take(signed)
         return signed

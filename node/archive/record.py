@@ -24,7 +24,7 @@ from protos.errors import OperatorError
 from protos.log import SignedEntry
 from protos.v1 import envelope_pb2, log_pb2
 
-# A new segment once the payloads of the last take this part of the room; so at least 3/4 of the room is used.
+# A new segment once the payloads and the log of the last take this part of the room; so at least 3/4 of the room is used.
 SEGMENT_PART: Final = 4
 STATES_MIN: Final = 2
 
@@ -63,7 +63,7 @@ class Recorder:
         files.cut_off(last.path(files.PAYLOADS), files.PAYLOAD_RECORD_BYTES_MAX)
         files.cut_off(last.path(files.LOG), files.ENTRY_RECORD_BYTES_MAX)
         self._head = head_of(last)
-        self._written = last.total_bytes
+        self._written = sum(last.path(name).stat().st_size for name in (files.PAYLOADS, files.LOG))
         self._append_to(last)
 
     def _append_to(self, segment: Segment) -> None:
@@ -87,6 +87,7 @@ class Recorder:
 
     def _new_segment(self, replica: Replica) -> None:
         manifest, data = replica.packed()
+        self._drop(len(data) + self._segment_bytes_max)
         fresh = self._folder / f".{files.segment_name(replica.step)}"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
@@ -98,13 +99,12 @@ class Recorder:
         fresh.rename(segment.folder)
         self._head, self._written = replica.step, 0
         self._append_to(segment)
-        self._drop()
 
-    def _drop(self) -> None:
-        """Keep within the room: the oldest segments go, never the newest."""
+    def _drop(self, following_bytes: int) -> None:
+        """Make room for the next segment: the oldest go, never the newest before there is another."""
         found = files.segments(self._folder)
         sizes = [segment.total_bytes for segment in found]
-        while len(found) > 1 and sum(sizes) + self._segment_bytes_max > self._bytes_max:
+        while len(found) > 1 and sum(sizes) + following_bytes > self._bytes_max:
             self._log.info("the archive is full: its oldest segment goes", now_from_step=found[1].step)
             shutil.rmtree(found.pop(0).folder)
             sizes.pop(0)
@@ -132,7 +132,7 @@ class Recorder:
             word = announcements.get(contribution.public_key, b"")
             self._written += files.append(to_payloads, files.packed(payload, contribution.payload_sha256, word))
         to_payloads.flush()
-        files.append(to_log, signed.envelope)
+        self._written += files.append(to_log, signed.envelope)
         to_log.flush()
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from protos import limits
+from protos.checks import VERDICT_STEPS
 from protos.log import Verdict, verdict_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
-
-# Verdicts on older steps are judged already.
-VERDICT_STEPS_MAX = 4
 
 
 @dataclass
@@ -32,7 +30,7 @@ class Outbox:
         if self.announcement is not None and self.announcement[0] <= step:
             self.announcement = None
         self.holdings = {key: at for key, at in self.holdings.items() if at > step}
-        self.verdicts = {name: verdict for name, verdict in self.verdicts.items() if name[0] > step - VERDICT_STEPS_MAX}
+        self.verdicts = {name: verdict for name, verdict in self.verdicts.items() if name[0] > step - VERDICT_STEPS}
         self._told = {
             f for f in self._told if not (isinstance(f, tuple) and f[0] == "verdict") or f[1:] in self.verdicts
         }

@@ -41,10 +41,10 @@ from node.swarm.witness import Told, Witness
 from node.wire.codec import Update, payload_hash
 from protos.assignment import assign
 from protos.envelope import Kind, parse, seal
-from protos.errors import NetworkError, Reason, Refusal, RefusedError, SwarmentumError
+from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.identity import Identity, peer_id, short
 from protos.invite import Invite
-from protos.log import Chain, Contribution, SignedEntry, Tick, Verdict, open_entry, open_tick
+from protos.log import Chain, Contribution, SignedEntry, Tick, Verdict, open_tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, update_pb2
 
@@ -340,7 +340,13 @@ class Session:
     async def _take(self, event: pb.FollowResponse) -> None:
         what = event.WhichOneof("event")
         if what == "entry":
-            await self._extend(event.entry.SerializeToString(deterministic=True), gossip=True)
+            try:
+                signed = self._chain.open(event.entry.SerializeToString(deterministic=True))
+            except Refusal as refusal:
+                self._count(refusal)
+                return
+            if self._compare(signed):
+                await self._extend(signed, gossip=True)
             return
         if not self._telling:
             self._telling = True
@@ -400,22 +406,17 @@ class Session:
             self._remember(snapshot_of(response.snapshot))
         return self.latest_snapshot
 
-    async def _extend(self, data: bytes, *, gossip: bool) -> None:
+    async def _extend(self, signed: SignedEntry, *, gossip: bool) -> None:
         """The next entry, from the coordinator or from gossip: whichever comes first."""
         async with self._extending:  # the queue may be full: whoever waits for room keeps its place
-            await self._extend_in_order(data, gossip=gossip)
+            await self._extend_in_order(signed, gossip=gossip)
 
-    async def _extend_in_order(self, data: bytes, *, gossip: bool) -> None:
-        try:
-            signed = self._chain.extend(data)
-        except Refusal as refusal:
-            if refusal.reason not in (Reason.WRONG_STEP, Reason.WRONG_PARENT):
-                self._count(refusal)
-                return
-            # had it already, or it comes again in order; or the coordinator says something else than before
-            self._compare(open_entry(data, run_id=self._chain.run_id, coordinator=self._chain.coordinator))
-            return
+    async def _extend_in_order(self, signed: SignedEntry, *, gossip: bool) -> None:
         step = signed.entry.step
+        # had it already, or it comes again in order; or the coordinator said something else meanwhile
+        if step != self._chain.step + 1 or not self._compare(signed):
+            return
+        self._chain.take(signed)
         self._witness.saw(signed)
         for exclusion in signed.entry.exclusions:
             if exclusion.public_key == self._identity.public_key:
@@ -426,7 +427,7 @@ class Session:
         self._outbox.move_head(step)
         await self._entries.put(self._spawn(self._collect(signed, said)))
         if gossip and self._publishes(step):
-            self._spawn(self._gossip(data))
+            self._spawn(self._gossip(signed.envelope))
 
     def _compare(self, signed: SignedEntry) -> bool:
         """Whether a verified entry can be in one log with those that this peer goes by; if not, the peer stops and says so."""
@@ -542,9 +543,9 @@ class Session:
         try:
             envelope = parse(envelope_pb2.SignedEnvelope, data)
             if envelope.kind == Kind.KIND_LOG_ENTRY:
-                signed = open_entry(data, run_id=self._chain.run_id, coordinator=self._chain.coordinator)
+                signed = self._chain.open(data)
                 if self._compare(signed) and signed.entry.step == self._chain.step + 1:
-                    self._spawn(self._extend(data, gossip=False))
+                    self._spawn(self._extend(signed, gossip=False))
             elif envelope.public_key != self._identity.public_key:
                 announced = self._inbox.offer(data, self._door.bytes_max)
                 self.counters.announcements += 1

@@ -94,6 +94,7 @@ class Crowd(Harness):
     """Virtual time in ms; events of the machine as in the unit tests' driver, in batches as real peers send them."""
 
     def __init__(self, settings: RunConfig, peers: int, seed: int) -> None:
+        self.events = 0
         super().__init__(settings)
         self.random = random.Random(seed)
         self.queue: list[tuple[int, int, Callable[[], None]]] = []
@@ -104,9 +105,8 @@ class Crowd(Harness):
         self.inboxes = [Inbox(RUN_ID) for _ in range(OBSERVERS)]
         self.payloads: dict[bytes, bytes] = {}
         self.said: list[tuple[int, bytes, bytes]] = []
-        self.events = self.refused = self.flushed = 0
+        self.flushed = 0
         self.flushing = False
-        self.signed: SignedEntry | None = None
         for member in self.members:
             self.after(self.random.randrange(2_000), lambda m=member: self.join(m))  # type: ignore[misc]
 
@@ -118,7 +118,7 @@ class Crowd(Harness):
 
     def check(self) -> None:
         """Everything now and then: it looks at all that there is."""
-        self.events = getattr(self, "events", 0) + 1
+        self.events += 1
         if self.events % CHECK_EVERY == 0:
             super().check()
 
@@ -148,9 +148,7 @@ class Crowd(Harness):
         if self.random.random() < 0.02:
             self.after(200, lambda: self.tell(member, **facts) if member.life == life else None)
             return
-        before = len(self.refusals)
         self.told(self.feed(Reported(member.identity.public_key, **facts)))  # type: ignore[arg-type]
-        self.refused += len(self.refusals) - before
         self.refusals.clear()
 
     # ---- what the coordinator says -----------------------------------------------------------------------------------

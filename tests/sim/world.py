@@ -25,6 +25,7 @@ from coordinator.journal import Journal
 from coordinator.metrics import Metrics
 from coordinator.service import CoordinatorService
 from coordinator.sessions import Sessions
+from node.app import LateDoor
 from node.data.samples import Samples
 from node.loop import Trainer
 from node.model.gradients import GradResult
@@ -34,7 +35,7 @@ from node.swarm.api import EVENTS_MAX, Swarm
 from node.swarm.client import CoordinatorClient, check_genesis
 from node.swarm.events import Committed, Event
 from node.swarm.payloads import Payloads
-from node.swarm.session import About, Outside, Session
+from node.swarm.session import Outside, Session
 from node.swarm.settings import OverlaySettings
 from node.telemetry import StepLog, Summary
 from node.wire.codec import payload_hash
@@ -267,7 +268,7 @@ class PeerProcess:
         self.folder.mkdir(exist_ok=True)
         store = PieceStore(self.folder / "pieces", 1 << 30)
         payloads = SimPayloads(self)
-        door = _Later()
+        door = LateDoor()
         overlay = OverlaySettings(patience_seconds=120.0)
         outside = Outside(
             host=lambda identity, path, settings: SimHost(world.overlay, self.name, identity, path, settings),
@@ -300,12 +301,7 @@ class PeerProcess:
             steps=StepLog(self.folder / "steps.jsonl"),
             stopping=_Never(self),
         )
-        about = About(replica.layout_digest, replica.demo.layout.parameters, "cpu")
-        welcome = swarm.join(about, list(facts.bootstrap))
-        if welcome.snapshot is not None and welcome.snapshot.root != replica.packed()[0].root:
-            trainer.load_snapshot(welcome.snapshot)
-        replica.load_private(trainer.private_path)
-        trainer.follow()
+        trainer.enter(list(facts.bootstrap))
         finished = trainer.run()
         replica.save_private(trainer.private_path)
         swarm._call(swarm._session.stop(leaving=True), 10.0)
@@ -387,19 +383,6 @@ class SimClient(CoordinatorClient):
         self._channel = Channel(
             world.net, self._name, lambda: None if world.coordinator.service is None else world.coordinator
         )
-
-
-class _Later:
-    """As in `node.app`: the door is known once the model is built."""
-
-    door: UpdateDoor
-
-    @property
-    def bytes_max(self) -> int:
-        return self.door.bytes_max
-
-    def open(self, data: bytes, step: int) -> Any:
-        return self.door.open(data, step)
 
 
 @dataclass

@@ -172,7 +172,7 @@ def test_chain_takes_the_next_entry_and_nothing_else() -> None:
                 chain.extend(bad.envelope)
             assert error.value.reason is reason
             assert chain.step == step - 1
-        assert chain.check(good.envelope) == good
+        assert chain.open(good.envelope) == good
         assert chain.step == step - 1, "checking moves nothing"
         assert chain.extend(good.envelope).hash == chain.head == good.hash
     with pytest.raises(Refusal, match="wrong_step"):
