@@ -86,6 +86,7 @@ class Connections:
         new = [theirs for peer, theirs in by_peer.items() if peer not in here and peer != self._host.peer_id]
         room = max(limits.OVERLAY_PEERS_MAX - len(here), 0)
         await asyncio.gather(*(self._host.connect(theirs) for theirs in new[:room]))
+        await self._host.meet()
         await self._straighten({peer: theirs for peer, theirs in by_peer.items() if here.get(peer) is False})
 
     async def _straighten(self, relayed: dict[str, list[str]]) -> None:

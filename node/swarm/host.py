@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ipaddress
+import os
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +30,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import (
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
+from node.swarm import guard, lives
 from node.swarm import settings as limits
 from node.swarm.settings import OverlaySettings
 from protos.errors import NetworkError, OperatorError
@@ -43,12 +46,12 @@ _FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, asyncio.Timeo
 
 
 class _Daemon(P2P):  # type: ignore[misc]
-    """p2pd with GossipSub, and without looking for relays in strangers' tables."""
+    """p2pd with GossipSub, without looking for relays in strangers' tables, and that never outlives this process."""
 
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
         made: list[str] = P2P._make_process_args(*args, pubsub=1, relayDiscovery=0, **kwargs)
-        return made
+        return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *made]
 
 
 def check_port_free(host: str, port: int) -> None:
@@ -91,6 +94,7 @@ class Host:
         self._pushes, self._takes = asyncio.Semaphore(limits.PUSHES_MAX), asyncio.Semaphore(limits.PUSHES_MAX)
         self._heard: dict[bytes, bool] = {}
         self._stuck: dict[str, int] = {}
+        self._lives = lives.Lives(self.open, self._drop, self._redial)
         self._closing = False
         self.restarts = 0
         self.on_restart: Callable[[], Awaitable[None]] | None = None
@@ -112,6 +116,7 @@ class Host:
         check_port_free(self._settings.listen_host, self._settings.listen_port)
         self._bootstrap = tuple(dict.fromkeys([*self._settings.bootstrap, *bootstrap]))
         self._handlers[PUSH_PROTOCOL] = self._on_push
+        self._handlers[lives.PROTOCOL] = self._on_life
         await self._launch()
 
     async def _launch(self) -> None:
@@ -136,6 +141,7 @@ class Host:
             # Every bootstrap peer is dead: start alone; those who come later find us through the coordinator.
             self._log.warning("no bootstrap peer answers; starting alone", bootstrap=initial)
             self._p2p = await self._daemon(options)
+        self._lives.begin()
         for protocol in self._handlers:
             await self._register(protocol)
         for topic in self._topics:
@@ -238,6 +244,29 @@ class Host:
                 return True
         return False
 
+    async def meet(self) -> None:
+        """Make sure that those who are connected talk to this life of the peer, not to one before (see `lives`)."""
+        await self._lives.meet(set(await self.connected()))
+
+    async def _on_life(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await self._lives.answer(remote, reader, writer):
+            self._log.info("a peer has come back; dropping its old connections", to=remote[-8:])
+            self._spawn(self._drop_soon(remote))
+
+    async def _drop_soon(self, remote: str) -> None:
+        await asyncio.sleep(lives.DROP_SECONDS)
+        await self._drop(remote)
+
+    async def _drop(self, remote: str) -> None:
+        """End all connections to a peer, best effort; the next stream dials again."""
+        with suppress(*_FAILURES):
+            await asyncio.wait_for(self.p2p._client.disconnect(PeerID.from_base58(remote)), limits.CONNECT_SECONDS_MAX)
+
+    async def _redial(self, remote: str) -> None:
+        """Connect at the addresses that p2pd remembers, best effort."""
+        with suppress(ValueError, *_FAILURES):
+            await asyncio.wait_for(self.p2p._client.connect(PeerID.from_base58(remote), []), limits.CONNECT_SECONDS_MAX)
+
     # ---- streams -----------------------------------------------------------------------------------------------------
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
@@ -276,8 +305,7 @@ class Host:
         """A connection on which no stream opens any more is no connection: the next stream dials again."""
         self._stuck.pop(target, None)
         self._log.info("no stream opens; dialling again", to=target[-8:])
-        with suppress(*_FAILURES):
-            await asyncio.wait_for(self.p2p._client.disconnect(PeerID.from_base58(target)), limits.CONNECT_SECONDS_MAX)
+        await self._drop(target)
 
     async def _open(self, remote: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """hivemind's own call leaves its connection to p2pd open when the stream is refused or the wait is cancelled."""

@@ -335,6 +335,9 @@ class SimHost(Host):
         await asyncio.sleep(self._net.delay())
         return other is not None and self._net.joined(self.name, other.name)
 
+    async def meet(self) -> None:
+        """A connection of the simulated overlay ends with the process."""
+
     async def straighten(self, remote: str, addresses: list[str]) -> bool:
         return True
 

@@ -1,0 +1,88 @@
+"""A guarded command ends with the process that started it, however that one ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from node.swarm import guard
+
+LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+PARENT = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-I", "-S", *sys.argv[1:3], str(os.getpid()), "/bin/sleep", "1000"])
+print(child.pid, flush=True)
+child.wait()
+"""
+# elsewhere than on Linux, guard.py watches; the same code runs here
+WATCHING = f"""
+import sys
+sys.path.insert(0, {str(Path(guard.__file__).parent)!r})
+import guard
+sys.exit(guard._watch(int(sys.argv[1]), sys.argv[2:]))
+"""
+
+
+def sleepers(above: int) -> list[int]:
+    """`sleep` processes among a process and its children."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+                name = (entry / "comm").read_text().strip()
+            except OSError:
+                continue
+            if name == "sleep" and stat[0] != "Z" and (int(entry.name) == above or int(stat[1]) == above):
+                found.append(int(entry.name))
+    return found
+
+
+def until(what: object, seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while not (met := what()) and time.monotonic() < end:  # type: ignore[operator]
+        time.sleep(0.02)
+    return bool(met)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param((guard.__file__,), marks=LINUX_ONLY, id="linux"), pytest.param(("-c", WATCHING), id="elsewhere")],
+)
+def test_the_command_ends_when_its_starter_is_killed(how: tuple[str, ...]) -> None:
+    code = PARENT if len(how) == 2 else PARENT.replace("sys.argv[1:3]", "sys.argv[1:2]")
+    parent = subprocess.Popen([sys.executable, "-c", code, *how], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        guarded = int(parent.stdout.readline())
+        assert until(lambda: sleepers(guarded)), "the command did not start"
+        [sleeper] = sleepers(guarded)
+        parent.kill()
+        assert until(lambda: not Path(f"/proc/{sleeper}").exists()), "the command goes on without its starter"
+    finally:
+        parent.kill()
+        parent.wait(10)
+        assert parent.stdout is not None
+        parent.stdout.close()
+
+
+def test_what_watches_passes_signals_and_the_exit_code_on() -> None:
+    base = [sys.executable, "-I", "-S", "-c", WATCHING, str(os.getpid())]
+    assert subprocess.run([*base, "/bin/sh", "-c", "exit 7"], timeout=20, check=False).returncode == 7
+    watched = subprocess.Popen([*base, "/bin/sleep", "1000"])
+    assert until(lambda: sleepers(watched.pid))
+    watched.terminate()
+    assert watched.wait(20) != 0
+    assert not sleepers(watched.pid)
+
+
+@LINUX_ONLY
+def test_a_command_whose_starter_is_gone_already_does_not_start() -> None:
+    command = [sys.executable, "-I", "-S", guard.__file__, "1", "/bin/echo", "started"]
+    done = subprocess.run(command, capture_output=True, timeout=20, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
