@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from node.swarm.session import Counters
 from protos.disk import writing
 from protos.errors import OperatorError
+
+LINE_BYTES_MAX = 1 << 16
 
 
 @dataclass
@@ -54,6 +57,7 @@ class StepLog:
         self._path = path
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            _cut_off(path)
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, **values: Any) -> None:
@@ -65,6 +69,19 @@ class StepLog:
     def close(self) -> None:
         """No more lines."""
         self._file.close()
+
+
+def _cut_off(path: Path) -> None:
+    """Remove the end of a line that a crash or a full disk left unfinished: the next line would continue it."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        at = max(0, end - LINE_BYTES_MAX)
+        file.seek(at)
+        whole = file.read().rfind(b"\n") + 1
+        if at + whole < end:
+            file.truncate(at + whole)
 
 
 class _Collector:

@@ -13,24 +13,24 @@ import time
 
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.25
+_LINUX = sys.platform == "linux"
 
 
 def main(arguments: list[str]) -> int:
     """Become the command, or wait for it; returns its exit code."""
     parent, command = int(arguments[0]), arguments[1:]
-    if sys.platform == "linux":  # noqa: RET503 - execv does not return
+    if _LINUX:
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it died before the kernel knew of our wish
             return 1
-        os.execv(command[0], command)  # noqa: S606 - our own command line
-    else:
-        return _watch(parent, command)
+        os.execvp(command[0], command)  # noqa: S606 - our own command line
+    return _watch(parent, command)
 
 
 def _watch(parent: int, command: list[str]) -> int:
-    child = os.spawnv(os.P_NOWAIT, command[0], command)  # noqa: S606 - our own command line
+    child = os.spawnvp(os.P_NOWAIT, command[0], command)  # noqa: S606 - our own command line
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: os.kill(child, number))
     while True:

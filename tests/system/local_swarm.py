@@ -16,10 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from node.swarm import guard
 from protos.invite import Invite
 
 T = TypeVar("T")
 READY_SECONDS_MAX = 60.0
+# no swarm outlives tests that were killed
+GUARD = (sys.executable, "-I", "-S", guard.__file__)
 POLL_SECONDS = 0.05
 
 TINY_MODEL = """
@@ -56,7 +59,7 @@ class Process:
         self.log = log
         self._file = log.open("a")
         self.child = subprocess.Popen(
-            [*inside, sys.executable, "-m", *command],
+            [*GUARD, str(os.getpid()), *inside, sys.executable, "-m", *command],
             stdout=subprocess.PIPE,
             stderr=self._file,
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,35 @@
+"""steps.jsonl after a crash or a full disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from node.telemetry import LINE_BYTES_MAX, StepLog
+
+
+@pytest.mark.parametrize("torn", ['{"step": 3, "dig', "", "x" * (LINE_BYTES_MAX // 2)])
+def test_a_line_that_was_left_unfinished_does_not_spoil_the_next(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "runs" / "steps.jsonl"
+    for steps in ([1, 2], [3]):
+        log = StepLog(path)
+        for step in steps:
+            log.write(step=step)
+        log.close()
+        with path.open("a") as file:
+            file.write(torn)
+    log = StepLog(path)
+    log.write(step=4)
+    log.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_a_first_line_that_was_left_unfinished_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"st')
+    log = StepLog(path)
+    log.write(step=1)
+    log.close()
+    assert path.read_text() == '{"step": 1}\n'
