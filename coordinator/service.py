@@ -123,6 +123,8 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:  # noqa: N802
         """Take what a peer announces, holds, has applied and has stored."""
         runtime = await self._runtime(context, request.envelope.run_id)
+        if not self._sessions.may_report(context.peer(), monotonic_ms()):
+            await self._abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many reports; tell again in a second")
         try:
             opened = self._open(request.envelope, Kind.KIND_REPORT)
             body = parse(pb.ReportBody, opened.body)

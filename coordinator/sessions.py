@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from protos.errors import Reason, Refusal
 from protos.limits import CHALLENGE_BYTES, SESSION_ID_BYTES
+from protos.rate import Rate
 
 CHALLENGES_MAX = 4096
 CHALLENGE_MS_MAX = 60_000
@@ -20,6 +21,9 @@ ADMIN_NONCES_MAX = 4096
 ADDRESS_CHALLENGES_MAX = 300
 ADDRESS_CHALLENGE_MS = 200
 ADDRESSES_KEPT = 4096
+# Of one connection: so many reports at once, and one more each so many ms. A peer makes some three a step.
+CONNECTION_REPORTS_MAX = 1000
+CONNECTION_REPORT_MS = 5
 # Requests of one session may overtake each other by this much (a report in flight while the stream is opened again).
 SEQUENCE_WINDOW = 64
 
@@ -39,16 +43,16 @@ class Sessions:
         self._challenges: OrderedDict[bytes, int] = OrderedDict()
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._nonces: OrderedDict[bytes, None] = OrderedDict()
-        self._paid_until: OrderedDict[str, int] = OrderedDict()
+        self._asking = Rate(ADDRESS_CHALLENGES_MAX, ADDRESS_CHALLENGE_MS, ADDRESSES_KEPT)
+        self._reporting = Rate(CONNECTION_REPORTS_MAX, CONNECTION_REPORT_MS, SESSIONS_MAX)
 
     def may_ask(self, address: str, now_ms: int) -> bool:
-        """Whether a network address may have one more challenge; each moves the time it is paid for (a leaky bucket)."""
-        paid = max(self._paid_until.pop(address, now_ms), now_ms) + ADDRESS_CHALLENGE_MS
-        good = paid <= now_ms + ADDRESS_CHALLENGES_MAX * ADDRESS_CHALLENGE_MS
-        self._paid_until[address] = paid if good else paid - ADDRESS_CHALLENGE_MS
-        while len(self._paid_until) > ADDRESSES_KEPT:
-            self._paid_until.popitem(last=False)
-        return good
+        """Whether a network address may have one more challenge."""
+        return self._asking.may(address, now_ms)
+
+    def may_report(self, connection: str, now_ms: int) -> bool:
+        """Whether one more report may come over a connection: asked before its signature is looked at."""
+        return self._reporting.may(connection, now_ms)
 
     def challenge(self, now_ms: int) -> bytes:
         """A new challenge; the oldest unanswered one is forgotten when there are too many."""

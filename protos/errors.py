@@ -65,6 +65,7 @@ class Reason(Enum):
     WRONG_LAYOUT = "wrong_layout"
     OUT_OF_RANGE = "out_of_range"
     HASH_MISMATCH = "hash_mismatch"
+    TOO_MANY = "too_many"
 
 
 class Refusal(SwarmentumError):  # noqa: N818 - the door returns it as a verdict

@@ -104,7 +104,12 @@ def _write_private(path: Path, data: bytes) -> None:
 def peer_id(public_key: bytes) -> str:
     """The libp2p peer id of an Ed25519 public key (libp2p peer-ids spec)."""
     assert len(public_key) == PUBLIC_KEY_BYTES, len(public_key)
-    return base58.b58encode(_LIBP2P_PEER_ID_PREFIX + public_key).decode("ascii")
+    return base58.b58encode(peer_id_bytes(public_key)).decode("ascii")
+
+
+def peer_id_bytes(public_key: bytes) -> bytes:
+    """A peer id as libp2p's messages carry it."""
+    return _LIBP2P_PEER_ID_PREFIX + public_key
 
 
 def public_key_of(peer_id_text: str) -> bytes:

@@ -138,6 +138,12 @@ class BlobServer:
         return blob is not None
 
 
+def _patience(size: int, *, impatient: bool) -> float:
+    """Seconds that a holder has for so many bytes."""
+    rate = limits.IMPATIENT_BYTES_A_SECOND if impatient else limits.PATIENT_BYTES_A_SECOND
+    return (limits.IMPATIENT_SECONDS if impatient else limits.STREAM_IDLE_SECONDS_MAX) + size / rate
+
+
 class BlobFetcher:
     """Pulls blobs. Concurrent requests for one blob share one transfer; a broken one resumes from another holder."""
 
@@ -168,16 +174,24 @@ class BlobFetcher:
     async def _pull(self, sha256: bytes, size: int, holders: list[bytes]) -> bytes:
         buffer, problems, resumed = bytearray(), list[str](), False
         async with self._slots:
-            left = self._in_order(holders)
+            left, slow = self._in_order(holders), set[bytes]()
             while left and (stream := await self._open_first(left, problems)) is not None:
                 began, why = len(buffer), "other bytes than it named"
+                impatient = len(left) > 1 and stream.holder not in slow
                 try:
-                    found = await self._transfer(stream, sha256, size, buffer)
+                    async with asyncio.timeout(_patience(size - len(buffer), impatient=impatient)) as deadline:
+                        found = await self._transfer(stream, sha256, size, buffer)
                 except (NetworkError, Refusal, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                     stream.writer.close()
                     if isinstance(error, Refusal):
                         self._refused(error)
-                    if stream.used and len(buffer) == began:
+                    if deadline.expired():
+                        self._drop(stream.holder)
+                        self._away[stream.holder] = time.monotonic() + limits.AWAY_SECONDS
+                        if impatient:  # the others first; what it sent stays, and so does its turn
+                            slow.add(stream.holder)
+                            left.append(stream.holder)
+                    elif stream.used and len(buffer) == began:
                         self._drop(stream.holder)  # it had died unnoticed: that says nothing about the holder
                         continue
                     why = str(error) or type(error).__name__

@@ -13,7 +13,8 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,10 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.swarm import guard, lives
 from node.swarm import settings as limits
 from node.swarm.settings import OverlaySettings
-from protos.errors import NetworkError, OperatorError
-from protos.identity import Identity, peer_id, public_key_of
+from protos.errors import NetworkError, OperatorError, Reason, Refusal
+from protos.identity import Identity, peer_id, peer_id_bytes, public_key_of
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
+from protos.rate import Rate
 
 StreamHandler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 MessageHandler = Callable[[bytes], None]
@@ -94,6 +96,9 @@ class Host:
         self._pushes, self._takes = asyncio.Semaphore(limits.PUSHES_MAX), asyncio.Semaphore(limits.PUSHES_MAX)
         self._heard: dict[bytes, bool] = {}
         self._stuck: dict[str, int] = {}
+        self._members: frozenset[bytes] = frozenset()
+        self._rate = Rate(limits.ORIGIN_MESSAGES_MAX, limits.ORIGIN_MESSAGE_MS, limits.ORIGINS_KEPT)
+        self.on_refusal: Callable[[Refusal], None] = lambda refusal: None
         self._lives = lives.Lives(self.open, self._drop, self._redial)
         self._closing = False
         self.restarts = 0
@@ -324,6 +329,10 @@ class Host:
 
     # ---- gossip ------------------------------------------------------------------------------------------------------
 
+    def expect(self, members: Iterable[bytes]) -> None:
+        """These public keys are expected to gossip: each has an allowance of its own."""
+        self._members = frozenset(peer_id_bytes(key) for key in members)
+
     async def subscribe(self, topic: str, handler: MessageHandler) -> None:
         """Hand every message of a topic to `handler`, also after a restart of the daemon."""
         self._topics[topic] = handler
@@ -340,7 +349,7 @@ class Host:
                 message = p2pd_pb2.PSMessage()
                 await read_pbmsg_safe(reader, message)
                 if len(message.data) <= GOSSIP_MESSAGE_BYTES_MAX:
-                    self._hear(topic, message.data, pushed=False)
+                    self._hear(topic, getattr(message, "from"), message.data, pushed=False)
         except _FAILURES:
             return  # the daemon is gone; _watch starts it and listens again
         finally:
@@ -384,7 +393,7 @@ class Host:
                 finally:
                     writer.close()
 
-    async def _on_push(self, _remote: str, reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    async def _on_push(self, remote: str, reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         """A pushed message goes through the same door as a gossiped one; the stream is closed on return."""
         async with asyncio.timeout(limits.GOSSIP_SECONDS_MAX), self._takes:
             name = await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big"))
@@ -394,10 +403,17 @@ class Host:
             data = await reader.readexactly(size)
         topic = name.decode(errors="replace")
         if topic in self._topics:
-            self._hear(topic, data, pushed=True)
+            self._hear(topic, PeerID.from_base58(remote).to_bytes(), data, pushed=True)
 
-    def _hear(self, topic: str, data: bytes, *, pushed: bool) -> None:
-        """A message may come both ways: the second way is no repetition. Repetitions on one way are for the door to judge."""
+    def _hear(self, topic: str, origin: bytes, data: bytes, *, pushed: bool) -> None:
+        """A message may come both ways: the second way is no repetition. Repetitions on one way are for the door to judge.
+
+        `origin` is the peer that said it first, as p2pd has verified. Too many of it go no further: not even their hash
+        is computed. All that are not `members` share one allowance, or new identities would give new ones.
+        """
+        if not self._rate.may(origin if origin in self._members else b"", 1000 * time.monotonic()):
+            self.on_refusal(Refusal(Reason.TOO_MANY, f"gossip of {origin.hex()[-16:]}"))
+            return
         key = hashlib.sha256(data).digest()
         first = self._heard.setdefault(key, pushed)
         while len(self._heard) > limits.HEARD_MAX:

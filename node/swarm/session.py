@@ -119,6 +119,7 @@ class Session:
         self.counters = Counters()
         self.host = outside.host(identity, identity_path, overlay)
         self.client = outside.client(invite, identity)
+        self.host.on_refusal = self._count
         self.fetcher = BlobFetcher(self.host, self.counters.wire, self._count)
         self.committed_step = 0
         self._invite, self._identity, self._overlay = invite, identity, overlay
@@ -367,6 +368,7 @@ class Session:
         if tick.step <= self._chain.step:
             return
         self._tick = tick
+        self.host.expect(share.public_key for share in tick.roster)
         self._outbox.announce_again()
         self._dirty.set()
         for announced in self._inbox.open_step(tick.step, (share.public_key for share in tick.roster)):

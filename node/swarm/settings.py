@@ -13,6 +13,11 @@ CONNECT_SECONDS_MAX = 10.0
 BOOTSTRAP_TRIES = 8
 STREAM_OPEN_SECONDS_MAX = 10.0
 STREAM_IDLE_SECONDS_MAX = 20.0
+# A holder has this long for a blob, and a second more for so many bytes: first, while others could be asked instead, and then
+# as long as it takes at a modem's speed. Who sends a byte now and then holds nobody up.
+IMPATIENT_SECONDS = 3.0
+IMPATIENT_BYTES_A_SECOND = 64_000
+PATIENT_BYTES_A_SECOND = 2_000
 GOSSIP_SECONDS_MAX = 5.0
 CALL_SECONDS_MAX = 15.0
 # Where an invite names several coordinators: how soon one that does not say whether it acts is given up, how soon one that
@@ -47,6 +52,11 @@ OPENS_STUCK_MAX = 2
 # Messages on their way at once to peers that are reached through a relay only, and messages remembered to know them again.
 PUSHES_MAX = 64
 HEARD_MAX = 4096
+# Gossip of one member of the roster (of all others together): so many messages at once, and one more each so many ms. A
+# peer says one or two things a step.
+ORIGIN_MESSAGES_MAX = 1000
+ORIGIN_MESSAGE_MS = 10
+ORIGINS_KEPT = 4096
 FETCH_ROUNDS_MAX = 6
 # What pullers say about our blobs: blobs remembered, and words on each.
 ARRIVALS_MAX = 64

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator import runtime as runtime_module
+from coordinator import sessions
 from coordinator.events import Disconnected, EntryCommitted, TickOpened, TimerFired
 from coordinator.state import PeerPhase, Phase
 from node.swarm.client import SessionLostError, fetch_certificate
@@ -99,6 +100,28 @@ async def test_join_and_challenge_are_used_once(tmp_path: Path) -> None:
             with pytest.raises(grpc.RpcError, match="replayed"):
                 await stub.Join(again)
         assert here.refused("replayed") == 2
+
+
+async def test_a_flood_of_reports_is_cut_before_its_signatures_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one connection; others go on, and the peer tells again later."""
+    monkeypatch.setattr(sessions, "CONNECTION_REPORTS_MAX", 5)
+    monkeypatch.setattr(sessions, "CONNECTION_REPORT_MS", 1e9)
+    async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,), here.channel() as channel:
+        stub = rpc.CoordinatorServiceStub(channel)
+        forged = seal(identity(1), Kind.KIND_REPORT, here.invite.run_id, pb.ReportBody())
+        forged.signature = bytes(64)
+        codes = []
+        for _ in range(8):
+            with pytest.raises(grpc.RpcError) as error:
+                await stub.Report(pb.ReportRequest(envelope=forged))
+            codes.append(error.value.code())
+        assert codes[5:] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 3
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED not in codes[:5]
+        assert here.refused("bad_signature") == 5
+        await peer.join()
+        await peer.client.report(pb.ReportBody())
 
 
 async def test_a_report_counts_once_and_may_be_overtaken(tmp_path: Path) -> None:

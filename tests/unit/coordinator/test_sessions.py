@@ -21,4 +21,4 @@ def test_addresses_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPat
     door = Sessions()
     for number in range(100):
         assert door.may_ask(f"ipv6:{number}", 0)
-    assert len(door._paid_until) == 8
+    assert len(door._asking._paid_until) == 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
 
 from node.swarm import blobs as blob_module
+from node.swarm import host as host_module
 from node.swarm.blobs import PROTOCOL, BlobFetcher, BlobServer, WireBytes
 from node.swarm.dht import Discovery, _OwnRecordsOnly, open_record
 from node.swarm.host import Host, check_port_free
@@ -44,9 +45,16 @@ async def hosts(folder: Path, count: int) -> AsyncIterator[list[Host]]:
             await host.stop()
 
 
-async def until(what: str, look: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(
+    what: str, look: Callable[[], bool], seconds: float = 20.0, work: Callable[[int], Awaitable[None]] | None = None
+) -> None:
+    """Until `look` finds it; `work` is done again and again meanwhile."""
+    times = 0
     async with asyncio.timeout(seconds):
         while not look():
+            if work is not None:
+                await work(times)
+                times += 1
             await asyncio.sleep(0.02)
     assert look(), what
 
@@ -136,6 +144,38 @@ async def test_junk_that_a_liar_began_with_is_not_blamed_on_the_honest(tmp_path:
         assert refused == []
 
 
+async def test_a_holder_that_trickles_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then breaks no idle limit: another holder is asked soon, and who is alone has to have a pace, too."""
+    monkeypatch.setattr(blob_module.limits, "IMPATIENT_SECONDS", 0.5)
+    monkeypatch.setattr(blob_module.limits, "IMPATIENT_BYTES_A_SECOND", 1e12)
+    async with hosts(tmp_path, 3) as (slow, honest, client):
+        began = asyncio.Event()
+
+        async def trickle(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            request = update_pb2.BlobRequest.FromString(await blob_module._read_frame(reader))
+            left = len(BLOB) - request.offset
+            response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=left)
+            await blob_module._write_frame(writer, response.SerializeToString())
+            began.set()
+            for offset in range(request.offset, len(BLOB)):
+                writer.write(BLOB[offset : offset + 1])
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+        await slow.serve(PROTOCOL, trickle)
+        await serve(honest, {NAME: BLOB}.get)
+        refused: list[Refusal] = []
+        async with fetching(client, refused=refused) as fetcher:
+            holders = [slow.identity.public_key, honest.identity.public_key]
+            assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
+            assert began.is_set(), "the slow holder was not asked"
+            assert refused == []
+            monkeypatch.setattr(blob_module.limits, "STREAM_IDLE_SECONDS_MAX", 0.5)
+            monkeypatch.setattr(blob_module.limits, "PATIENT_BYTES_A_SECOND", 1e12)
+            with pytest.raises(NetworkError, match="no holder gave blob"):
+                await fetcher.fetch(NAME, len(BLOB), [slow.identity.public_key])
+
+
 async def test_more_pulls_than_a_connection_has_streams(tmp_path: Path) -> None:
     """p2pd over QUIC opens no stream any more after some 550 that were closed: streams are kept and used again."""
     async with hosts(tmp_path, 1) as (server,):
@@ -199,6 +239,28 @@ async def test_a_killed_daemon_comes_back_with_its_identity_streams_and_gossip(t
                 await bob.publish("topic", b"hello")
                 await asyncio.sleep(0.1)
         assert set(heard) == {b"hello"}
+
+
+async def test_a_flood_of_gossip_is_cut_and_members_are_heard_through_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strangers share one allowance; what is over it costs no signature check."""
+    monkeypatch.setattr(host_module.limits, "ORIGIN_MESSAGES_MAX", 20)
+    monkeypatch.setattr(host_module.limits, "ORIGIN_MESSAGE_MS", 1e6)
+    async with hosts(tmp_path, 3) as (ada, bob, mallory):
+        heard: list[bytes] = []
+        refused: list[Refusal] = []
+        ada.on_refusal = refused.append
+        ada.expect([bob.identity.public_key])
+        await ada.subscribe("topic", heard.append)
+        for other in (bob, mallory):
+            await other.subscribe("topic", lambda message: None)
+            await other.connect(await ada.addresses())
+        await until("the flood is cut", lambda: bool(refused), work=lambda n: mallory.publish("topic", b"m%d" % n))
+        await until("bob is heard", lambda: b"bob" in heard, work=lambda n: bob.publish("topic", b"bob"))
+        assert len([message for message in heard if message.startswith(b"m")]) == 20
+        assert {refusal.reason for refusal in refused} == {Reason.TOO_MANY}
+        assert mallory.identity.public_key.hex()[-16:] in refused[0].detail
 
 
 async def test_peers_find_each_other_through_a_relay_and_forged_records_are_refused(tmp_path: Path) -> None:
