@@ -16,7 +16,7 @@ from node.data.tokens import (
     Tokens,
     bytes_of,
     check_vocabulary,
-    map_text,
+    open_text,
     open_tokens,
     tokenise,
 )
@@ -57,7 +57,7 @@ def open_corpus(
     if path is not None and not path.exists():
         raise DataError(f"data: {path} does not exist; name a text file, a folder of text, or a .npy or .bin of tokens")
     if path is not None and path.is_file() and path.suffix in TOKEN_SUFFIXES:
-        tokens = open_tokens(path, dtype)
+        tokens: Tokens = open_tokens(path, dtype)
     else:
         tokens = _tokens_of_text(path, chosen, cache_dir, progress)
     check_vocabulary(tokens, chosen.vocabulary if vocabulary is None else vocabulary, name)
@@ -66,7 +66,7 @@ def open_corpus(
 
 def _tokens_of_text(path: Path | None, tokenizer: Tokenizer, cache_dir: Path, progress: Progress) -> Tokens:
     if path is not None and path.is_file() and isinstance(tokenizer, ByteTokenizer):
-        return map_text(path)
+        return open_text(path)
     documents = standard_library() if path is None else read_text(path)
     if isinstance(tokenizer, ByteTokenizer):
         return bytes_of(documents)

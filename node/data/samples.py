@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.errors import DataError
+from node.data.files import FileTokens
 from node.data.permutation import permute
 from node.data.tokens import Tokens
 
@@ -26,7 +27,7 @@ Batch = npt.NDArray[np.int64]
 
 
 class Samples:
-    """Training and validation windows over an array or a memory map of tokens, which is never copied whole."""
+    """Training and validation windows over tokens, which are never copied whole."""
 
     def __init__(self, tokens: Tokens, context: int, seed: int) -> None:
         if context < 1:
@@ -72,5 +73,8 @@ class Samples:
             start += count
 
     def _gather(self, windows: npt.NDArray[np.int64], offset: int) -> Batch:
-        places = offset + windows[:, None] * self.context + np.arange(self.context + 1)
+        starts = offset + windows * self.context
+        if isinstance(self._tokens, FileTokens):
+            return self._tokens.windows(starts, self.context + 1).astype(np.int64)
+        places = starts[:, None] + np.arange(self.context + 1)
         return np.asarray(self._tokens[places]).astype(np.int64)

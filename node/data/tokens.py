@@ -1,4 +1,4 @@
-"""Token sequences: arrays and memory maps of token ids.
+"""Token sequences: arrays of token ids, and files of them that are not loaded.
 
 Reads `.npy` and raw `.bin` files without loading them, turns text into tokens, and keeps what a slow tokenizer made in
 a cache file. Refuses: ids outside of the model's vocabulary, files of another type, empty sources.
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.errors import DataError
+from node.data.files import FileTokens
 from node.data.sources import Document, check_text
 from node.data.tokenizer import Tokenizer
 
@@ -25,17 +26,19 @@ SCAN_TOKENS: Final = 1 << 24  # tokens that a check looks at in one go
 PART_CHARS_MAX: Final = 1 << 20  # of text that a tokenizer gets at once
 TEXT_BYTES_MAX: Final = 1 << 31  # of text held in memory as byte tokens
 
-Tokens = npt.NDArray[Any]
+Tokens = npt.NDArray[Any] | FileTokens
 Progress = Callable[[int, str], None]
 """Called with the bytes of text done so far and the name of the document."""
 
 
-def open_tokens(path: Path, dtype: str = "uint16") -> Tokens:
-    """A memory map of a token file, 1-D; `dtype` is the type in a raw `.bin`, little-endian (`.npy` knows its own)."""
+def open_tokens(path: Path, dtype: str = "uint16") -> FileTokens:
+    """The tokens of a file, 1-D; `dtype` is the type in a raw `.bin`, little-endian (`.npy` knows its own)."""
     if dtype not in TOKEN_TYPES:
         raise DataError(f"data.dtype = {dtype!r}: expected one of {', '.join(TOKEN_TYPES)}")
     try:
-        tokens = np.load(path, mmap_mode="r") if path.suffix == ".npy" else _open_raw(path, dtype)
+        if path.suffix != ".npy":
+            return _open_raw(path, dtype)
+        tokens = np.load(path, mmap_mode="r")
     except OSError as error:
         raise DataError(f"data: cannot read {path}: {error.strerror or error}") from error
     except (ValueError, EOFError) as error:
@@ -43,22 +46,23 @@ def open_tokens(path: Path, dtype: str = "uint16") -> Tokens:
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.name not in TOKEN_TYPES:
         found = f"{tokens.dtype} {tokens.shape}" if isinstance(tokens, np.ndarray) else type(tokens).__name__
         raise DataError(f"data: {path} holds {found}: expected a 1-D array of {', '.join(TOKEN_TYPES)}")
-    return tokens
+    assert isinstance(tokens, np.memmap), "NumPy maps what it was asked to map"
+    return FileTokens(path, tokens.dtype, len(tokens), tokens.offset)
 
 
-def _open_raw(path: Path, dtype: str) -> Tokens:
+def _open_raw(path: Path, dtype: str) -> FileTokens:
     size, width = path.stat().st_size, np.dtype(dtype).itemsize
     if size == 0:
         raise ValueError("it is empty")
     if size % width:
         raise ValueError(f"its {size} bytes are no multiple of {width}, the bytes of a {dtype}")
-    return np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+    return FileTokens(path, np.dtype(dtype).newbyteorder("<"), size // width)
 
 
-def map_text(path: Path) -> Tokens:
-    """A named text file as byte tokens, uint8, mapped and not loaded, so that its size does not matter."""
+def open_text(path: Path) -> FileTokens:
+    """A named text file as byte tokens, uint8, not loaded, so that its size does not matter."""
     check_text(path)
-    return np.memmap(path, dtype=np.uint8, mode="r")
+    return FileTokens(path, np.dtype(np.uint8), path.stat().st_size)
 
 
 def bytes_of(documents: Iterable[Document]) -> Tokens:
@@ -69,7 +73,7 @@ def bytes_of(documents: Iterable[Document]) -> Tokens:
         if len(joined) > TEXT_BYTES_MAX:
             raise DataError(
                 f"data: the text is larger than {TEXT_BYTES_MAX >> 20} MiB at {document.path}; join it into one file, "
-                "which is mapped instead of loaded, or give a token file"
+                "which is read as it is needed, or give a token file"
             )
     return np.frombuffer(joined, dtype=np.uint8)
 
@@ -77,7 +81,7 @@ def bytes_of(documents: Iterable[Document]) -> Tokens:
 def tokenise(
     documents: Iterable[Document], tokenizer: Tokenizer, cache_dir: Path, progress: Progress = lambda done, name: None
 ) -> Tokens:
-    """The documents through a tokenizer, once: a memory map of a file in `cache_dir` named by what it was made from."""
+    """The documents through a tokenizer, once: a file in `cache_dir` named by what it was made from."""
     documents = list(documents)
     cached = cache_dir / f"{_fingerprint(documents, tokenizer)}.npy"
     if not cached.exists():
@@ -142,7 +146,8 @@ def check_vocabulary(tokens: Tokens, vocabulary: int, name: str = "data") -> Non
         outside = np.flatnonzero(tokens[start : start + SCAN_TOKENS] >= vocabulary)
         if outside.size:
             place = start + int(outside[0])
+            found = int(tokens[place : place + 1][0])
             raise DataError(
-                f"{name}: token {place} has id {int(tokens[place])}, and the vocabulary ends at {vocabulary - 1}; "
+                f"{name}: token {place} has id {found}, and the vocabulary ends at {vocabulary - 1}; "
                 "use the tokenizer that the tokens were made with, and a model with its vocabulary"
             )

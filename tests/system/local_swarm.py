@@ -136,8 +136,12 @@ class LocalSwarm:
         """What is put before the command of a process; nothing on loopback."""
         return ()
 
+    def surroundings(self, name: str) -> dict[str, str]:
+        """Environment variables of a process by name, besides those that every process gets."""
+        return {}
+
     def start(self, name: str, *command: str, environment: dict[str, str] | None = None) -> Process:
-        inside = self.inside(name)
+        inside, environment = self.inside(name), {**self.surroundings(name), **(environment or {})}
         process = Process(self.folder / f"{name}.log", *command, environment=environment, inside=inside)
         self.processes[name] = process
         return process

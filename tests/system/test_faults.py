@@ -104,6 +104,22 @@ def test_a_data_source_that_is_gone_or_cut_off_is_said_at_once(
     assert "Traceback" not in told
 
 
+def test_a_data_source_that_is_cut_off_meanwhile_ends_its_peer_with_a_clear_error(
+    swarm: LocalSwarm, tmp_path: Path
+) -> None:
+    data = tmp_path / "text.txt"
+    data.write_bytes((swarm.folder / "text.txt").read_bytes())
+    process = swarm.join("fay", "--data", str(data))
+    wait_for("vote of fay that counts", lambda: accepted(swarm, "fay") > 0)
+    os.truncate(data, 100)
+    code, _ = process.finish(60)
+    told = process.log.read_text()
+    assert code == 2, told[-2000:]
+    assert "text.txt has become shorter since this peer began" in told.splitlines()[-1], told[-2000:]
+    assert "Traceback" not in told
+    all_equal(swarm, "ada", "bob", "fay")
+
+
 def test_with_too_few_peers_the_run_waits_and_goes_on_at_the_same_step(swarm: LocalSwarm) -> None:
     swarm.processes["bob"].kill()
     waiting = wait_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from node.data import sources
 from node.data.corpus import open_corpus
 from node.data.errors import DataError
+from node.data.files import FileTokens
+from node.data.samples import Samples
 from node.data.sources import check_text, standard_library
 from node.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from node.data.tokens import bytes_of, check_vocabulary
@@ -24,7 +27,7 @@ def corpus_text(path: Path, tmp_path: Path) -> bytes:
 def test_default_is_the_standard_library(tmp_path: Path) -> None:
     corpus = open_corpus(None, tmp_path, vocabulary=256)
     assert len(corpus.tokens) > 4 << 20
-    assert b"def dataclass(" in corpus.tokens.tobytes()
+    assert b"def dataclass(" in corpus.tokens[:].tobytes()
     assert not list(tmp_path.iterdir()), "bytes need no cache"
 
 
@@ -55,12 +58,12 @@ def test_folder_is_read_in_order_without_what_is_no_text(tmp_path: Path) -> None
     assert corpus_text(root, tmp_path).decode() == "first ä\nthird\nsecond\n"
 
 
-def test_named_file_is_mapped(tmp_path: Path) -> None:
+def test_named_file_is_not_loaded(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("no suffix needed ü")
     corpus = open_corpus(path, tmp_path / "cache")
-    assert isinstance(corpus.tokens, np.memmap)
-    assert corpus.tokenizer.decode(corpus.tokens.tolist()) == "no suffix needed ü"
+    assert isinstance(corpus.tokens, FileTokens)
+    assert corpus.tokenizer.decode(corpus.tokens[:].tolist()) == "no suffix needed ü"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +106,8 @@ def test_token_files(dtype: str, tmp_path: Path) -> None:
     tokens.tofile(tmp_path / "t.bin")
     for name in ("t.npy", "t.bin"):
         corpus = open_corpus(tmp_path / name, tmp_path, dtype=dtype, vocabulary=1000)
-        assert isinstance(corpus.tokens, np.memmap)
-        assert corpus.tokens.tolist() == [1, 2, 999, 4]
+        assert isinstance(corpus.tokens, FileTokens)
+        assert corpus.tokens[:].tolist() == [1, 2, 999, 4]
         with pytest.raises(DataError, match=rf"{name}: token 2 has id 999, and the vocabulary ends at 998"):
             open_corpus(tmp_path / name, tmp_path, dtype=dtype, vocabulary=999)
 
@@ -203,12 +206,12 @@ def test_hugging_face_tokenizer_runs_once(
     corpus = opened()
     assert corpus.tokens.dtype == np.uint16
     assert len(corpus.tokens) < len(text)
-    assert corpus.tokenizer.decode(corpus.tokens.tolist()) == text + "\n"
+    assert corpus.tokenizer.decode(corpus.tokens[:].tolist()) == text + "\n"
     assert seen[-1][0] == len(text) + 1
     calls = len(seen)
     again = opened()
     assert len(seen) == calls, "the second time comes from the cache"
-    assert np.array_equal(again.tokens, corpus.tokens)
+    assert np.array_equal(again.tokens[:], corpus.tokens[:])
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".npy"]
 
 
@@ -216,3 +219,24 @@ def test_unknown_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match=r"'\./no/such/folder'.*Give 'bytes'"):
         HuggingFaceTokenizer("./no/such/folder")
+
+
+@pytest.mark.parametrize("suffix", ["txt", "npy", "bin"])
+def test_a_file_that_gets_shorter_or_goes_away_meanwhile(suffix: str, tmp_path: Path) -> None:
+    """Under a memory map this ends the process with SIGBUS."""
+    path = tmp_path / f"data.{suffix}"
+    values = np.random.default_rng(0).integers(65, 91, 4 * 65536 + 17).astype(np.uint8)
+    np.save(path, values) if suffix == "npy" else values.tofile(path)
+    tokens = open_corpus(path, tmp_path, dtype="uint8").tokens
+    assert isinstance(tokens, FileTokens)
+    samples, whole = Samples(tokens, 33, seed=1), Samples(values, 33, seed=1)
+    expected = whole.batch(5, 90)
+    assert np.array_equal(samples.batch(5, 90), expected)
+    assert np.array_equal(samples.validation(), whole.validation())
+    path.rename(tmp_path / "elsewhere")
+    assert np.array_equal(samples.batch(5, 90), expected), "an open file stays"
+    os.truncate(tmp_path / "elsewhere", 200)
+    with pytest.raises(
+        DataError, match=r"data\.\w+ has become shorter since this peer began: byte \d+ is gone, \d+ were"
+    ):
+        samples.batch(5, 90)
