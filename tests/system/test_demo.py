@@ -58,6 +58,22 @@ def test_the_default_run_learns_and_no_replica_ever_differs(result: tuple[dict[s
         assert word in shown
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("peers", [2, 8])
+def test_fewer_and_more_peers_hold_equal_states_after_every_step(peers: int, tmp_path: Path) -> None:
+    """Four do above; here from the peers' own lines, not from the demo's verdict."""
+    code, values, shown = demo("--peers", str(peers), "--steps", "12", "--output", str(tmp_path / "out"))
+    assert code == 0, shown
+    assert len(values["peers"]) == peers
+    digests = [
+        [json.loads(line)["digest"] for line in (tmp_path / "out" / f"peer-{n}.steps.jsonl").read_text().splitlines()]
+        for n in range(peers)
+    ]
+    assert [len(of_peer) for of_peer in digests] == [12] * peers
+    assert all(of_peer == digests[0] for of_peer in digests)
+    assert len(set(digests[0])) == 12, "a step changed nothing"
+
+
 def test_payloads_are_one_byte_a_vote_and_arrive_once(result: tuple[dict[str, Any], str, Path]) -> None:
     values, _, output = result
     bound = values["parameters"] * 8 / 4096 * 32 / 8 * 1.02
