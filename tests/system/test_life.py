@@ -9,12 +9,16 @@ import asyncio
 import os
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from google.protobuf.message import DecodeError
 
 from node.swarm.blobs import PROTOCOL, BlobServer, WireBytes
+from node.swarm.blobs import _read_frame as read_frame
+from node.swarm.blobs import _write_frame as write_frame
+from node.swarm.dht import Discovery
 from node.swarm.host import Host
 from node.swarm.session import topic_of
 from node.swarm.settings import OverlaySettings
@@ -155,6 +159,50 @@ def test_the_ledger_is_the_same_from_the_coordinator_and_from_an_archive(swarm: 
     accepted = sum(line["accepted"] for line in swarm.steps("ada") if line["step"] <= archived["to_step"])
     ada = Identity.load_or_create(swarm.folder / "ada" / "identity.key")
     assert before[peer_id(ada.public_key)] == accepted
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_peer_whose_neighbours_all_lie_gets_past_them_through_the_coordinator(swarm: LocalSwarm) -> None:
+    """Eclipse: the invite that somebody passed on names liars only, who answer lookups and give wrong bytes for every hash."""
+    asyncio.run(_eclipse(swarm))
+    equal_so_far(swarm, *PEERS, "eve")
+    swarm.processes["eve"].interrupt()
+    assert swarm.processes["eve"].finish(30)[0] == 130
+
+
+async def _eclipse(swarm: LocalSwarm) -> None:
+
+    async def lie(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await read_frame(reader)
+            await write_frame(writer, update_pb2.BlobResponse(found=True, total_bytes=1 << 20).SerializeToString())
+
+    liars, lookups, known = list[Host](), list[Discovery](), list[str]()
+    try:
+        for number in range(3):
+            key = swarm.folder / f"liar{number}" / "identity.key"
+            bootstrap = tuple(known)
+            host = Host(Identity.load_or_create(key), key, OverlaySettings("127.0.0.1", bootstrap=bootstrap))
+            await host.start()
+            liars.append(host)
+            known += await host.addresses()
+            await host.serve(PROTOCOL, lie)
+            lookups.append(Discovery(host, swarm.invite.run_id))
+            await lookups[-1].start(list(bootstrap))
+            assert number == 0 or await lookups[-1].announce(await host.addresses())
+        link = replace(swarm.invite, bootstrap=tuple(known)).link()
+        home = ("--home", str(swarm.folder / "eve"), "--listen", "127.0.0.1:0", "--threads", "1", "--json")
+        swarm.start("eve", "node", "join", link, *home)
+        await asyncio.to_thread(
+            wait_for, "vote of eve that counts", lambda: any(line["accepted"] for line in swarm.steps("eve"))
+        )
+        seen = swarm.events("eve", "connections")[-1]["direct"]
+        assert {liar.peer_id[-8:] for liar in liars} & set(seen), "eve never met a liar: the test tests nothing"
+    finally:
+        for node in lookups:
+            await node.stop()
+        for host in liars:
+            await host.stop()
 
 
 # hivemind leaves the sockets of streams that it was still taking in to the garbage collector
