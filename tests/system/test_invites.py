@@ -52,7 +52,6 @@ def test_one_use_for_one_peer_through_kills_of_both(tmp_path: Path) -> None:
     text.write_bytes(Path(os.__file__).read_bytes())
     swarm = Invited(tmp_path, RUN.replace("DATA", str(text)))
     try:
-        assert "`swarmentum-coordinator invite create`" in swarm.refused("nobody")
         swarm.link = swarm.operator("create", "invited", "--uses", "1", "--expires", "1h", "--label", "lab")["invite"]
         swarm.join("ada")
         swarm.wait_step("ada", 5)
@@ -67,9 +66,6 @@ def test_one_use_for_one_peer_through_kills_of_both(tmp_path: Path) -> None:
         listed = swarm.operator("list", "invited")
         assert (listed["label"], listed["state"], listed["uses_left"]) == ("lab", "used up", 0)
 
-        swarm.operator("revoke", "invited", "lab")
-        swarm.wait_step("ada", swarm.last_step("ada") + 5)
-        assert "was revoked" in swarm.refused("cyd")
         assert len(swarm.operator("revoke", "invited", "lab", "--and-its-peers")["removed"]) == 1
         code, _ = swarm.processes["ada"].finish()
         assert code == 4
