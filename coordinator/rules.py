@@ -94,6 +94,10 @@ def admits(run: Run, ticket: Ticket | None, unix_ms: int) -> tuple[bool, str]:
         )
     used = sum(came_with == ticket.ticket_id for came_with in run.guests.values())
     state, words = ticket_state(issued, used, unix_ms)
+    if (
+        state is TicketState.OPEN and len(run.guests) >= GUESTS_MAX
+    ):  # a clock that went back opened expired tickets again
+        return False, f"this run has {GUESTS_MAX} guests, as many as a run can have"
     if state is TicketState.OPEN:
         return True, words
     return False, f"this invite {words}; ask the run's operator for another"

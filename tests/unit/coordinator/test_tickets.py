@@ -166,6 +166,9 @@ def test_tickets_and_guests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert no(third, NOW + DAY) == "made", "an expired ticket waits for nobody"
     assert asks(made, 0, TICKET) == ""
     assert "2 of 4 places" in no(replace(third, uses=3), NOW + DAY), "but its guest keeps its place"
+    monkeypatch.setattr(rules, "GUESTS_MAX", 1)
+    assert "1 guests, as many as a run can have" in asks(made, 1, OTHER), "a clock that went back opens no more places"
+    monkeypatch.setattr(rules, "GUESTS_MAX", 4)
     made.feed(RevocationAsked(TICKET.ticket_id, with_peers=True))
     assert no(replace(third, uses=3)) == "made"
     made.feed(TicketAsked(third, NOW))
