@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.config import CoordinatorSettings
+from coordinator import invites
+from coordinator.options import EXIT_CODES, Home, Json, RunName, settings
 from protos import toml_file
 from protos.console import configure_logging, exit_with
-from protos.errors import OperatorError
 from protos.identity import short
 from protos.log import run_id_of
 from protos.run_config import RunConfig, config_from_json
 from protos.v1 import coordinator_pb2 as pb
 
-EXIT_CODES = (
-    "Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 unreachable, 4 refused by the coordinator, "
-    "130 interrupted."
-)
 app = typer.Typer(
     help="Keep the clock and the log of swarmentum runs. Needs no GPU: a small machine that peers can reach is enough.",
     epilog=EXIT_CODES,
@@ -34,19 +30,7 @@ app = typer.Typer(
 )
 runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_is_help=True)
 app.add_typer(runs, name="run")
-
-Home = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the key, the certificate and the journal (default: ~/.swarmentum/coordinator)."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
-
-
-def _settings(**flags: Any) -> CoordinatorSettings:
-    try:
-        return CoordinatorSettings(**{name: value for name, value in flags.items() if value is not None})
-    except ValidationError as error:
-        raise OperatorError("wrong settings:\n" + toml_file.describe(error)) from error
+app.add_typer(invites.app, name="invite")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -65,9 +49,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Serve until Ctrl-C. Stopped or killed, it goes on at the same step when started again with the same --home."""
-    settings = _settings(
-        home=home, listen=listen, advertise=advertise, database=database, metrics_listen=metrics_listen
-    )
+    chosen = settings(home=home, listen=listen, advertise=advertise, database=database, metrics_listen=metrics_listen)
     configure_logging(as_json=as_json)
 
     def ready(serving: Any) -> None:
@@ -80,7 +62,7 @@ def serve(
 
     from coordinator.server import serve as serve_forever
 
-    asyncio.run(serve_forever(settings, ready))
+    asyncio.run(serve_forever(chosen, ready))
 
 
 @runs.command("create", epilog=EXIT_CODES)
@@ -93,28 +75,37 @@ def create(
     config = toml_file.load(file, RunConfig)
     from coordinator.operator import Operator
 
-    invite = Operator(_settings(home=home).home).create_run(config)
+    invite = Operator(settings(home=home).home).create_run(config)
+    mode = config.admission.mode
     if as_json:
-        print(json.dumps({"run": invite.run_id.hex(), "name": config.name, "invite": invite.link()}))
+        values = {"run": invite.run_id.hex(), "name": config.name, "admission": mode, "invite": invite.link()}
+        print(json.dumps(values))
+        return
+    console = Console(soft_wrap=True)
+    created = f"Run [bold]{config.name}[/] ({invite.run_id.hex()[:16]}) is created."
+    if mode == "invite":
+        at = f" --home {home}" if home else ""
+        make = f"swarmentum-coordinator invite create {invite.run_id.hex()[:16]} --uses 5 --expires 7d{at}"
+        console.print(f"{created} It takes only peers with an invite. Make one:", highlight=False)
+        print(make)
+        console.print("To look at the run, without joining:", highlight=False)
+        print(f"swarmentum status {invite.link()}")
     else:
-        console = Console(soft_wrap=True)
-        console.print(
-            f"Run [bold]{config.name}[/] ({invite.run_id.hex()[:16]}) is created. On each peer:", highlight=False
-        )
+        console.print(f"{created} On each peer:", highlight=False)
         print(f"swarmentum join {invite.link()}")
 
 
 @runs.command("invite", epilog=EXIT_CODES)
-def invite(
-    run: Annotated[str, typer.Argument(help="The run's name, or the start of its id.")],
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Print the invite link of a run again."""
+def invite(run: RunName, home: Home = None, as_json: Json = False) -> None:
+    """Print the link of a run again. Of a run in admission mode `invite`, it is for looking only."""
     from coordinator.operator import Operator
 
-    operator = Operator(_settings(home=home).home)
-    found = operator.invite(operator.find(run).genesis)
+    operator = Operator(settings(home=home).home)
+    genesis = operator.find(run).genesis
+    found = operator.invite(genesis)
+    if config_from_json(genesis.config_json).admission.mode == "invite":
+        note = "this link admits nobody new; `swarmentum-coordinator invite create` makes one that does"
+        print(note, file=sys.stderr)
     print(json.dumps({"run": found.run_id.hex(), "invite": found.link()}) if as_json else found.link())
 
 
@@ -123,7 +114,7 @@ def list_runs(home: Home = None, as_json: Json = False) -> None:
     """List the runs with their step, loss and peers."""
     from coordinator.operator import Operator
 
-    rows = [_row(run) for run in Operator(_settings(home=home).home).list_runs()]
+    rows = [_row(run) for run in Operator(settings(home=home).home).list_runs()]
     if as_json:
         for row in rows:
             print(json.dumps(row))

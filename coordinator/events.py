@@ -9,19 +9,22 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protos.log import Entry, Tick, Verdict
+from protos.ticket import Ticket
 
 # ---- events: what happened -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A peer asks to take part; its signature is verified."""
+    """A peer asks to take part; its signature is verified, and so is its ticket's. `unix_ms`: when, by the wall clock."""
 
     public_key: bytes
     device: str
     parameters: int
     layout_digest: bytes
     addresses: tuple[str, ...]
+    ticket: Ticket | None = None
+    unix_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,23 @@ class TimerFired:
     """The time that the last `Arm` asked for has come."""
 
 
-Event = Joined | Connected | Disconnected | Reported | TimerFired
+@dataclass(frozen=True)
+class TicketAsked:
+    """The operator wants this ticket to count."""
+
+    ticket: Ticket
+    unix_ms: int
+
+
+@dataclass(frozen=True)
+class RevocationAsked:
+    """The operator wants a ticket to admit nobody else; `with_peers`: who joined with it has to leave."""
+
+    ticket_id: bytes
+    with_peers: bool
+
+
+Event = Joined | Connected | Disconnected | Reported | TimerFired | TicketAsked | RevocationAsked
 
 # ---- records: what must survive a crash ------------------------------------------------------------------------------
 
@@ -133,7 +152,40 @@ class Judged:
     arrival: tuple[bytes, ...]
 
 
-Record = LayoutFixed | TickOpened | EntryCommitted | PeerLeft | SnapshotAgreed | Judged
+@dataclass(frozen=True)
+class TicketMade:
+    """The operator made a ticket."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True)
+class TicketUsed:
+    """An identity joined with a ticket: it is a guest from now on, and one use is gone."""
+
+    ticket_id: bytes
+    public_key: bytes
+
+
+@dataclass(frozen=True)
+class TicketRevoked:
+    """A ticket admits nobody else; `with_peers`: its guests are guests no more."""
+
+    ticket_id: bytes
+    with_peers: bool
+
+
+Record = (
+    LayoutFixed
+    | TickOpened
+    | EntryCommitted
+    | PeerLeft
+    | SnapshotAgreed
+    | Judged
+    | TicketMade
+    | TicketUsed
+    | TicketRevoked
+)
 
 # ---- effects: what the runtime shall do, in this order ---------------------------------------------------------------
 
@@ -189,10 +241,17 @@ class Arm:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The event, or a part of it, was not taken; the reason goes back to the peer."""
+    """The event, or a part of it, was not taken; the reason goes back to the peer, or the operator (empty key)."""
 
     public_key: bytes
     reason: str
 
 
-Effect = Append | SendTick | SendEntry | SendNotice | Arm | Refuse
+@dataclass(frozen=True)
+class EndStream:
+    """The peer is not to be told anything more; it may join again, if it may."""
+
+    public_key: bytes
+
+
+Effect = Append | SendTick | SendEntry | SendNotice | Arm | Refuse | EndStream

@@ -26,13 +26,18 @@ from coordinator.events import (
     Record,
     SnapshotAgreed,
     SnapshotFact,
+    TicketMade,
+    TicketRevoked,
+    TicketUsed,
     TickOpened,
 )
 from protos.envelope import parse
 from protos.errors import SwarmentumError
 from protos.identity import Identity
+from protos.limits import TICKET_ID_BYTES
 from protos.log import SignedEntry, open_entry, seal_entry, tick_body, tick_from_body, verdict_body, verdict_from_body
-from protos.v1 import envelope_pb2, log_pb2
+from protos.ticket import ticket_body, ticket_from_body
+from protos.v1 import envelope_pb2, log_pb2, ticket_pb2
 
 _METADATA = sa.MetaData()
 _RUNS = sa.Table(
@@ -183,6 +188,12 @@ class Journal:
                 verdicts = [verdict_body(verdict) for verdict in record.verdicts]
                 judged = log_pb2.Judged(verdicts=verdicts, arrival=record.arrival)
                 return "judged", record.step, judged.SerializeToString(deterministic=True)
+            case TicketMade():
+                return "ticket", 0, ticket_body(record.ticket).SerializeToString(deterministic=True)
+            case TicketUsed():
+                return "used", 0, record.ticket_id + record.public_key
+            case TicketRevoked():
+                return "revoked", 0, record.ticket_id + bytes([record.with_peers])
 
     def seal(self, run_id: bytes, record: EntryCommitted) -> SignedEntry:
         """The entry, signed by this coordinator; always the same bytes for the same record."""
@@ -204,6 +215,12 @@ class Journal:
         if kind == "judged":
             judged = parse(log_pb2.Judged, body)
             return Judged(step, tuple(verdict_from_body(v) for v in judged.verdicts), tuple(judged.arrival))
+        if kind == "ticket":
+            return TicketMade(ticket_from_body(parse(ticket_pb2.Ticket, body)))
+        if kind == "used":
+            return TicketUsed(body[:TICKET_ID_BYTES], body[TICKET_ID_BYTES:])
+        if kind == "revoked":
+            return TicketRevoked(body[:TICKET_ID_BYTES], bool(body[TICKET_ID_BYTES]))
         assert kind == "entry", f"the journal holds a record of unknown kind {kind!r}"
         signed = open_entry(body, run_id=run_id, coordinator=self._identity.public_key)
         return EntryCommitted(signed.entry, parse(envelope_pb2.SignedEnvelope, body).body, signed.hash)

@@ -18,6 +18,7 @@ from coordinator.events import (
     Connected,
     Disconnected,
     Effect,
+    EndStream,
     EntryCommitted,
     Event,
     Joined,
@@ -28,11 +29,16 @@ from coordinator.events import (
     Record,
     Refuse,
     Reported,
+    RevocationAsked,
     SendEntry,
     SendNotice,
     SendTick,
     SnapshotAgreed,
     SnapshotFact,
+    TicketAsked,
+    TicketMade,
+    TicketRevoked,
+    TicketUsed,
     TickOpened,
     TimerFired,
 )
@@ -43,6 +49,7 @@ from coordinator.state import (
     PEER_MOVES,
     PEERS_KEPT,
     SNAPSHOT_STEPS_KEPT,
+    Issued,
     OpenStep,
     Peer,
     PeerPhase,
@@ -86,6 +93,10 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
             run, effects = _reported(run, event, now_ms)
         case TimerFired():
             effects = _early(run, now_ms)
+        case TicketAsked():
+            run, effects = _ticket_asked(run, event)
+        case RevocationAsked():
+            run, effects = _revocation_asked(run, event)
     if isinstance(event, Reported) and _says_nothing_of_the_step(before, run, event, now_ms):
         return run, effects
     run, more = _progress(run, now_ms)
@@ -113,13 +124,17 @@ def _early(run: Run, now_ms: int) -> list[Effect]:
 
 
 def _joined(run: Run, event: Joined) -> Outcome:
-    admitted, reason = rules.admit(run, event.public_key, event.layout_digest)
+    admitted, reason = rules.admit(run, event.public_key, event.layout_digest, event.ticket, event.unix_ms)
     if not admitted:
         return run, [Refuse(event.public_key, reason)]
     effects: list[Effect] = []
     if not run.layout_digest:
         record = LayoutFixed(event.layout_digest, event.parameters)
         run, effects = _remember(run, record, 0), [Append(record)]
+    if not rules.is_guest(run, event.public_key):
+        assert event.ticket is not None, "admitted without a ticket"
+        used = TicketUsed(event.ticket.ticket_id, event.public_key)
+        run, effects = _remember(run, used, 0), [*effects, Append(used)]
     run = replace(_holds_nothing(run, event.public_key), left=run.left - {event.public_key})
     before = run.peers.get(event.public_key, Peer(event.public_key))
     peer = replace(
@@ -143,7 +158,7 @@ def _holds_nothing(run: Run, public_key: bytes) -> Run:
 
 def _connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
     peer = run.peers.get(public_key)
-    if peer is None:
+    if peer is None or not rules.is_guest(run, public_key):
         return run, [Refuse(public_key, "join first")]
     standing = run.standings.get(public_key)
     if standing is not None and standing.excluded:
@@ -587,6 +602,30 @@ def _try_finish(run: Run, now_ms: int) -> Outcome:
     return run, [*effects, SendNotice(NoticeKind.FINISHED, text, run.snapshot)]
 
 
+# ---- what the operator asks ------------------------------------------------------------------------------------------
+
+
+def _ticket_asked(run: Run, event: TicketAsked) -> Outcome:
+    may, reason = rules.may_issue(run, event.ticket, event.unix_ms)
+    if not may:
+        return run, [Refuse(b"", reason)]
+    record = TicketMade(event.ticket)
+    return _remember(run, record, 0), [Append(record)]
+
+
+def _revocation_asked(run: Run, event: RevocationAsked) -> Outcome:
+    """Guests that have to go leave first: after a crash in between, no step waits for one that may not come back."""
+    if event.ticket_id not in run.tickets:
+        return run, [Refuse(b"", "this run has no such ticket")]
+    effects: list[Effect] = []
+    leaving = [key for key, came_with in run.guests.items() if event.with_peers and came_with == event.ticket_id]
+    for key in leaving:
+        run, more = _disconnected(run, Disconnected(key, leaving=True))
+        effects += more
+    record = TicketRevoked(event.ticket_id, event.with_peers)
+    return _remember(run, record, 0), [*effects, Append(record), *(EndStream(key) for key in leaving)]
+
+
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
@@ -610,6 +649,20 @@ def _remember(run: Run, record: Record, now_ms: int) -> Run:
                 run.config.trust, run.standings, run.differences, record.verdicts, record.arrival
             )
             return replace(run, standings=standings, differences=differences, audits=audits)
+        case TicketMade():
+            return replace(run, tickets={**run.tickets, record.ticket.ticket_id: Issued(record.ticket)})
+        case TicketUsed():
+            return replace(run, guests={**run.guests, record.public_key: record.ticket_id})
+        case TicketRevoked():
+            return _remember_revocation(run, record)
+
+
+def _remember_revocation(run: Run, record: TicketRevoked) -> Run:
+    issued = replace(run.tickets[record.ticket_id], revoked=True)
+    run = replace(run, tickets={**run.tickets, record.ticket_id: issued})
+    if not record.with_peers:
+        return run
+    return replace(run, guests={key: name for key, name in run.guests.items() if name != record.ticket_id})
 
 
 def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:

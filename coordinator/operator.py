@@ -17,9 +17,10 @@ from protos.invite import Invite
 from protos.limits import NONCE_BYTES
 from protos.log import run_id_of
 from protos.run_config import RunConfig, config_from_json
+from protos.ticket import seal_ticket, ticket_from_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
-from protos.v1 import log_pb2
+from protos.v1 import log_pb2, ticket_pb2
 
 CALL_SECONDS_MAX = 10.0
 
@@ -45,16 +46,59 @@ class Operator:
         request = pb.ListRunsRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
         return list(self._call("ListRuns", request).runs)
 
-    def invite(self, genesis: log_pb2.Genesis) -> Invite:
-        """The invite of a run."""
-        config = config_from_json(genesis.config_json)
-        return Invite(
+    def create_ticket(self, genesis: log_pb2.Genesis, expires_in_ms: int, uses: int, label: str) -> ticket_pb2.Ticket:
+        """A new ticket of a run; `expires_in_ms` 0: it never does."""
+        body = pb.CreateTicketBody(
             run_id=run_id_of(genesis),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            expires_in_ms=expires_in_ms,
+            uses=uses,
+            label=label,
+        )
+        request = pb.CreateTicketRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        ticket: ticket_pb2.Ticket = self._call("CreateTicket", request).ticket
+        return ticket
+
+    def tickets(self, genesis: log_pb2.Genesis) -> list[pb.TicketStatus]:
+        """Every ticket of a run, oldest first."""
+        body = pb.ListTicketsBody(run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES))
+        request = pb.ListTicketsRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        return list(self._call("ListTickets", request).tickets)
+
+    def revoke_ticket(self, genesis: log_pb2.Genesis, ticket: ticket_pb2.Ticket, *, with_peers: bool) -> None:
+        """The ticket admits nobody else; `with_peers`: who joined with it has to leave."""
+        body = pb.RevokeTicketBody(
+            run_id=run_id_of(genesis),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            ticket_id=ticket.ticket_id,
+            with_peers=with_peers,
+        )
+        self._call("RevokeTicket", pb.RevokeTicketRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+
+    def find_ticket(self, genesis: log_pb2.Genesis, name: str) -> pb.TicketStatus:
+        """The one ticket whose id starts with `name` or whose label it is; OperatorError otherwise."""
+        tickets = self.tickets(genesis)
+        found = [status for status in tickets if name and status.ticket.ticket_id.hex().startswith(name)]
+        found = found or [status for status in tickets if name and status.ticket.label == name]
+        if len(found) != 1:
+            raise OperatorError(
+                f"{len(found)} invites of this run are called {name!r}; `swarmentum-coordinator invite list` shows them"
+            )
+        return found[0]
+
+    def invite(self, genesis: log_pb2.Genesis, ticket: ticket_pb2.Ticket | None = None) -> Invite:
+        """The invite of a run, with a ticket or without."""
+        config = config_from_json(genesis.config_json)
+        run_id = run_id_of(genesis)
+        signed = seal_ticket(self._identity, run_id, ticket_from_body(ticket)) if ticket is not None else b""
+        return Invite(
+            run_id=run_id,
             coordinators=self.serving.coordinators,
             coordinator_public_key=genesis.coordinator_public_key,
             certificate_sha256=bytes.fromhex(self.serving.certificate_sha256),
             bootstrap=tuple(config.overlay.bootstrap),
             run_name=config.name,
+            ticket=signed,
         )
 
     def find(self, run: str) -> pb.GetRunResponse:

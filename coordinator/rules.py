@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.events import Claim, SnapshotFact
-from coordinator.state import OpenStep, Peer, PeerPhase, Run
+from coordinator.state import GUESTS_MAX, TICKETS_MAX, Issued, OpenStep, Peer, PeerPhase, Run, TicketState
 from protos.assignment import Range, Share, assign, merge, shares
 from protos.identity import peer_id, short
 from protos.run_config import ClockConfig, OptimizerConfig
+from protos.ticket import Ticket
 
 # Half of an update a step: a peer's speed follows a real change within a few steps, and one outlier fades as fast.
 SPEED_EMA = 0.5
@@ -42,16 +43,12 @@ def deadline_ms(clock: ClockConfig, durations_ms: Sequence[int]) -> int:
     return int(min(max(median + clock.deadline_mad_factor * spread, clock.deadline_ms_min), clock.deadline_ms_max))
 
 
-def admit(run: Run, public_key: bytes, layout_digest: bytes) -> tuple[bool, str]:
+def admit(
+    run: Run, public_key: bytes, layout_digest: bytes, ticket: Ticket | None = None, unix_ms: int = 0
+) -> tuple[bool, str]:
     """Whether a peer may join."""
-    standing = run.standings.get(public_key)
-    if standing is not None and standing.excluded:
-        return False, standing.excluded
-    admission = run.config.admission
-    if admission.mode == "allow_list" and peer_id(public_key) not in admission.allowed:
-        return False, f"peer {peer_id(public_key)} is not on this run's allow-list; ask its operator to add you"
-    has_room, reason = room(run, public_key)
-    if not has_room:
+    may, reason = may_enter(run, public_key, ticket, unix_ms)
+    if not may:
         return False, reason
     if run.layout_digest and layout_digest != run.layout_digest:
         return False, (
@@ -60,6 +57,100 @@ def admit(run: Run, public_key: bytes, layout_digest: bytes) -> tuple[bool, str]
             "install the same versions as the other peers"
         )
     return True, "admitted"
+
+
+def may_enter(run: Run, public_key: bytes, ticket: Ticket | None, unix_ms: int) -> tuple[bool, str]:
+    """Whether a peer may join, as far as its model does not matter. `ticket`: verified; `unix_ms`: the wall clock."""
+    standing = run.standings.get(public_key)
+    if standing is not None and standing.excluded:
+        return False, standing.excluded
+    admission = run.config.admission
+    if admission.mode == "allow_list" and peer_id(public_key) not in admission.allowed:
+        return False, f"peer {peer_id(public_key)} is not on this run's allow-list; ask its operator to add you"
+    if not is_guest(run, public_key):
+        invited, reason = admits(run, ticket, unix_ms)
+        if not invited:
+            return False, reason
+    return room(run, public_key)
+
+
+def is_guest(run: Run, public_key: bytes) -> bool:
+    """Whether a peer needs no (further) ticket: it has used one, or the run asks for none."""
+    return run.config.admission.mode != "invite" or public_key in run.guests
+
+
+def admits(run: Run, ticket: Ticket | None, unix_ms: int) -> tuple[bool, str]:
+    """Whether a ticket lets one more identity in. What it says of itself counts for nothing but its id."""
+    if ticket is None:
+        return False, (
+            "this run takes only peers with an invite made by `swarmentum-coordinator invite create`; "
+            "ask the run's operator for one"
+        )
+    issued = run.tickets.get(ticket.ticket_id)
+    if issued is None:
+        return (
+            False,
+            "this coordinator has not made this invite, or has forgotten it; ask the run's operator for another",
+        )
+    used = sum(came_with == ticket.ticket_id for came_with in run.guests.values())
+    state, words = ticket_state(issued, used, unix_ms)
+    if (
+        state is TicketState.OPEN and len(run.guests) >= GUESTS_MAX
+    ):  # a clock that went back opened expired tickets again
+        return False, f"this run has {GUESTS_MAX} guests, as many as a run can have"
+    if state is TicketState.OPEN:
+        return True, words
+    return False, f"this invite {words}; ask the run's operator for another"
+
+
+def ticket_state(issued: Issued, used: int, unix_ms: int) -> tuple[TicketState, str]:
+    """What has become of a ticket that `used` guests came with, and the same in words."""
+    ticket = issued.ticket
+    if issued.revoked:
+        return TicketState.REVOKED, "was revoked"
+    if used >= ticket.uses:
+        return TicketState.USED_UP, f"was used by {used} of {ticket.uses} peers"
+    if ticket.expires_unix_ms and unix_ms >= ticket.expires_unix_ms:
+        return TicketState.EXPIRED, f"expired {span(unix_ms - ticket.expires_unix_ms)} ago, by the coordinator's clock"
+    return TicketState.OPEN, f"has {ticket.uses - used} of {ticket.uses} uses left"
+
+
+def guests_by_ticket(run: Run) -> Counter[bytes]:
+    """How many guests came with each ticket."""
+    return Counter(run.guests.values())
+
+
+def span(ms: int) -> str:
+    """A length of time for people, in its largest whole unit."""
+    for unit, unit_ms in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000)):
+        if ms >= unit_ms:
+            count = ms // unit_ms
+            return f"{count} {unit}{'s' if count > 1 else ''}"
+    return "a moment"
+
+
+def may_issue(run: Run, ticket: Ticket, unix_ms: int) -> tuple[bool, str]:
+    """Whether the operator may have one more ticket: its guests are remembered for as long as the run is."""
+    mode = run.config.admission.mode
+    if mode != "invite":
+        return False, f'this run is in admission mode "{mode}": tickets are for `admission.mode = "invite"` (run.toml)'
+    if ticket.ticket_id in run.tickets:
+        return False, "this ticket was made before"
+    if len(run.tickets) >= TICKETS_MAX:
+        return False, f"this run has {TICKETS_MAX} tickets, as many as a run can have; give the next ones more --uses"
+    came_with = guests_by_ticket(run)
+    waiting = sum(
+        issued.ticket.uses - came_with[name]
+        for name, issued in run.tickets.items()
+        if ticket_state(issued, came_with[name], unix_ms)[0] is TicketState.OPEN
+    )
+    free = GUESTS_MAX - len(run.guests) - waiting
+    if ticket.uses > free:
+        return (
+            False,
+            f"{ticket.uses} uses are too many: {free} of {GUESTS_MAX} places are left; revoke tickets that wait",
+        )
+    return True, "made"
 
 
 def room(run: Run, public_key: bytes) -> tuple[bool, str]:

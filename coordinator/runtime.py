@@ -21,6 +21,7 @@ from coordinator.events import (
     Connected,
     Disconnected,
     Effect,
+    EndStream,
     EntryCommitted,
     Event,
     NoticeKind,
@@ -61,6 +62,11 @@ _NOTICE_KINDS = {
 def monotonic_ms() -> int:
     """The runtime's clock: never goes back, never crosses the wire."""
     return time.monotonic_ns() // 1_000_000
+
+
+def unix_ms() -> int:
+    """The wall clock, for what people date: tickets. Nothing in a step depends on it."""
+    return time.time_ns() // 1_000_000
 
 
 class NotJoinedError(SwarmentumError):
@@ -186,7 +192,10 @@ class RunRuntime:
                 self._arm(effect.at_ms)
             case Refuse():
                 refusals.append(effect.reason)
-                self._log.info("refused", step=run.head_step, peer=short(effect.public_key), reason=effect.reason)
+                peer = short(effect.public_key) if effect.public_key else "-"
+                self._log.info("refused", step=run.head_step, peer=peer, reason=effect.reason)
+            case EndStream():
+                self._end(effect.public_key)
 
     def _notice(self, run: Run, effect: SendNotice) -> pb.FollowResponse:
         if effect.kind is NoticeKind.RESYNC:

@@ -8,23 +8,33 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 
-from coordinator.events import Claim, Disconnected, Joined, Reported, SnapshotFact
+from coordinator import rules
+from coordinator.events import (
+    Claim,
+    Disconnected,
+    Joined,
+    Reported,
+    RevocationAsked,
+    SnapshotFact,
+    TicketAsked,
+)
 from coordinator.hub import Hub
 from coordinator.journal import JournalError
-from coordinator.runtime import NotJoinedError, RunRuntime, monotonic_ms
+from coordinator.runtime import NotJoinedError, RunRuntime, monotonic_ms, unix_ms
 from coordinator.sessions import Sessions
 from protos import limits
 from protos.envelope import NO_RUN, Kind, Opened, check, parse
 from protos.errors import Reason, Refusal
 from protos.log import FORMAT_VERSION, run_id_of, verdict_from_body
 from protos.run_config import config_from_json
+from protos.ticket import Ticket, open_ticket, ticket_body, ticket_from_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
-from protos.v1 import envelope_pb2, log_pb2, update_pb2
+from protos.v1 import envelope_pb2, log_pb2, ticket_pb2, update_pb2
 
 Context: TypeAlias = Any  # grpc.aio.ServicerContext; grpcio ships no types
 _T = TypeVar("_T")
-_B = TypeVar("_B", pb.CreateRunBody, pb.ListRunsBody)
+_B = TypeVar("_B", pb.CreateRunBody, pb.ListRunsBody, pb.CreateTicketBody, pb.ListTicketsBody, pb.RevokeTicketBody)
 
 
 class _Door:
@@ -59,6 +69,12 @@ class _Door:
         run_id = NO_RUN if kind == Kind.KIND_ADMIN else envelope.run_id
         return check(envelope, kind=kind, run_id=run_id, signer=signer)
 
+    async def _handled(self, context: Context, call: Callable[[], Awaitable[_T]]) -> _T:
+        try:
+            return await call()
+        except JournalError as error:
+            await self._abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+
 
 class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
     """For peers; see protos/v1/coordinator.proto for each call."""
@@ -78,6 +94,21 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             await self._abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         return pb.GetChallengeResponse(challenge=self._sessions.challenge(monotonic_ms()))
 
+    async def MayJoin(self, request: pb.MayJoinRequest, context: Context) -> pb.MayJoinResponse:  # noqa: N802
+        """Say before a peer builds its model whether it need not. Nothing is kept: Join decides."""
+        runtime = await self._runtime(context, request.envelope.run_id)
+        try:
+            opened = self._open(request.envelope, Kind.KIND_JOIN)
+            body = parse(pb.JoinBody, opened.body)
+            self._sessions.answer(body.challenge, monotonic_ms())
+            ticket = _ticket(body.ticket, opened.run_id, self._hub.identity.public_key)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        may, reason = rules.may_enter(runtime.run, opened.public_key, ticket, unix_ms())
+        if not may:
+            await self._abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
+        return pb.MayJoinResponse()
+
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:  # noqa: N802
         """Admit a peer and open a session."""
         runtime = await self._runtime(context, request.envelope.run_id)
@@ -85,7 +116,7 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             opened = self._open(request.envelope, Kind.KIND_JOIN)
             body = parse(pb.JoinBody, opened.body)
             self._sessions.answer(body.challenge, monotonic_ms())
-            event = _joined(opened.public_key, body)
+            event = _joined(opened, body, self._hub.identity.public_key, unix_ms())
         except Refusal as refusal:
             await self._refuse(context, refusal)
         refusals = await self._handled(context, lambda: runtime.handle(event))
@@ -155,12 +186,6 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
         if not known:
             await self._abort(context, grpc.StatusCode.UNAUTHENTICATED, "no such session: join again")
 
-    async def _handled(self, context: Context, call: Callable[[], Awaitable[_T]]) -> _T:
-        try:
-            return await call()
-        except JournalError as error:
-            await self._abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
-
 
 class OperatorService(_Door, rpc.OperatorServiceServicer):
     """For the operator: requests signed by the coordinator's own key."""
@@ -196,6 +221,60 @@ class OperatorService(_Door, rpc.OperatorServiceServicer):
             await self._refuse(context, refusal)
         return pb.ListRunsResponse(runs=[self._hub.describe(runtime) for runtime in self._hub.runs.values()])
 
+    async def CreateTicket(  # noqa: N802
+        self, request: pb.CreateTicketRequest, context: Context
+    ) -> pb.CreateTicketResponse:
+        """A new ticket of a run."""
+        await self._acting(context)
+        try:
+            body = self._operator(request.envelope, pb.CreateTicketBody)
+            _bounded(body.expires_in_ms, limits.TICKET_MS_MAX, "ms until it expires")
+            now = unix_ms()
+            expires = now + body.expires_in_ms if body.expires_in_ms else 0
+            made = ticket_pb2.Ticket(ticket_id=body.nonce, expires_unix_ms=expires, uses=body.uses, label=body.label)
+            event = TicketAsked(ticket_from_body(made), now)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        await self._ask(context, body.run_id, event)
+        return pb.CreateTicketResponse(ticket=made)
+
+    async def ListTickets(  # noqa: N802
+        self, request: pb.ListTicketsRequest, context: Context
+    ) -> pb.ListTicketsResponse:
+        """Every ticket of a run, with who used it."""
+        try:
+            body = self._operator(request.envelope, pb.ListTicketsBody)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        run = (await self._runtime(context, body.run_id)).run
+        users: dict[bytes, list[bytes]] = {}
+        for public_key, came_with in run.guests.items():
+            users.setdefault(came_with, []).append(public_key)
+        now, found = unix_ms(), []
+        for name, issued in run.tickets.items():
+            used = users.get(name, [])
+            state, _ = rules.ticket_state(issued, len(used), now)
+            found.append(pb.TicketStatus(ticket=ticket_body(issued.ticket), users=used, state=state.value))
+        return pb.ListTicketsResponse(tickets=found)
+
+    async def RevokeTicket(  # noqa: N802
+        self, request: pb.RevokeTicketRequest, context: Context
+    ) -> pb.RevokeTicketResponse:
+        """A ticket admits nobody else from now on."""
+        await self._acting(context)
+        try:
+            body = self._operator(request.envelope, pb.RevokeTicketBody)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        await self._ask(context, body.run_id, RevocationAsked(body.ticket_id, body.with_peers))
+        return pb.RevokeTicketResponse()
+
+    async def _ask(self, context: Context, run_id: bytes, event: TicketAsked | RevocationAsked) -> None:
+        runtime = await self._runtime(context, run_id)
+        refusals = await self._handled(context, lambda: runtime.handle(event))
+        if refusals:
+            await self._abort(context, grpc.StatusCode.FAILED_PRECONDITION, refusals[0])
+
     def _operator(self, envelope: envelope_pb2.SignedEnvelope, body_type: type[_B]) -> _B:
         opened = self._open(envelope, Kind.KIND_ADMIN, signer=self._hub.identity.public_key)
         body = parse(body_type, opened.body)
@@ -224,9 +303,21 @@ def _addresses(addresses: list[str]) -> tuple[str, ...]:
     return tuple(addresses)
 
 
-def _joined(public_key: bytes, body: pb.JoinBody) -> Joined:
+def _ticket(data: bytes, run_id: bytes, coordinator: bytes) -> Ticket | None:
+    return open_ticket(data, run_id=run_id, coordinator=coordinator) if data else None
+
+
+def _joined(opened: Opened, body: pb.JoinBody, coordinator: bytes, now_unix_ms: int) -> Joined:
     _sized(body.layout_digest, limits.HASH_BYTES, "layout digest")
-    return Joined(public_key, body.device[:64], body.parameters, body.layout_digest, _addresses(list(body.addresses)))
+    return Joined(
+        opened.public_key,
+        body.device[:64],
+        body.parameters,
+        body.layout_digest,
+        _addresses(list(body.addresses)),
+        _ticket(body.ticket, opened.run_id, coordinator),
+        now_unix_ms,
+    )
 
 
 def _reported(opened: Opened, body: pb.ReportBody) -> Reported:

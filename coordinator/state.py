@@ -12,12 +12,16 @@ from protos.assignment import Range
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
 from protos.log import Tick
 from protos.run_config import RunConfig
+from protos.ticket import Ticket
 
 DURATIONS_KEPT = 32
 DIGEST_STEPS_KEPT = 64
 SNAPSHOT_STEPS_KEPT = 4
 # Peers remembered, connected or not: more than can ever be connected or in a roster.
 PEERS_KEPT = 4 * ENTRY_CONTRIBUTIONS_MAX
+# Of a run in admission mode `invite`. All are kept: a guest stays one when its ticket has ended.
+TICKETS_MAX = 4096
+GUESTS_MAX = 16 * ENTRY_CONTRIBUTIONS_MAX
 
 
 class Phase(Enum):
@@ -34,6 +38,15 @@ class PeerPhase(Enum):
     ABSENT = "absent"
     SYNCING = "syncing"
     READY = "ready"
+
+
+class TicketState(Enum):
+    """Of a ticket. Only open ones admit somebody new; guests stay guests."""
+
+    OPEN = "open"
+    USED_UP = "used up"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
 
 
 MOVES: dict[Phase, frozenset[Phase]] = {
@@ -90,6 +103,14 @@ class OpenStep:
 
 
 @dataclass(frozen=True)
+class Issued:
+    """A ticket that the operator made."""
+
+    ticket: Ticket
+    revoked: bool = False
+
+
+@dataclass(frozen=True)
 class Run:
     """Everything that decides what happens next. What is not restored from the journal is told again by the peers."""
 
@@ -112,6 +133,8 @@ class Run:
     standings: Mapping[bytes, Standing] = field(default_factory=dict)
     differences: tuple[float, ...] = ()  # that the last checks found (trust.typical)
     audits: Mapping[int, Audit] = field(default_factory=dict)  # of the last steps, until they are judged
+    tickets: Mapping[bytes, Issued] = field(default_factory=dict)  # by ticket id, oldest first
+    guests: Mapping[bytes, bytes] = field(default_factory=dict)  # public key -> ticket id, in the order of joining
     # from the peers
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None

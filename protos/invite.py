@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from protos.envelope import parse
 from protos.errors import OperatorError, Refusal
 from protos.limits import HASH_BYTES, INVITE_BYTES_MAX, PUBLIC_KEY_BYTES
+from protos.ticket import open_ticket
 from protos.v1 import log_pb2
 
 SCHEME = "swarmentum://"
@@ -27,6 +28,8 @@ class Invite:
     certificate_sha256: bytes
     bootstrap: tuple[str, ...]
     run_name: str
+    ticket: bytes = b""
+    """A signed ticket (protos/ticket.py), which runs in admission mode `invite` ask for; empty in others."""
 
     def link(self) -> str:
         """The text that people pass on."""
@@ -37,6 +40,7 @@ class Invite:
             certificate_sha256=self.certificate_sha256,
             bootstrap=self.bootstrap,
             run_name=self.run_name,
+            ticket=self.ticket,
         ).SerializeToString(deterministic=True)
         text = base64.urlsafe_b64encode(data + hashlib.sha256(data).digest()[:4]).decode("ascii")
         return SCHEME + text.rstrip("=")
@@ -61,6 +65,11 @@ class Invite:
         lengths = (len(body.run_id), len(body.coordinator_public_key), len(body.certificate_sha256))
         if lengths != (HASH_BYTES, PUBLIC_KEY_BYTES, HASH_BYTES) or not body.coordinators:
             raise OperatorError("the invite link is of another version of swarmentum: a field is missing")
+        if body.ticket:
+            try:
+                open_ticket(body.ticket, run_id=body.run_id, coordinator=body.coordinator_public_key)
+            except Refusal as error:
+                raise OperatorError(f"the invite link's ticket is not its coordinator's ({error.detail})") from error
         return Invite(
             run_id=body.run_id,
             coordinators=tuple(body.coordinators),
@@ -68,4 +77,5 @@ class Invite:
             certificate_sha256=body.certificate_sha256,
             bootstrap=tuple(body.bootstrap),
             run_name=body.run_name,
+            ticket=body.ticket,
         )

@@ -28,6 +28,14 @@ ADDRESSES_MAX = 16
 ADDRESS_BYTES_MAX = 256
 INVITE_BYTES_MAX = 8 * 1024
 
+# Tickets
+TICKET_ID_BYTES = 16
+TICKET_LABEL_BYTES_MAX = 128
+TICKET_BYTES_MAX = 512  # an envelope of 210 bytes, a label, and some 30 more
+TICKET_MS_MAX = 10 * 365 * 24 * 3600 * 1000  # ten years
+TICKET_USES_MAX = 1 << 14
+UNIX_MS_MAX = 1 << 48  # the year 10889
+
 # Checks
 EXCLUSIONS_MAX = 4  # in one entry; further ones are in the next
 EVIDENCE_MAX = 16  # verdicts with an exclusion

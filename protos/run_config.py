@@ -225,8 +225,9 @@ class ClockConfig(_Section):
 class AdmissionConfig(_Section):
     """Who may take part."""
 
-    mode: Literal["open", "allow_list"] = "open"
-    """`open`: whoever holds the invite; `allow_list`: only the peer ids below."""
+    mode: Literal["open", "allow_list", "invite"] = "open"
+    """`open`: whoever holds the invite; `allow_list`: only the peer ids below; `invite`: only with a ticket, which
+    `swarmentum-coordinator invite create` makes (docs/operating.md)."""
 
     allowed: list[str] = Field(default_factory=list, max_length=ENTRY_CONTRIBUTIONS_MAX)
     """Peer ids (12D3Koo...)."""

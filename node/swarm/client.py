@@ -191,13 +191,23 @@ class CoordinatorClient:
         response: pb.GetRunResponse = await self._call("GetRun", pb.GetRunRequest(run_id=self._invite.run_id))
         return response, check_genesis(response.genesis, self._invite)
 
+    async def may_join(self) -> None:
+        """RefusedError with the reason if the coordinator would not admit this peer, whatever its model is."""
+        challenge = await self._challenge()
+        body = pb.JoinBody(challenge=challenge, ticket=self._invite.ticket)
+        await self._call("MayJoin", pb.MayJoinRequest(envelope=self._seal(Kind.KIND_JOIN, body)))
+
     async def join(self, body: pb.JoinBody) -> pb.JoinResponse:
         """Open a session. RefusedError if the coordinator does not admit this peer."""
-        request = pb.GetChallengeRequest(run_id=self._invite.run_id)
-        body.challenge = (await self._call("GetChallenge", request)).challenge
+        body.challenge, body.ticket = await self._challenge(), self._invite.ticket
         response: pb.JoinResponse = await self._call("Join", pb.JoinRequest(envelope=self._seal(Kind.KIND_JOIN, body)))
         self._session, self._sequence = response.session_id, 0
         return response
+
+    async def _challenge(self) -> bytes:
+        request = pb.GetChallengeRequest(run_id=self._invite.run_id)
+        challenge: bytes = (await self._call("GetChallenge", request)).challenge
+        return challenge
 
     async def follow(self, from_step: int) -> AsyncIterator[pb.FollowResponse]:
         """The log after `from_step`, then events. Ends or raises NetworkError when the stream breaks."""

@@ -157,9 +157,12 @@ class Session:
     # ---- life --------------------------------------------------------------------------------------------------------
 
     async def connect(self) -> pb.GetRunResponse:
-        """Reach the coordinator and read the run's facts."""
+        """Reach the coordinator and read the run's facts. RefusedError if an invite's ticket admits nobody any more: the
+        coordinator's clock says so, before a model is built."""
         await self.client.connect()
-        response, _ = await self.client.get_run()
+        response, config = await self.client.get_run()
+        if config.admission.mode == "invite":
+            await self.client.may_join()
         return response
 
     async def start(self, about: About, bootstrap: Sequence[str]) -> Welcome:

@@ -1,5 +1,6 @@
 from protos.v1 import envelope_pb2 as _envelope_pb2
 from protos.v1 import log_pb2 as _log_pb2
+from protos.v1 import ticket_pb2 as _ticket_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -128,6 +129,16 @@ class GetChallengeResponse(_message.Message):
     challenge: bytes
     def __init__(self, challenge: _Optional[bytes] = ...) -> None: ...
 
+class MayJoinRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class MayJoinResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class JoinRequest(_message.Message):
     __slots__ = ("envelope",)
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
@@ -135,20 +146,22 @@ class JoinRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class JoinBody(_message.Message):
-    __slots__ = ("challenge", "layout_digest", "parameters", "device", "addresses", "software_version")
+    __slots__ = ("challenge", "layout_digest", "parameters", "device", "addresses", "software_version", "ticket")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     challenge: bytes
     layout_digest: bytes
     parameters: int
     device: str
     addresses: _containers.RepeatedScalarFieldContainer[str]
     software_version: str
-    def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("session_id", "head_step", "head_hash", "snapshot", "bootstrap")
@@ -313,3 +326,81 @@ class ListRunsResponse(_message.Message):
     RUNS_FIELD_NUMBER: _ClassVar[int]
     runs: _containers.RepeatedCompositeFieldContainer[GetRunResponse]
     def __init__(self, runs: _Optional[_Iterable[_Union[GetRunResponse, _Mapping]]] = ...) -> None: ...
+
+class CreateTicketRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class CreateTicketBody(_message.Message):
+    __slots__ = ("run_id", "nonce", "expires_in_ms", "uses", "label")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_IN_MS_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    nonce: bytes
+    expires_in_ms: int
+    uses: int
+    label: str
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., expires_in_ms: _Optional[int] = ..., uses: _Optional[int] = ..., label: _Optional[str] = ...) -> None: ...
+
+class CreateTicketResponse(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: _ticket_pb2.Ticket
+    def __init__(self, ticket: _Optional[_Union[_ticket_pb2.Ticket, _Mapping]] = ...) -> None: ...
+
+class ListTicketsRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class ListTicketsBody(_message.Message):
+    __slots__ = ("run_id", "nonce")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    nonce: bytes
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class TicketStatus(_message.Message):
+    __slots__ = ("ticket", "users", "state")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ticket: _ticket_pb2.Ticket
+    users: _containers.RepeatedScalarFieldContainer[bytes]
+    state: str
+    def __init__(self, ticket: _Optional[_Union[_ticket_pb2.Ticket, _Mapping]] = ..., users: _Optional[_Iterable[bytes]] = ..., state: _Optional[str] = ...) -> None: ...
+
+class ListTicketsResponse(_message.Message):
+    __slots__ = ("tickets",)
+    TICKETS_FIELD_NUMBER: _ClassVar[int]
+    tickets: _containers.RepeatedCompositeFieldContainer[TicketStatus]
+    def __init__(self, tickets: _Optional[_Iterable[_Union[TicketStatus, _Mapping]]] = ...) -> None: ...
+
+class RevokeTicketRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class RevokeTicketBody(_message.Message):
+    __slots__ = ("run_id", "nonce", "ticket_id", "with_peers")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    WITH_PEERS_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    nonce: bytes
+    ticket_id: bytes
+    with_peers: bool
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., ticket_id: _Optional[bytes] = ..., with_peers: _Optional[bool] = ...) -> None: ...
+
+class RevokeTicketResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

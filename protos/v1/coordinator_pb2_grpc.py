@@ -45,6 +45,11 @@ class CoordinatorServiceStub:
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.GetChallengeRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_coordinator__pb2.GetChallengeResponse.FromString,
                 _registered_method=True)
+        self.MayJoin = channel.unary_unary(
+                '/swarmentum.v1.CoordinatorService/MayJoin',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.MayJoinRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.MayJoinResponse.FromString,
+                _registered_method=True)
         self.Join = channel.unary_unary(
                 '/swarmentum.v1.CoordinatorService/Join',
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.JoinRequest.SerializeToString,
@@ -80,6 +85,13 @@ class CoordinatorServiceServicer:
 
     def GetChallenge(self, request, context):
         """A single-use challenge for Join.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MayJoin(self, request, context):
+        """Whether Join would admit this peer, as far as that is known before it has a model; PERMISSION_DENIED says why not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,6 +137,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.GetChallenge,
                     request_deserializer=protos_dot_v1_dot_coordinator__pb2.GetChallengeRequest.FromString,
                     response_serializer=protos_dot_v1_dot_coordinator__pb2.GetChallengeResponse.SerializeToString,
+            ),
+            'MayJoin': grpc.unary_unary_rpc_method_handler(
+                    servicer.MayJoin,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.MayJoinRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.MayJoinResponse.SerializeToString,
             ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
@@ -202,6 +219,33 @@ class CoordinatorService:
             '/swarmentum.v1.CoordinatorService/GetChallenge',
             protos_dot_v1_dot_coordinator__pb2.GetChallengeRequest.SerializeToString,
             protos_dot_v1_dot_coordinator__pb2.GetChallengeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MayJoin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmentum.v1.CoordinatorService/MayJoin',
+            protos_dot_v1_dot_coordinator__pb2.MayJoinRequest.SerializeToString,
+            protos_dot_v1_dot_coordinator__pb2.MayJoinResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -341,6 +385,21 @@ class OperatorServiceStub:
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.ListRunsRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_coordinator__pb2.ListRunsResponse.FromString,
                 _registered_method=True)
+        self.CreateTicket = channel.unary_unary(
+                '/swarmentum.v1.OperatorService/CreateTicket',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.CreateTicketRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.CreateTicketResponse.FromString,
+                _registered_method=True)
+        self.ListTickets = channel.unary_unary(
+                '/swarmentum.v1.OperatorService/ListTickets',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.ListTicketsRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.ListTicketsResponse.FromString,
+                _registered_method=True)
+        self.RevokeTicket = channel.unary_unary(
+                '/swarmentum.v1.OperatorService/RevokeTicket',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.RevokeTicketRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.RevokeTicketResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer:
@@ -359,6 +418,24 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateTicket(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTickets(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeTicket(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -371,6 +448,21 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.ListRuns,
                     request_deserializer=protos_dot_v1_dot_coordinator__pb2.ListRunsRequest.FromString,
                     response_serializer=protos_dot_v1_dot_coordinator__pb2.ListRunsResponse.SerializeToString,
+            ),
+            'CreateTicket': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateTicket,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.CreateTicketRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.CreateTicketResponse.SerializeToString,
+            ),
+            'ListTickets': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTickets,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.ListTicketsRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.ListTicketsResponse.SerializeToString,
+            ),
+            'RevokeTicket': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeTicket,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.RevokeTicketRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.RevokeTicketResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -428,6 +520,87 @@ class OperatorService:
             '/swarmentum.v1.OperatorService/ListRuns',
             protos_dot_v1_dot_coordinator__pb2.ListRunsRequest.SerializeToString,
             protos_dot_v1_dot_coordinator__pb2.ListRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateTicket(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmentum.v1.OperatorService/CreateTicket',
+            protos_dot_v1_dot_coordinator__pb2.CreateTicketRequest.SerializeToString,
+            protos_dot_v1_dot_coordinator__pb2.CreateTicketResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTickets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmentum.v1.OperatorService/ListTickets',
+            protos_dot_v1_dot_coordinator__pb2.ListTicketsRequest.SerializeToString,
+            protos_dot_v1_dot_coordinator__pb2.ListTicketsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeTicket(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmentum.v1.OperatorService/RevokeTicket',
+            protos_dot_v1_dot_coordinator__pb2.RevokeTicketRequest.SerializeToString,
+            protos_dot_v1_dot_coordinator__pb2.RevokeTicketResponse.FromString,
             options,
             channel_credentials,
             insecure,

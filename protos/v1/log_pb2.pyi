@@ -129,17 +129,19 @@ class Genesis(_message.Message):
     def __init__(self, format_version: _Optional[int] = ..., config_json: _Optional[str] = ..., coordinator_public_key: _Optional[bytes] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Invite(_message.Message):
-    __slots__ = ("run_id", "coordinators", "coordinator_public_key", "certificate_sha256", "bootstrap", "run_name")
+    __slots__ = ("run_id", "coordinators", "coordinator_public_key", "certificate_sha256", "bootstrap", "run_name", "ticket")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     COORDINATORS_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_SHA256_FIELD_NUMBER: _ClassVar[int]
     BOOTSTRAP_FIELD_NUMBER: _ClassVar[int]
     RUN_NAME_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
     coordinators: _containers.RepeatedScalarFieldContainer[str]
     coordinator_public_key: bytes
     certificate_sha256: bytes
     bootstrap: _containers.RepeatedScalarFieldContainer[str]
     run_name: str
-    def __init__(self, run_id: _Optional[bytes] = ..., coordinators: _Optional[_Iterable[str]] = ..., coordinator_public_key: _Optional[bytes] = ..., certificate_sha256: _Optional[bytes] = ..., bootstrap: _Optional[_Iterable[str]] = ..., run_name: _Optional[str] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, run_id: _Optional[bytes] = ..., coordinators: _Optional[_Iterable[str]] = ..., coordinator_public_key: _Optional[bytes] = ..., certificate_sha256: _Optional[bytes] = ..., bootstrap: _Optional[_Iterable[str]] = ..., run_name: _Optional[str] = ..., ticket: _Optional[bytes] = ...) -> None: ...

@@ -35,12 +35,14 @@ from protos.identity import Identity
 from protos.invite import SCHEME, Invite
 from protos.log import Contribution, Entry, Tick, entry_body, lr_to_bits, open_entry, open_tick, tick_body
 from protos.run_config import RunConfig, config_from_json
+from protos.ticket import Ticket, open_ticket, seal_ticket, ticket_body
 from protos.v1 import archive_pb2, coordinator_pb2, update_pb2
 
 Door = Callable[[bytes], None]
 RUN, HASH = b"r" * 32, b"h" * 32
 STRANGER = Identity.from_seed(b"s" * 32)
 STEP = 3
+TICKET = Ticket(b"t" * 16, 1_800_000_000_000, 5, "lab machines")
 SHAPES = [("table", (65, 64)), ("bias", (7,))]
 
 
@@ -135,6 +137,17 @@ def invite(data: bytes) -> None:
             continue
 
 
+def ticket(data: bytes) -> None:
+    """As it is, and as a body that the coordinator signed."""
+    for raw in (data, sealed(Kind.KIND_TICKET, data)):
+        try:
+            opened = open_ticket(raw, run_id=RUN, coordinator=STRANGER.public_key)
+        except Refusal:
+            continue
+        again = seal_ticket(STRANGER, RUN, opened)
+        assert open_ticket(again, run_id=RUN, coordinator=STRANGER.public_key) == opened, "written again, it is another"
+
+
 def peer_record(data: bytes) -> None:
     open_record(sealed(Kind.KIND_PEER_RECORD, data), RUN)
 
@@ -147,10 +160,11 @@ def dht_record(data: bytes) -> None:
 def requests(data: bytes) -> None:
     opened = Opened(Kind.KIND_REPORT, RUN, STRANGER.public_key, data, b"")
     for attempt in (
-        lambda: _joined(STRANGER.public_key, parse(coordinator_pb2.JoinBody, data)),
+        lambda: _joined(opened, parse(coordinator_pb2.JoinBody, data), STRANGER.public_key, 0),
         lambda: _reported(opened, parse(coordinator_pb2.ReportBody, data)),
         lambda: parse(coordinator_pb2.FollowBody, data),
         lambda: parse(coordinator_pb2.CreateRunBody, data),
+        lambda: parse(coordinator_pb2.CreateTicketBody, data),
     ):
         try:
             attempt()
@@ -215,6 +229,7 @@ DOORS: dict[str, Door] = {
     "snapshot": snapshot,
     "config": config,
     "invite": invite,
+    "ticket": ticket,
     "peer-record": peer_record,
     "dht-record": dht_record,
     "requests": requests,
@@ -249,7 +264,13 @@ def seeds() -> dict[str, list[bytes]]:
         "manifest": [listed],
         "snapshot": [state[:400]],
         "config": [RunConfig().canonical_json().encode()],
-        "invite": [Invite(RUN, ("host:1",), HASH, HASH, (), "run").link().encode()],
+        "invite": [
+            Invite(RUN, ("host:1",), HASH, HASH, (), "run").link().encode(),
+            Invite(RUN, ("h:1",), STRANGER.public_key, HASH, (), "run", seal_ticket(STRANGER, RUN, TICKET))
+            .link()
+            .encode(),
+        ],
+        "ticket": [ticket_body(TICKET).SerializeToString(), seal_ticket(STRANGER, RUN, TICKET)],
         "peer-record": [
             update_pb2.PeerRecord(
                 addresses=[f"/ip4/1.2.3.4/tcp/1/p2p/{STRANGER.peer_id}"], sequence=1

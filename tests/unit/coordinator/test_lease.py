@@ -9,12 +9,13 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator import database, lease
-from coordinator.events import TickOpened
+from coordinator.events import TicketMade, TicketRevoked, TicketUsed, TickOpened
 from coordinator.journal import FencedError, Journal, JournalError
 from coordinator.lease import LEASE_SECONDS, Held, Lease, held_since
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.log import FORMAT_VERSION, run_id_of
+from protos.ticket import Ticket
 from protos.v1 import log_pb2
 from tests.system.postgres import NoPostgresError, Postgres
 from tests.unit.coordinator.driver import Swarm, config
@@ -166,3 +167,28 @@ def test_a_write_holds_no_lock_when_it_is_done(place: Place) -> None:
         connection.execute(sa.text("SELECT token FROM lease FOR SHARE"))
         one.release(held)
         assert other.take() is not None
+
+
+def test_a_stalled_holder_gives_no_ticket_away(place: Place) -> None:
+    """The one place of a ticket was given by the coordinator that acts; the one that was stalled cannot give it again."""
+    one, other = place.lease(0), place.lease(1)
+    run_id, ticket = bytes([3]) * 32, Ticket(b"t" * 16, 5, 1, "späß")
+    held = one.take()
+    assert held is not None
+    old = place.journal()
+    stalled = old.fenced(held.token)
+    stalled.create_run(run_id, log_pb2.Genesis(config_json="{}"))
+    stalled.append(run_id, TicketMade(ticket))
+    one.release(held)
+    taken = other.take()
+    assert taken is not None
+    acting = place.journal().fenced(taken.token)
+    acting.append(run_id, TicketUsed(ticket.ticket_id, bytes([1]) * 32))
+    with pytest.raises(FencedError):
+        stalled.append(run_id, TicketUsed(ticket.ticket_id, bytes([2]) * 32))
+    acting.append(run_id, TicketRevoked(ticket.ticket_id, with_peers=True))
+    assert list(old.records(run_id)) == [
+        TicketMade(ticket),
+        TicketUsed(ticket.ticket_id, bytes([1]) * 32),
+        TicketRevoked(ticket.ticket_id, with_peers=True),
+    ]

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.errors import OperatorError
+from protos.identity import Identity
 from protos.invite import SCHEME, Invite
-from protos.limits import INVITE_BYTES_MAX
+from protos.limits import INVITE_BYTES_MAX, TICKET_BYTES_MAX, TICKET_LABEL_BYTES_MAX, TICKET_USES_MAX, UNIX_MS_MAX
+from protos.ticket import Ticket, seal_ticket
 
 deterministic = settings(derandomize=True, deadline=None)
 hashes = st.binary(min_size=32, max_size=32)
@@ -71,5 +73,32 @@ def test_a_missing_field_is_another_version(field: str) -> None:
 def test_too_long_is_refused() -> None:
     with pytest.raises(OperatorError):
         Invite.parse(SCHEME + "A" * INVITE_BYTES_MAX)
-    largest = Invite(bytes(32), ("h" * 60 + ":7700",), bytes(32), bytes(32), ("/" + "a" * 255,) * 16, "n" * 64)
+    coordinator = Identity.from_seed(bytes(32))
+    long = Ticket(bytes(16), UNIX_MS_MAX, TICKET_USES_MAX, "l" * TICKET_LABEL_BYTES_MAX)
+    ticket, addresses = seal_ticket(coordinator, bytes(32), long), ("/" + "a" * 255,) * 16
+    assert len(ticket) <= TICKET_BYTES_MAX
+    key = coordinator.public_key
+    largest = Invite(bytes(32), ("h" * 60 + ":7700",), key, bytes(32), addresses, "n" * 64, ticket)
     assert Invite.parse(largest.link()) == largest, "what the limits allow fits"
+
+
+def test_a_ticket_travels_and_has_to_be_the_coordinators() -> None:
+    coordinator = Identity.from_seed(bytes([5]) * 32)
+    plain = replace(INVITE, coordinator_public_key=coordinator.public_key)
+    ticket = seal_ticket(coordinator, plain.run_id, Ticket(bytes(16), 1, 1, "lab"))
+    assert Invite.parse(replace(plain, ticket=ticket).link()).ticket == ticket, "also an expired one: its clock decides"
+    assert Invite.parse(plain.link()).ticket == b""
+    for wrong in (
+        seal_ticket(Identity.generate(), plain.run_id, Ticket(bytes(16), 0, 1)),
+        seal_ticket(coordinator, bytes(32), Ticket(bytes(16), 0, 1)),
+        b"nonsense",
+    ):
+        with pytest.raises(OperatorError, match="ticket is not its coordinator's"):
+            Invite.parse(replace(plain, ticket=wrong).link())
+
+
+def test_the_link_of_an_older_version_is_what_it_was() -> None:
+    assert INVITE.link() == (
+        "swarmentum://CiABAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBARIKWzo6MV06NzcwMBIGaG9zdDoxGiACAgICAgICAgICAgICAgIC"
+        "AgICAgICAgICAgICAgICAiIgAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMqDC9pcDQvMS4yLjMuNDIEdGlueVwqzQU"
+    )
