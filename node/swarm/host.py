@@ -380,6 +380,13 @@ class Host:
         here = await self.connected()
         await asyncio.gather(*(self._push(remote, topic, data) for remote, direct in here.items() if not direct))
 
+    async def insist(self, topic: str, data: bytes) -> None:
+        """Gossip, and a stream to every connected peer besides: for words that have to arrive before this peer leaves."""
+        ways = [self._push(remote, topic, data) for remote in await self.connected()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limits.GOSSIP_SECONDS_MAX):
+                await asyncio.gather(self.publish(topic, data), *ways, return_exceptions=True)
+
     async def _push(self, remote: str, topic: str, data: bytes) -> None:
         """One message to one peer that gossip does not reach; best effort, as gossip is."""
         name = topic.encode()

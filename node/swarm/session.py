@@ -445,11 +445,11 @@ class Session:
         return False
 
     async def _accuse(self, told: Told, signed: SignedEntry) -> None:
-        """Those who were told the other entry shall notice, too: they hear ours before we stop."""
+        """All shall notice, before we stop: those who were told the other entry hear ours, our own side hears theirs."""
         error = self._witness.accuse(told, signed)
         self._log.error("the coordinator signed two logs", step=signed.entry.step, why=str(error))
-        if told.envelope:
-            await self._gossip(told.envelope)
+        for envelope in filter(None, (told.envelope, signed.envelope)):
+            await self.host.insist(topic_of(self._invite.run_id), envelope)
         await self._emit(Failed(error))
 
     def _announcements(self, signed: SignedEntry) -> dict[bytes, bytes]:

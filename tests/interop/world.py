@@ -30,7 +30,7 @@ from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2, update_pb2
 
-LINE_SECONDS_MAX = 20.0
+LINE_SECONDS_MAX = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 Line = dict[str, Any]
 

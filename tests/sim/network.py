@@ -383,6 +383,9 @@ class SimHost(Host):
             for _ in range(1 + (chance.random() < weather.twice)):
                 self._net.loop.call_later(self._net.delay(), self._arrive, name, topic, said)
 
+    async def insist(self, topic: str, data: bytes) -> None:
+        await self.publish(topic, data)
+
     def _arrive(self, name: str, topic: str, data: bytes) -> None:
         host = self._overlay.hosts.get(name)
         if host is not None and topic in host._topics:
