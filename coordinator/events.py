@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from protos.equivocation import Offence
 from protos.log import Entry, Tick, Verdict
 
 # ---- events: what happened -------------------------------------------------------------------------------------------
@@ -41,7 +42,7 @@ class Disconnected:
 
 @dataclass(frozen=True)
 class Claim:
-    """A payload that its author announced for the open step."""
+    """A payload that its author announced for the open step; `envelope`: in which words."""
 
     step: int
     parent_hash: bytes
@@ -51,6 +52,7 @@ class Claim:
     tokens: int
     loss: float
     compute_ms: int
+    envelope: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Reported:
     snapshots: tuple[SnapshotFact, ...] = ()
     addresses: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    offences: tuple[Offence, ...] = ()
+    """Of others, proven."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,14 @@ class Judged:
     arrival: tuple[bytes, ...]
 
 
-Record = LayoutFixed | TickOpened | EntryCommitted | PeerLeft | SnapshotAgreed | Judged
+@dataclass(frozen=True)
+class Equivocated:
+    """A peer announced two payloads for one step: it takes part no more."""
+
+    offence: Offence
+
+
+Record = LayoutFixed | TickOpened | EntryCommitted | PeerLeft | SnapshotAgreed | Judged | Equivocated
 
 # ---- effects: what the runtime shall do, in this order ---------------------------------------------------------------
 
@@ -171,6 +182,14 @@ class SendEntry:
 
 
 @dataclass(frozen=True)
+class SendAnnouncement:
+    """Tell `to`, which holds another payload of an author, in which words the author announced one to the coordinator."""
+
+    envelope: bytes
+    to: bytes
+
+
+@dataclass(frozen=True)
 class SendNotice:
     """Tell `to` (None: everyone) something."""
 
@@ -195,4 +214,4 @@ class Refuse:
     reason: str
 
 
-Effect = Append | SendTick | SendEntry | SendNotice | Arm | Refuse
+Effect = Append | SendTick | SendEntry | SendAnnouncement | SendNotice | Arm | Refuse

@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from coordinator.database import connected, making_tables, parsed
 from coordinator.events import (
     EntryCommitted,
+    Equivocated,
     Judged,
     LayoutFixed,
     PeerLeft,
@@ -29,9 +30,20 @@ from coordinator.events import (
     TickOpened,
 )
 from protos.envelope import parse
+from protos.equivocation import prove
 from protos.errors import SwarmentumError
 from protos.identity import Identity
-from protos.log import SignedEntry, open_entry, seal_entry, tick_body, tick_from_body, verdict_body, verdict_from_body
+from protos.log import (
+    SignedEntry,
+    equivocation_body,
+    equivocation_from_body,
+    open_entry,
+    seal_entry,
+    tick_body,
+    tick_from_body,
+    verdict_body,
+    verdict_from_body,
+)
 from protos.v1 import envelope_pb2, log_pb2
 
 _METADATA = sa.MetaData()
@@ -183,6 +195,10 @@ class Journal:
                 verdicts = [verdict_body(verdict) for verdict in record.verdicts]
                 judged = log_pb2.Judged(verdicts=verdicts, arrival=record.arrival)
                 return "judged", record.step, judged.SerializeToString(deterministic=True)
+            case Equivocated():
+                offence = record.offence
+                body = equivocation_body(offence.equivocation).SerializeToString(deterministic=True)
+                return "equivocated", offence.step, body
 
     def seal(self, run_id: bytes, record: EntryCommitted) -> SignedEntry:
         """The entry, signed by this coordinator; always the same bytes for the same record."""
@@ -204,6 +220,8 @@ class Journal:
         if kind == "judged":
             judged = parse(log_pb2.Judged, body)
             return Judged(step, tuple(verdict_from_body(v) for v in judged.verdicts), tuple(judged.arrival))
+        if kind == "equivocated":
+            return Equivocated(prove(equivocation_from_body(parse(log_pb2.Equivocation, body)), run_id))
         assert kind == "entry", f"the journal holds a record of unknown kind {kind!r}"
         signed = open_entry(body, run_id=run_id, coordinator=self._identity.public_key)
         return EntryCommitted(signed.entry, parse(envelope_pb2.SignedEnvelope, body).body, signed.hash)

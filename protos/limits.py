@@ -28,9 +28,10 @@ ADDRESSES_MAX = 16
 ADDRESS_BYTES_MAX = 256
 INVITE_BYTES_MAX = 8 * 1024
 
-# Checks
+# Checks and exclusions
 EXCLUSIONS_MAX = 4  # in one entry; further ones are in the next
 EVIDENCE_MAX = 16  # verdicts with an exclusion
+EQUIVOCATIONS_MAX = 4  # in one report, and what a peer keeps to be reported
 
 # gRPC
 REQUEST_BYTES_MAX = 1 << 20
