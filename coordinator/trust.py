@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from protos import checks
-from protos.checks import CHECK_ALWAYS
+from protos.checks import CHECK_ALWAYS, VERDICTS_NEEDED
 from protos.equivocation import Offence
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX, EVIDENCE_MAX, EXCLUSIONS_MAX
 from protos.log import Entry, Equivocation, Exclusion, Verdict
@@ -25,7 +25,6 @@ CHECK_PERMILLE_MIN = 16
 """However good a history, about one step in 60 is checked: a peer that turns bad is found, if later."""
 WEIGHT_MIN = 1 / 16
 WEIGHT_BACK = 0.1
-VERDICTS_NEEDED = 2
 WEIGHT_NEEDED = 1.5
 """A check counts only with so much weight behind it: two checkers that were not caught lying."""
 BAD, GOOD = 1.0, -0.5

@@ -12,7 +12,7 @@ from protos import limits
 from protos.envelope import Kind, Opened, open_envelope, parse
 from protos.errors import Reason, Refusal
 from protos.identity import short
-from protos.log import Equivocation
+from protos.log import Equivocation, Exclusion
 from protos.v1 import update_pb2
 
 BYTES_MAX = limits.ANNOUNCEMENT_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
@@ -50,6 +50,15 @@ def prove(equivocation: Equivocation, run_id: bytes) -> Offence:
     if one.payload_sha256 == other.payload_sha256:
         raise Refusal(Reason.REPLAYED, f"the two announcements of step {one.step} name one payload")
     return Offence(first.public_key, one.step, (one.payload_sha256, other.payload_sha256), equivocation)
+
+
+def prove_exclusion(exclusion: Exclusion, run_id: bytes) -> Offence:
+    """`prove` what an entry holds against a peer that it excludes for two payloads; `Refusal` if it is against another."""
+    assert exclusion.equivocation is not None, "excluded for something else"
+    offence = prove(exclusion.equivocation, run_id)
+    if offence.author != exclusion.public_key:
+        raise Refusal(Reason.UNKNOWN_SIGNER, f"the evidence is against {short(offence.author)}")
+    return offence
 
 
 def _open(data: bytes, run_id: bytes) -> tuple[Opened, update_pb2.Announcement]:

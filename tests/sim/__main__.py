@@ -92,6 +92,12 @@ def _check(world, finished: bool) -> None:  # type: ignore[no-untyped-def]
         world.checkers.journal(journal.records(world.coordinator.run_id), world.coordinator.run_id, world.config)
     finally:
         journal.close()
+    for peer in world.peers:
+        lied, out = (
+            found.get(peer.identity.public_key) for found in (world.checkers.offences, world.checkers.excluded)
+        )
+        if lied is not None:
+            world.note(f"{peer.name} announced two payloads for step {lied}; excluded in entry {out}")
 
 
 def main() -> int:
