@@ -1,5 +1,5 @@
-"""`python -m tests.system.two_faced_peer INVITE HOME STEP`: a peer as `swarmentum join` starts it, which from STEP on gossips a
-second announcement for each step, of a payload that it holds, too."""
+"""`python -m tests.system.two_faced_peer INVITE HOME`: a peer as `swarmentum join` starts it, which gossips a second
+announcement for each step, of a payload that it holds, too."""
 
 from __future__ import annotations
 
@@ -19,14 +19,11 @@ honest = Session.publish
 
 async def publish(session: Session, data: bytes, announcement: update_pb2.Announcement) -> None:
     """What an honest peer does, and then the other face."""
-    step = announcement.step
     await honest(session, data, announcement)
-    if step < int(sys.argv[3]):
-        return
     update = parse(update_pb2.UpdatePayload, data)
     update.votes = bytes(byte ^ 0xFF for byte in update.votes)
     other = update.SerializeToString(deterministic=True)
-    session._payloads.put(step, payload_hash(other), other)
+    session._payloads.put(announcement.step, payload_hash(other), other)
     announcement.payload_sha256 = payload_hash(other)
     again = seal(session._identity, Kind.KIND_ANNOUNCEMENT, session._invite.run_id, announcement)
     await session._gossip(again.SerializeToString(deterministic=True))
