@@ -360,6 +360,7 @@ class PeerProcess:
         other = votes.SerializeToString(deterministic=True)
         said.payload_sha256 = payload_hash(other)
         session._payloads.put(said.step, said.payload_sha256, other)
+        self.world.checkers.two_faced.add(self.identity.public_key)
         return seal(self.identity, Kind.KIND_ANNOUNCEMENT, envelope.run_id, said).SerializeToString(deterministic=True)
 
     def check_buffers(self) -> None:
