@@ -29,7 +29,7 @@ class Checkers:
         self._committed = 0
         self._corrupted: dict[str, int] = {}
         self.two_faced: set[bytes] = set()
-        self.offences: dict[bytes, int] = {}
+        self.heard: dict[bytes, int] = {}
         self.excluded: dict[bytes, int] = {}
 
     def entry(self, peer: str, signed: SignedEntry) -> None:
@@ -58,7 +58,7 @@ class Checkers:
 
     def lied(self, public_key: bytes, step: int) -> None:
         """Somebody heard a second payload of this peer for a step."""
-        self.offences.setdefault(public_key, step)
+        self.heard.setdefault(public_key, step)
 
     def ended(self, peer: str, error: SwarmentumError) -> None:
         """A peer gave up. The network may be bad enough for that; replicas may never differ."""
