@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from protos.equivocation import Offence
 from protos.log import Entry, Tick, Verdict
 from protos.ticket import Ticket
 
@@ -44,7 +45,7 @@ class Disconnected:
 
 @dataclass(frozen=True)
 class Claim:
-    """A payload that its author announced for the open step."""
+    """A payload that its author announced for the open step; `envelope`: in which words."""
 
     step: int
     parent_hash: bytes
@@ -54,6 +55,7 @@ class Claim:
     tokens: int
     loss: float
     compute_ms: int
+    envelope: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class Reported:
     snapshots: tuple[SnapshotFact, ...] = ()
     addresses: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    offences: tuple[Offence, ...] = ()
+    """Of others, proven."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,13 @@ class TicketRevoked:
     with_peers: bool
 
 
+@dataclass(frozen=True)
+class Equivocated:
+    """A peer announced two payloads for one step: it takes part no more."""
+
+    offence: Offence
+
+
 Record = (
     LayoutFixed
     | TickOpened
@@ -185,6 +196,7 @@ Record = (
     | TicketMade
     | TicketUsed
     | TicketRevoked
+    | Equivocated
 )
 
 # ---- effects: what the runtime shall do, in this order ---------------------------------------------------------------
@@ -223,6 +235,14 @@ class SendEntry:
 
 
 @dataclass(frozen=True)
+class SendAnnouncement:
+    """Tell `to`, which holds another payload of an author, in which words the author announced one to the coordinator."""
+
+    envelope: bytes
+    to: bytes
+
+
+@dataclass(frozen=True)
 class SendNotice:
     """Tell `to` (None: everyone) something."""
 
@@ -254,4 +274,4 @@ class EndStream:
     public_key: bytes
 
 
-Effect = Append | SendTick | SendEntry | SendNotice | Arm | Refuse | EndStream
+Effect = Append | SendTick | SendEntry | SendAnnouncement | SendNotice | Arm | Refuse | EndStream

@@ -24,6 +24,7 @@ from protos.v1 import log_pb2
 
 BOOTSTRAP_MAX = 8
 STATUS_PEERS_MAX = 1024
+STATUS_EXCLUSIONS_MAX = 256
 
 _PHASES = {
     Phase.WAITING: pb.Phase.PHASE_WAITING,
@@ -132,6 +133,7 @@ class Hub:
             loss=run.loss,
             reason=run.reason,
             payload_bytes_total=run.payload_bytes_total,
+            exclusions=_exclusions(run),
         )
 
     @staticmethod
@@ -143,13 +145,28 @@ class Hub:
 
 
 def _standing(run: Run, public_key: bytes) -> dict[str, Any]:
-    """What the checks say about a peer; nothing in a run without them."""
-    if not run.config.trust.enabled:
-        return {}
+    """Whether a peer's votes count, and what the checks say about it, in a run that has them."""
     standing = run.standings.get(public_key, Standing())
+    if not run.config.trust.enabled:
+        return {"standing": "excluded" if standing.excluded else "counted", "standing_reason": standing.excluded}
     return {
         "score": standing.score,
         "check_permille": standing.check_permille,
         "standing": standing.name,
         "standing_reason": standing.excluded,
     }
+
+
+def _exclusions(run: Run) -> list[pb.ExcludedPeer]:
+    """The newest, oldest first; those that the next entry is to say last."""
+    found = [(key, standing) for key, standing in run.standings.items() if standing.excluded]
+    found.sort(key=lambda one: (one[1].logged_step or run.head_step + 1, one[0]))
+    return [
+        pb.ExcludedPeer(
+            public_key=key,
+            step=standing.logged_step,
+            reason=standing.excluded,
+            proven=standing.equivocation is not None,
+        )
+        for key, standing in found[-STATUS_EXCLUSIONS_MAX:]
+    ]

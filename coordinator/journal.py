@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from coordinator.database import connected, making_tables, parsed
 from coordinator.events import (
     EntryCommitted,
+    Equivocated,
     Judged,
     LayoutFixed,
     PeerLeft,
@@ -32,10 +33,21 @@ from coordinator.events import (
     TickOpened,
 )
 from protos.envelope import parse
+from protos.equivocation import prove
 from protos.errors import SwarmentumError
 from protos.identity import Identity
 from protos.limits import TICKET_ID_BYTES
-from protos.log import SignedEntry, open_entry, seal_entry, tick_body, tick_from_body, verdict_body, verdict_from_body
+from protos.log import (
+    SignedEntry,
+    equivocation_body,
+    equivocation_from_body,
+    open_entry,
+    seal_entry,
+    tick_body,
+    tick_from_body,
+    verdict_body,
+    verdict_from_body,
+)
 from protos.ticket import ticket_body, ticket_from_body
 from protos.v1 import envelope_pb2, log_pb2, ticket_pb2
 
@@ -194,6 +206,10 @@ class Journal:
                 return "used", 0, record.ticket_id + record.public_key
             case TicketRevoked():
                 return "revoked", 0, record.ticket_id + bytes([record.with_peers])
+            case Equivocated():
+                offence = record.offence
+                body = equivocation_body(offence.equivocation).SerializeToString(deterministic=True)
+                return "equivocated", offence.step, body
 
     def seal(self, run_id: bytes, record: EntryCommitted) -> SignedEntry:
         """The entry, signed by this coordinator; always the same bytes for the same record."""
@@ -221,6 +237,8 @@ class Journal:
             return TicketUsed(body[:TICKET_ID_BYTES], body[TICKET_ID_BYTES:])
         if kind == "revoked":
             return TicketRevoked(body[:TICKET_ID_BYTES], bool(body[TICKET_ID_BYTES]))
+        if kind == "equivocated":
+            return Equivocated(prove(equivocation_from_body(parse(log_pb2.Equivocation, body)), run_id))
         assert kind == "entry", f"the journal holds a record of unknown kind {kind!r}"
         signed = open_entry(body, run_id=run_id, coordinator=self._identity.public_key)
         return EntryCommitted(signed.entry, parse(envelope_pb2.SignedEnvelope, body).body, signed.hash)

@@ -20,6 +20,7 @@ from coordinator.events import (
     Effect,
     EndStream,
     EntryCommitted,
+    Equivocated,
     Event,
     Joined,
     Judged,
@@ -30,6 +31,7 @@ from coordinator.events import (
     Refuse,
     Reported,
     RevocationAsked,
+    SendAnnouncement,
     SendEntry,
     SendNotice,
     SendTick,
@@ -58,9 +60,10 @@ from coordinator.state import (
 )
 from protos.assignment import assign, merge
 from protos.checks import VERDICT_STEPS
+from protos.equivocation import Offence
 from protos.identity import short
-from protos.limits import POOL_RANGES_MAX
-from protos.log import Contribution, Entry, Tick, entry_body, entry_hash, lr_to_bits
+from protos.limits import EQUIVOCATIONS_MAX, POOL_RANGES_MAX
+from protos.log import Contribution, Entry, Equivocation, Tick, entry_body, entry_hash, lr_to_bits
 from protos.run_config import RunConfig
 
 Outcome = tuple[Run, list[Effect]]
@@ -211,10 +214,28 @@ def _reported(run: Run, event: Reported, now_ms: int) -> Outcome:
     for fact in event.snapshots:
         run, more = _stored(run, event.public_key, fact)
         effects += more
+    for offence in event.offences:
+        run, more = _accused(run, event.public_key, offence)
+        effects += more
     if event.claim is not None:
         run, more = _claimed(run, event.public_key, event.claim, now_ms)
         effects += more
-    return _holds(run, event, now_ms), effects
+        if run.standings.get(event.public_key, trust.Standing()).excluded:
+            return run, effects
+    run, more = _holds(run, event, now_ms)
+    return run, effects + more
+
+
+def _accused(run: Run, reporter: bytes, offence: Offence) -> Outcome:
+    """A proven offence of a peer of this run. Strangers fill no log: whoever makes keys can make offences."""
+    author = offence.author
+    if author not in run.peers and author not in run.roster:
+        return run, [Refuse(reporter, f"evidence against {short(author)}, which is no peer of this run")]
+    standing = run.standings.get(author)
+    if standing is not None and standing.excluded:
+        return run, []  # others reported it, too
+    record = Equivocated(offence)
+    return _remember(run, record, 0), [Append(record)]
 
 
 def _checked(run: Run, event: Reported) -> Run:
@@ -347,9 +368,9 @@ def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
         return run, [Refuse(public_key, f"{claim.samples} samples claimed; step {claim.step} has {samples}")]
     before = current.claims.get(public_key)
     if before is not None and before.payload_sha256 != claim.payload_sha256:
-        others = current.holders.get((public_key, before.payload_sha256), 0) & ~_bit(current, public_key)
-        if others:  # else the author lost it with its earlier life, and it could never be held
-            return run, [Refuse(public_key, f"two payloads for step {claim.step}: the first one stands")]
+        payloads, said = (before.payload_sha256, claim.payload_sha256), Equivocation(before.envelope, claim.envelope)
+        record = Equivocated(Offence(public_key, claim.step, payloads, said))
+        return _remember(run, record, 0), [Append(record), Refuse(public_key, record.offence.reason)]
     holders = {
         name: mask for name, mask in current.holders.items() if name[0] != public_key or name[1] == claim.payload_sha256
     }
@@ -358,17 +379,31 @@ def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
     run = replace(run, step=replace(current, claims=claims, holders=holders, counted_within=-1))
     peer = run.peers[public_key]
     speed = peer.samples_per_second if before else rules.measured_speed(peer.samples_per_second, claim)
-    return _with_peer(run, replace(peer, samples_per_second=speed, loss=claim.loss)), []
+    return _with_peer(run, replace(peer, samples_per_second=speed, loss=claim.loss)), _contradict(
+        current, public_key, claim
+    )
 
 
-def _holds(run: Run, event: Reported, now_ms: int) -> Run:
+def _contradict(current: OpenStep, author: bytes, claim: Claim) -> list[Effect]:
+    """Who holds another payload of this author has heard another announcement, and hears this one: then it has both."""
+    heard = (mask for name, mask in current.holders.items() if name[0] == author and name[1] != claim.payload_sha256)
+    own = _bit(current, author)
+    for mask in heard:
+        if others := mask & current.here & ~own:
+            witness = current.tick.roster[(others & -others).bit_length() - 1].public_key
+            return [SendAnnouncement(claim.envelope, to=witness)]
+    return []
+
+
+def _holds(run: Run, event: Reported, now_ms: int) -> Outcome:
     current = run.step
     if current is None or not event.holdings:
-        return run
+        return run, []
     members = current.tick.places
     bit = _bit(current, event.public_key)
     if not bit:
-        return run
+        return run, []
+    effects: list[Effect] = []
     holders, counted, named = dict(current.holders), current.counted, None
     within, needed = rules.electors(run.config.clock, current, now_ms)
     for at_step, author, payload in event.holdings:
@@ -382,11 +417,13 @@ def _holds(run: Run, event: Reported, now_ms: int) -> Run:
                 continue
             named.add(author)
         elif claim.payload_sha256 != payload:
+            if len(effects) < EQUIVOCATIONS_MAX and author != event.public_key:
+                effects.append(SendAnnouncement(claim.envelope, to=event.public_key))
             continue
         mask = holders[author, payload] = holders.get((author, payload), 0) | bit
         if claim is not None and (mask & within).bit_count() >= needed:
             counted |= 1 << members[author]
-    return replace(run, step=replace(current, holders=holders, counted=counted))
+    return replace(run, step=replace(current, holders=holders, counted=counted)), effects
 
 
 def _bit(current: OpenStep, public_key: bytes) -> int:
@@ -655,6 +692,9 @@ def _remember(run: Run, record: Record, now_ms: int) -> Run:
             return replace(run, guests={**run.guests, record.public_key: record.ticket_id})
         case TicketRevoked():
             return _remember_revocation(run, record)
+        case Equivocated():
+            standings = trust.convicted(run.standings, record.offence)
+            return _without(replace(run, standings=standings), record.offence.author)
 
 
 def _remember_revocation(run: Run, record: TicketRevoked) -> Run:
@@ -727,17 +767,31 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     return replace(_move(run, Phase.FINISHED), finish_by_ms=now_ms + run.config.clock.deadline_ms_max)
 
 
+def _without(run: Run, public_key: bytes) -> Run:
+    """A peer is out at once: its votes of the open step do not count, and nobody waits for it."""
+    current = run.step
+    if current is not None:
+        claims = {key: claim for key, claim in current.claims.items() if key != public_key}
+        holders = {name: mask for name, mask in current.holders.items() if name[0] != public_key}
+        left = run.left | {public_key} if run.config.clock.strict and public_key in run.roster else run.left
+        run = replace(run, left=left, step=replace(current, claims=claims, holders=holders, counted_within=-1))
+    peer = run.peers.get(public_key, Peer(public_key))
+    return _with_peer(run, replace(_move_peer(peer, PeerPhase.ABSENT), gone=True))
+
+
 def _remember_trust(run: Run, record: EntryCommitted) -> Run:
     """What an entry says about who is believed, and the checks that it draws."""
-    if not run.config.trust.enabled:
-        return run
-    entry, peers = record.entry, dict(run.peers)
+    entry, peers, checked = record.entry, dict(run.peers), run.config.trust.enabled
     for exclusion in entry.exclusions:
         peer = peers.get(exclusion.public_key, Peer(exclusion.public_key))
         peers[peer.public_key] = replace(_move_peer(peer, PeerPhase.ABSENT), gone=True)
+    if checked or entry.exclusions:
+        run = replace(run, peers=peers, standings=trust.logged(run.standings, entry, checked=checked))
+    if not checked:
+        return run
     audit = trust.audit_of(run.config.trust, entry, record.hash, tuple(run.step.claims) if run.step else ())
     audits = {step: audit for step, audit in run.audits.items() if step > entry.step - VERDICT_STEPS}
-    return replace(run, peers=peers, standings=trust.logged(run.standings, entry), audits={**audits, entry.step: audit})
+    return replace(run, audits={**audits, entry.step: audit})
 
 
 def _with_peer(run: Run, peer: Peer) -> Run:

@@ -26,6 +26,7 @@ from coordinator.events import (
     Event,
     NoticeKind,
     Refuse,
+    SendAnnouncement,
     SendEntry,
     SendNotice,
     SendTick,
@@ -185,6 +186,9 @@ class RunRuntime:
                 envelope = seal_tick(self._identity, run.run_id, effect.tick)
                 tick = pb.TickEvent(envelope=envelope, deadline_ms=max(effect.deadline_ms, 0))
                 self._send(effect.to, pb.FollowResponse(tick=tick))
+            case SendAnnouncement():
+                announcement = envelope_pb2.SignedEnvelope.FromString(effect.envelope)
+                self._send(effect.to, pb.FollowResponse(announcement=announcement))
             case SendNotice():
                 self._send(effect.to, self._notice(run, effect))
                 self._log.info(effect.reason, step=run.head_step, peer=short(effect.to) if effect.to else "all")

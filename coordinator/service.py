@@ -24,8 +24,9 @@ from coordinator.runtime import NotJoinedError, RunRuntime, monotonic_ms, unix_m
 from coordinator.sessions import Sessions
 from protos import limits
 from protos.envelope import NO_RUN, Kind, Opened, check, parse
+from protos.equivocation import prove
 from protos.errors import Reason, Refusal
-from protos.log import FORMAT_VERSION, run_id_of, verdict_from_body
+from protos.log import FORMAT_VERSION, equivocation_from_body, run_id_of, verdict_from_body
 from protos.run_config import config_from_json
 from protos.ticket import Ticket, open_ticket, ticket_body, ticket_from_body
 from protos.v1 import coordinator_pb2 as pb
@@ -325,6 +326,7 @@ def _reported(opened: Opened, body: pb.ReportBody) -> Reported:
     _bounded(len(body.applied), limits.APPLIED_MAX, "applied states")
     _bounded(len(body.snapshots), limits.APPLIED_MAX, "snapshots")
     _bounded(len(body.verdicts), limits.VERDICTS_MAX, "verdicts")
+    _bounded(len(body.equivocations), limits.EQUIVOCATIONS_MAX, "equivocations")
     claim = _claim(opened, body.announcement) if body.HasField("announcement") else None
     return Reported(
         opened.public_key,
@@ -344,12 +346,15 @@ def _reported(opened: Opened, body: pb.ReportBody) -> Reported:
         ),
         addresses=_addresses(list(body.addresses)),
         verdicts=tuple(verdict_from_body(verdict, opened.public_key) for verdict in body.verdicts),
+        # Whoever reports it, the offender's own signatures prove it: a reporter can make nothing up.
+        offences=tuple(prove(equivocation_from_body(said), opened.run_id) for said in body.equivocations),
     )
 
 
 def _claim(opened: Opened, envelope: envelope_pb2.SignedEnvelope) -> Claim:
     """The author's own announcement: signed by the same key as the report that carries it."""
     inner = check(envelope, kind=Kind.KIND_ANNOUNCEMENT, run_id=opened.run_id, signer=opened.public_key)
+    _bounded(len(inner.body), limits.ANNOUNCEMENT_BYTES_MAX, "bytes in an announcement")
     body = parse(update_pb2.Announcement, inner.body)
     _bounded(body.payload_bytes, limits.PAYLOAD_BYTES_MAX, "payload bytes")
     _bounded(body.step, limits.STEP_MAX, "as a step")
@@ -364,4 +369,5 @@ def _claim(opened: Opened, envelope: envelope_pb2.SignedEnvelope) -> Claim:
         tokens=min(body.tokens, limits.SAMPLE_INDEX_MAX),
         loss=body.loss,
         compute_ms=body.compute_ms,
+        envelope=inner.raw,
     )

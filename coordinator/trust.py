@@ -1,4 +1,5 @@
-"""Who is believed: what peers found about each other's votes, added up until it decides. Pure functions of values.
+"""Who is believed: what peers found about each other's votes, added up until it decides; and who is not any more, because
+it signed two payloads for one step. Pure functions of values.
 
 A check is good or bad by what most of its checkers found, each counting by its own weight. Bad ones add to a peer's score,
 good ones take from it, down to 0: Page's cumulative sum (Biometrika 41, 1954), which repeats Wald's sequential test, with two
@@ -13,9 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from protos import checks
-from protos.checks import CHECK_ALWAYS
+from protos.checks import CHECK_ALWAYS, VERDICTS_NEEDED
+from protos.equivocation import Offence
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX, EVIDENCE_MAX, EXCLUSIONS_MAX
-from protos.log import Entry, Exclusion, Verdict
+from protos.log import Entry, Equivocation, Exclusion, Verdict
 from protos.run_config import TrustConfig
 
 STANDINGS_KEPT = 8 * ENTRY_CONTRIBUTIONS_MAX
@@ -23,7 +25,6 @@ CHECK_PERMILLE_MIN = 16
 """However good a history, about one step in 60 is checked: a peer that turns bad is found, if later."""
 WEIGHT_MIN = 1 / 16
 WEIGHT_BACK = 0.1
-VERDICTS_NEEDED = 2
 WEIGHT_NEEDED = 1.5
 """A check counts only with so much weight behind it: two checkers that were not caught lying."""
 BAD, GOOD = 1.0, -0.5
@@ -50,8 +51,10 @@ class Standing:
     evidence: tuple[Verdict, ...] = ()
     excluded: str = ""
     """Why, once it is."""
-    logged: bool = False
-    """Whether the exclusion stands in an entry."""
+    equivocation: Equivocation | None = None
+    """Both announcements, if that is why."""
+    logged_step: int = 0
+    """Of the entry that the exclusion stands in; 0: in none yet."""
 
     @property
     def check_permille(self) -> int:
@@ -188,19 +191,34 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
 
 def exclusions(standings: Mapping[bytes, Standing]) -> tuple[Exclusion, ...]:
     """What the next entry has to say, sorted by public key."""
-    due = sorted(key for key, standing in standings.items() if standing.excluded and not standing.logged)
-    return tuple(Exclusion(key, standings[key].excluded, standings[key].evidence) for key in due[:EXCLUSIONS_MAX])
+    due = sorted(key for key, standing in standings.items() if standing.excluded and not standing.logged_step)
+    found = [(key, standings[key]) for key in due[:EXCLUSIONS_MAX]]
+    return tuple(Exclusion(key, it.excluded, it.evidence, it.equivocation) for key, it in found)
 
 
-def logged(standings: Mapping[bytes, Standing], entry: Entry) -> dict[bytes, Standing]:
-    """The standings after an entry: its exclusions are facts; the authors of the first entry are on no probation."""
+def convicted(standings: Mapping[bytes, Standing], offence: Offence) -> dict[bytes, Standing]:
+    """The standings after a proven offence. No score and no vote of checkers: the author's own signatures decide."""
+    before = standings.get(offence.author, Standing())
+    guilty = replace(before, excluded=offence.reason, evidence=(), equivocation=offence.equivocation)
+    return bounded({**standings, offence.author: guilty}, keep={offence.author})
+
+
+def logged(standings: Mapping[bytes, Standing], entry: Entry, *, checked: bool = True) -> dict[bytes, Standing]:
+    """The standings after an entry: its exclusions are facts; the authors of the first entry are on no probation.
+
+    `checked`: whether the run has checks; without them there are no other standings.
+    """
     after = dict(standings)
     for exclusion in entry.exclusions:
         before = after.get(exclusion.public_key, Standing())
         after[exclusion.public_key] = replace(
-            before, excluded=exclusion.reason, evidence=exclusion.evidence, logged=True
+            before,
+            excluded=exclusion.reason,
+            evidence=exclusion.evidence,
+            equivocation=exclusion.equivocation,
+            logged_step=entry.step,
         )
-    if entry.step == 1:
+    if entry.step == 1 and checked:
         for contribution in entry.contributions:
             after[contribution.public_key] = replace(after.get(contribution.public_key, Standing()), counted=True)
     return bounded(after, keep={c.public_key for c in (*entry.contributions, *entry.trials)})

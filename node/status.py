@@ -49,17 +49,24 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
                 "votes_accepted": peer.votes_accepted,
                 "samples_per_second": peer.samples_per_second,
                 "loss": peer.loss,
-                **_standing(peer, config),
+                **_standing(peer),
             }
             for peer in facts.peers
+        ],
+        "exclusions": [
+            {
+                "id": peer_id(excluded.public_key),
+                "step": excluded.step or None,
+                "reason": excluded.reason,
+                "proven": excluded.proven,
+            }
+            for excluded in facts.exclusions
         ],
     }
 
 
-def _standing(peer: pb.PeerStatus, config: RunConfig) -> dict[str, Any]:
-    """What the checks of a run with `trust` say about a peer."""
-    if not config.trust.enabled:
-        return {}
+def _standing(peer: pb.PeerStatus) -> dict[str, Any]:
+    """What the run thinks of a peer; without checks (`trust`) score and rate are 0."""
     rate, why = peer.check_permille / 1000, peer.standing_reason
     return {"standing": peer.standing, "score": peer.score, "check_rate": rate, "standing_reason": why}
 
@@ -72,7 +79,7 @@ def show(values: dict[str, Any]) -> None:
     console.print(
         f"step {values['step']} of {values['steps']}, loss {loss}, head {values['head'][:16]}", highlight=False
     )
-    table = Table("peer", "phase", "device", "step", "state digest", "votes", "samples/s", "loss")
+    table = Table("peer", "phase", "device", "step", "state digest", "votes", "samples/s", "loss", "standing", "score")
     for peer in values["peers"]:
         table.add_row(
             peer["id"][-8:],
@@ -83,8 +90,13 @@ def show(values: dict[str, Any]) -> None:
             str(peer["votes_accepted"]),
             f"{peer['samples_per_second']:.1f}",
             f"{peer['loss']:.4f}",
+            peer["standing"],
+            f"{peer['score']:.1f}",
         )
     console.print(table)
+    for excluded in values["exclusions"]:
+        when = "from the next entry on" if excluded["step"] is None else f"step {excluded['step']}"
+        console.print(f"{excluded['id']}, {when}: {excluded['reason']}", highlight=False, soft_wrap=True)
 
 
 def status(link: str) -> dict[str, Any]:

@@ -19,6 +19,8 @@ CHECKS_MAX = 4
 """Checks that fall to one peer in a step: what it spends on others is bounded."""
 DRAWS_MAX = 64
 """Of one peer's checkers; then it has fewer: the work for a crowd is bounded, too."""
+VERDICTS_NEEDED = 2
+"""Of different checkers: nobody is excluded on one peer's word."""
 VERDICT_STEPS = 2
 """Verdicts on a step are taken until so many steps later, when they are judged: a check must not hold a step up."""
 _DOMAIN = b"swarmentum/v1/check\0"

@@ -62,6 +62,7 @@ class Reason(Enum):
     WRONG_STEP = "wrong_step"
     WRONG_PARENT = "wrong_parent"
     REPLAYED = "replayed"
+    EQUIVOCATED = "equivocated"
     WRONG_LAYOUT = "wrong_layout"
     OUT_OF_RANGE = "out_of_range"
     HASH_MISMATCH = "hash_mismatch"

@@ -37,8 +37,10 @@ TICKET_USES_MAX = 1 << 14
 UNIX_MS_MAX = 1 << 48  # the year 10889
 
 # Checks
+# Checks and exclusions
 EXCLUSIONS_MAX = 4  # in one entry; further ones are in the next
 EVIDENCE_MAX = 16  # verdicts with an exclusion
+EQUIVOCATIONS_MAX = 4  # in one report, and what a peer keeps to be reported
 
 # gRPC
 REQUEST_BYTES_MAX = 1 << 20

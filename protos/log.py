@@ -55,12 +55,21 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Equivocation:
+    """Two announcements as they were heard; `protos.equivocation.prove` says whether they exclude each other."""
+
+    first: bytes
+    second: bytes
+
+
+@dataclass(frozen=True)
 class Exclusion:
-    """A peer that takes part no more: why, and who found what."""
+    """A peer that takes part no more: why, and who found what; or what it signed."""
 
     public_key: bytes
     reason: str
-    evidence: tuple[Verdict, ...]
+    evidence: tuple[Verdict, ...] = ()
+    equivocation: Equivocation | None = None
 
 
 @dataclass(frozen=True)
@@ -149,11 +158,27 @@ def entry_body(entry: Entry) -> bytes:
         returned_samples=_ranges(entry.returned_samples),
         next_sample=entry.next_sample,
         trials=[_contribution_body(c) for c in entry.trials],
-        exclusions=[
-            log_pb2.Exclusion(public_key=e.public_key, reason=e.reason, evidence=[verdict_body(v) for v in e.evidence])
-            for e in entry.exclusions
-        ],
+        exclusions=[_exclusion_body(e) for e in entry.exclusions],
     ).SerializeToString(deterministic=True)
+
+
+def _exclusion_body(e: Exclusion) -> log_pb2.Exclusion:
+    body = log_pb2.Exclusion(public_key=e.public_key, reason=e.reason, evidence=[verdict_body(v) for v in e.evidence])
+    if e.equivocation is not None:
+        body.equivocation.CopyFrom(equivocation_body(e.equivocation))
+    return body
+
+
+def equivocation_body(equivocation: Equivocation) -> log_pb2.Equivocation:
+    """As protobuf."""
+    return log_pb2.Equivocation(first=equivocation.first, second=equivocation.second)
+
+
+def equivocation_from_body(body: log_pb2.Equivocation) -> Equivocation:
+    """Inverse of `equivocation_body`, checking sizes; raises `Refusal`."""
+    bound = limits.ANNOUNCEMENT_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
+    _in_range(max(len(body.first), len(body.second)) <= bound, "bytes of an announcement")
+    return Equivocation(body.first, body.second)
 
 
 def _contribution_body(c: Contribution) -> log_pb2.Contribution:
@@ -249,7 +274,8 @@ def _exclusion(body: log_pb2.Exclusion) -> Exclusion:
     _in_range(len(body.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
     _in_range(len(body.reason) <= REASON_CHARACTERS_MAX, "length of a reason")
     _in_range(len(body.evidence) <= limits.EVIDENCE_MAX, f"{len(body.evidence)} verdicts")
-    return Exclusion(body.public_key, body.reason, tuple(verdict_from_body(v) for v in body.evidence))
+    equivocation = equivocation_from_body(body.equivocation) if body.HasField("equivocation") else None
+    return Exclusion(body.public_key, body.reason, tuple(verdict_from_body(v) for v in body.evidence), equivocation)
 
 
 def tick_body(tick: Tick) -> log_pb2.Tick:

@@ -1,4 +1,4 @@
-"""Who contributed what, from the log alone: nothing in the ledger that the signed chain of entries does not prove.
+"""Who contributed what and who was excluded, from the log alone: nothing that the signed chain of entries does not prove.
 
 What the log proves is which payloads were accepted, and what their authors claimed when the coordinator accepted them
 (samples, tokens); it holds no wall time, so uptime is counted in clock steps.
@@ -20,10 +20,11 @@ from node.archive import files
 from node.report import format_bytes
 from node.swarm.client import CoordinatorClient
 from protos.envelope import parse
+from protos.equivocation import prove_exclusion
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
 from protos.invite import SCHEME, Invite
-from protos.log import Chain, SignedEntry, run_id_of
+from protos.log import Chain, Exclusion, SignedEntry, run_id_of
 from protos.v1 import envelope_pb2, log_pb2
 
 WIDTH = 130  # of the table where there is no terminal
@@ -48,14 +49,49 @@ class Account:
 
 
 @dataclass(frozen=True)
+class Excluded:
+    """Who takes part no more, from which step on, why, and what the log has to show for it.
+
+    `proven`: by two announcements that the peer itself signed; `verdicts`, `checkers`: how many verdicts the entry holds, of
+    how many other peers.
+    """
+
+    id: str
+    step: int
+    reason: str
+    proven: bool
+    payloads: tuple[str, ...]
+    verdicts: int
+    checkers: int
+
+    @classmethod
+    def of(cls, run_id: bytes, step: int, exclusion: Exclusion) -> Excluded:
+        """Raises Refusal for announcements that prove nothing against this peer."""
+        payloads: tuple[bytes, ...] = ()
+        if exclusion.equivocation is not None:
+            payloads = prove_exclusion(exclusion, run_id).payloads
+        checkers = {verdict.checker for verdict in exclusion.evidence}
+        return cls(
+            peer_id(exclusion.public_key),
+            step,
+            exclusion.reason,
+            bool(payloads),
+            tuple(payload.hex() for payload in payloads),
+            len(exclusion.evidence),
+            len(checkers),
+        )
+
+
+@dataclass(frozen=True)
 class Ledger:
-    """All accounts, the most votes first. `from_step`, `to_step`: the entries that were read, both included."""
+    """All accounts, the most votes first; all exclusions, in order. `from_step`, `to_step`: the entries read, both included."""
 
     run_id: bytes
     from_step: int
     to_step: int
     head: bytes
     accounts: tuple[Account, ...]
+    exclusions: tuple[Excluded, ...] = ()
 
     def values(self) -> dict[str, Any]:
         """As JSON values."""
@@ -68,16 +104,24 @@ class Ledger:
             "votes_accepted": sum(account.votes_accepted for account in self.accounts),
             "tokens": sum(account.tokens for account in self.accounts),
             "identities": lines,
+            "exclusions": [asdict(excluded) for excluded in self.exclusions],
         }
 
 
 def ledger(run_id: bytes, entries: Iterable[SignedEntry]) -> Ledger:
-    """From verified entries in order."""
+    """From verified entries in order. Raises OperatorError if an entry excludes a peer with evidence that proves nothing."""
     accounts: dict[bytes, Account] = {}
+    exclusions: list[Excluded] = []
     first, last, head = 0, 0, run_id
     for signed in entries:
         entry = signed.entry
         first, last, head = first or entry.step, entry.step, signed.hash
+        for exclusion in entry.exclusions:
+            try:
+                exclusions.append(Excluded.of(run_id, entry.step, exclusion))
+            except Refusal as refusal:
+                who = peer_id(exclusion.public_key)
+                raise OperatorError(f"entry {entry.step} excludes {who} with false evidence: {refusal}") from refusal
         for contribution in entry.contributions:
             account = accounts.setdefault(contribution.public_key, Account(peer_id(contribution.public_key)))
             account.votes_accepted += 1
@@ -86,7 +130,7 @@ def ledger(run_id: bytes, entries: Iterable[SignedEntry]) -> Ledger:
             account.payload_bytes += contribution.payload_bytes
             account.first_step, account.last_step = account.first_step or entry.step, entry.step
     ordered = sorted(accounts.values(), key=lambda account: (-account.votes_accepted, account.id))
-    return Ledger(run_id, first, last, head, tuple(ordered))
+    return Ledger(run_id, first, last, head, tuple(ordered), tuple(exclusions))
 
 
 def of(run: str) -> Ledger:
@@ -129,6 +173,11 @@ def show(found: Ledger) -> None:
         f"Run {found.run_id.hex()[:16]}, steps {found.from_step} to {found.to_step} of its log:", highlight=False
     )
     console.print(table)
+    for excluded in found.exclusions:
+        console.print(f"step {excluded.step}: {excluded.id} {excluded.reason}", highlight=False, soft_wrap=True)
+        what = f"payloads {', '.join(payload[:16] for payload in excluded.payloads)}, signatures checked"
+        said = f"{excluded.verdicts} verdicts of {excluded.checkers} peers, as the coordinator wrote them down"
+        console.print(f"    evidence: {what if excluded.proven else said}", highlight=False, soft_wrap=True)
 
 
 def archived_entries(folder: Path) -> tuple[bytes, Iterator[SignedEntry]]:

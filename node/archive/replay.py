@@ -22,7 +22,9 @@ from node.replica import BASE_PREFIX, demo_config
 from node.snapshot.pieces import Manifest, check_piece, describe, iterate_pieces, load, open_manifest, pack
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
+from protos.checks import VERDICTS_NEEDED
 from protos.envelope import Kind, open_envelope, parse
+from protos.equivocation import prove_exclusion
 from protos.errors import OperatorError, Reason, Refusal
 from protos.identity import peer_id, short
 from protos.limits import ANNOUNCEMENT_BYTES_MAX, ENVELOPE_OVERHEAD_BYTES_MAX
@@ -41,7 +43,10 @@ class BadStepError(Exception):
 
 @dataclass(frozen=True)
 class Replayed:
-    """A step that holds. `proven`: of its `votes` payloads, how many carry their author's own signature."""
+    """A step that holds. `proven`: of its `votes` payloads, how many carry their author's own signature. `digest_checked`:
+    whether an entry vouches for the digest of the state before. `excluded_proven`: of the `excluded` peers, how many by two
+    announcements that they signed themselves; the others by verdicts, as the coordinator wrote them down.
+    """
 
     step: int
     votes: int
@@ -49,7 +54,8 @@ class Replayed:
     entry_hash: bytes
     digest: bytes
     digest_checked: bool
-    """Whether an entry of the log vouches for the digest of the state before this step."""
+    excluded: int
+    excluded_proven: int
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,7 @@ class Replay:
                 f"signed, says {entry.parent_state_digest.hex()[:16]}",
                 self.genesis.coordinator,
             )
+        excluded_proven = _check_exclusions(self.genesis, signed)
         updates, proven = [], 0
         for contribution in entry.contributions:
             update, signed_by_author = self._vote(entry.step, contribution, payloads)
@@ -189,7 +196,10 @@ class Replay:
         self.step = entry.step
         digest = state_digest(self.demo.replicated, self.step)
         checked = bool(entry.parent_state_digest)
-        return Replayed(entry.step, len(entry.contributions), proven, signed.hash, digest, checked)
+        excluded = len(entry.exclusions)
+        return Replayed(
+            entry.step, len(entry.contributions), proven, signed.hash, digest, checked, excluded, excluded_proven
+        )
 
     def _vote(
         self, step: int, contribution: Contribution, payloads: Iterator[archive_pb2.ArchivedPayload]
@@ -217,6 +227,24 @@ class Replay:
             return self._door.open(data, step), proven
         except Refusal:
             return None, proven
+
+
+def _check_exclusions(genesis: Genesis, signed: SignedEntry) -> int:
+    """How many exclusions of an entry are proven by what their peers signed; BadStepError for evidence that is none."""
+    proven, step = 0, signed.entry.step
+    for exclusion in signed.entry.exclusions:
+        name = f"the exclusion of {peer_id(exclusion.public_key)}"
+        if exclusion.equivocation is not None:
+            try:
+                prove_exclusion(exclusion, genesis.run_id)
+            except Refusal as refusal:
+                raise BadStepError(
+                    step, f"{name}: its evidence proves nothing: {refusal}", genesis.coordinator
+                ) from refusal
+            proven += 1
+        elif len({v.checker for v in exclusion.evidence if v.subject == exclusion.public_key}) < VERDICTS_NEEDED:
+            raise BadStepError(step, f"{name}: no verdicts of {VERDICTS_NEEDED} peers against it", genesis.coordinator)
+    return proven
 
 
 def _check_announcement(run_id: bytes, step: int, contribution: Contribution, envelope: bytes) -> None:

@@ -41,6 +41,8 @@ class Verdict:
     votes: int = 0
     votes_signed_by_author: int = 0
     digests_checked: int = 0
+    exclusions: int = 0
+    exclusions_proven: int = 0
     state_digest: str = ""
     weights: str = "no exported model given"
 
@@ -99,9 +101,10 @@ def line(step: Replayed) -> str:
     """A step that holds, for people."""
     own = "all" if step.proven == step.votes else str(step.proven)
     digest = "in the log" if step.digest_checked else "not in the log"
+    excluded = f"  {step.excluded} peers excluded, evidence ok" if step.excluded else ""
     return (
         f"step {step.step:>6}  chain ok, coordinator's signature ok  {step.votes} payloads ok ({own} signed by their author)  "
-        f"entry {step.entry_hash.hex()[:16]}  state before: {digest}  state {step.digest.hex()[:16]}"
+        f"entry {step.entry_hash.hex()[:16]}  state before: {digest}  state {step.digest.hex()[:16]}{excluded}"
     )
 
 
@@ -111,10 +114,19 @@ def text(verdict: Verdict) -> str:
         return (
             f"OK: steps {verdict.first_step} to {verdict.last_step} of run {verdict.run[:16]} hold: {verdict.votes} payloads "
             f"({verdict.votes_signed_by_author} signed by their author), {verdict.digests_checked} digests as the log says.\n"
-            f"State digest {verdict.state_digest[:16]}; weights: {verdict.weights}."
+            f"{_exclusions(verdict)}State digest {verdict.state_digest[:16]}; weights: {verdict.weights}."
         )
     signer = f" Signed by {verdict.signed_by}." if verdict.signed_by else ""
     return f"FAILED at step {verdict.first_bad_step}: {verdict.reason}.{signer} {verdict.steps} steps before it hold."
+
+
+def _exclusions(verdict: Verdict) -> str:
+    if not verdict.exclusions:
+        return ""
+    return (
+        f"{verdict.exclusions} peers excluded, {verdict.exclusions_proven} of them proven by two payloads that they signed "
+        "for one step.\n"
+    )
 
 
 def _replay(replay: Replay, verdict: Verdict, told: Callable[[Replayed, int], None]) -> None:
@@ -126,6 +138,8 @@ def _replay(replay: Replay, verdict: Verdict, told: Callable[[Replayed, int], No
         verdict.votes += step.votes
         verdict.votes_signed_by_author += step.proven
         verdict.digests_checked += step.digest_checked
+        verdict.exclusions += step.excluded
+        verdict.exclusions_proven += step.excluded_proven
         told(step, total)
     if not verdict.steps:
         raise OperatorError("the archive holds no step")

@@ -1,9 +1,9 @@
 """The door for gossiped announcements, pure: bytes in; a verified announcement or a refusal with its reason out.
 
 Follows the log's head: takes announcements for the next step (and, for a peer that is a step ahead of our stream, the one
-after), each once and at most two of an author and step, from members of the step's roster only: a stranger's payload is
-not even pulled. What comes before the step's tick waits for it. Everything remembered is bounded by the roster limit and
-forgotten with the step.
+after), each once, from members of the step's roster only: a stranger's payload is not even pulled. A second one of an author
+and step is kept as evidence (no honest peer signs two: node/swarm/vow.py), and its payload is not pulled. What comes before
+the step's tick waits for it. Everything remembered is bounded by the roster limit and forgotten with the step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protos.errors import Reason, Refusal
 from protos.v1 import update_pb2
 
 STEPS_AHEAD_MAX = 2
-# A peer that died with its payload and came back within the step has another one; which counts is the coordinator's choice.
+# Two are evidence; more add nothing to it.
 PAYLOADS_AN_AUTHOR_MAX = 2
 
 
@@ -29,6 +29,7 @@ class Announced:
     step: int
     payload_sha256: bytes
     payload_bytes: int
+    parent_hash: bytes
     envelope: bytes
 
 
@@ -44,13 +45,17 @@ class Inbox:
     def move_head(self, step: int, entry_hash: bytes) -> None:
         """The log has grown (or was started again from a snapshot)."""
         self._head = (step, entry_hash)
-        self._seen = {key: value for key, value in self._seen.items() if step < key[0] <= step + STEPS_AHEAD_MAX}
+        self._seen = {
+            key: value
+            for key, value in self._seen.items()
+            if step < key[0] <= step + STEPS_AHEAD_MAX and (key[0] != step + 1 or value.parent_hash == entry_hash)
+        }
 
     def open_step(self, step: int, members: Iterable[bytes]) -> list[Announced]:
-        """The step's roster is known: returns what its members announced already; what others said is forgotten."""
+        """The step's roster is known: what its members announced already, in that order; what others said is forgotten."""
         self._open = (step, frozenset(members))
         self._seen = {key: value for key, value in self._seen.items() if key[0] != step or key[1] in self._open[1]}
-        return [announced for key, announced in sorted(self._seen.items()) if key[0] == step]
+        return [announced for key, announced in self._seen.items() if key[0] == step]
 
     def envelope_of(self, step: int, author: bytes, payload_sha256: bytes) -> bytes | None:
         """The author's signed announcement of this payload, if it was heard and its step is not decided."""
@@ -60,6 +65,12 @@ class Inbox:
     def may_pull(self, announced: Announced) -> bool:
         """Whether the author is known to be in the roster of that step."""
         return self._open[0] == announced.step and announced.author in self._open[1]
+
+    def contradicted(self, announced: Announced) -> Announced | None:
+        """What its author announced before for the same step and log, if that is another payload."""
+        step, author = announced.step, announced.author
+        first = next(value for key, value in self._seen.items() if key[:2] == (step, author))
+        return None if first is announced or first.parent_hash != announced.parent_hash else first
 
     def offer(self, data: bytes, payload_bytes_max: int) -> Announced:
         """Take a gossiped announcement, or raise `Refusal`: size, parse, kind, run, signature, range, step, replay.
@@ -80,7 +91,9 @@ class Inbox:
             raise Refusal(Reason.UNKNOWN_SIGNER, f"the author is not in the roster of step {body.step}")
         if body.step == head_step + 1 and body.parent_hash != head_hash:
             raise Refusal(Reason.WRONG_PARENT, f"announcement of step {body.step} on another log")
-        announced = Announced(opened.public_key, body.step, body.payload_sha256, body.payload_bytes, data)
+        announced = Announced(
+            opened.public_key, body.step, body.payload_sha256, body.payload_bytes, body.parent_hash, data
+        )
         if (body.step, opened.public_key, body.payload_sha256) in self._seen:
             raise Refusal(Reason.REPLAYED, f"step {body.step} announced again")
         others = sum(key[:2] == (body.step, opened.public_key) for key in self._seen)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from protos import limits
 from protos.checks import VERDICT_STEPS
-from protos.log import Verdict, verdict_body
+from protos.log import Equivocation, Verdict, equivocation_body, verdict_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 
@@ -20,6 +20,7 @@ class Outbox:
     applied: dict[int, bytes] = field(default_factory=dict)
     snapshots: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     verdicts: dict[tuple[int, bytes], Verdict] = field(default_factory=dict)
+    equivocations: dict[bytes, Equivocation] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
     _told: set[object] = field(default_factory=set)
     _generation: int = 0
@@ -40,6 +41,18 @@ class Outbox:
         self.applied[step] = digest
         for old in sorted(self.applied)[: -limits.APPLIED_MAX]:
             del self.applied[old]
+
+    def accuse(self, author: bytes, equivocation: Equivocation) -> bool:
+        """Evidence against an author, until an entry says that it is excluded; one each, of a few. Whether it is new."""
+        if author in self.equivocations or len(self.equivocations) >= limits.EQUIVOCATIONS_MAX:
+            return False
+        self.equivocations[author] = equivocation
+        return True
+
+    def excluded(self, author: bytes) -> None:
+        """The log says so: nothing more to tell."""
+        self.equivocations.pop(author, None)
+        self._told.discard(("equivocation", author))
 
     def everything_again(self) -> None:
         """A new session: what still matters is told again (of the applied states, the last)."""
@@ -75,6 +88,9 @@ class Outbox:
         for (step, subject), verdict in list(self.verdicts.items())[-limits.VERDICTS_MAX :]:
             if self._new(("verdict", step, subject), facts):
                 body.verdicts.append(verdict_body(replace(verdict, checker=b"")))
+        for author, equivocation in self.equivocations.items():
+            if self._new(("equivocation", author), facts):
+                body.equivocations.append(equivocation_body(equivocation))
         if self.addresses and self._new(("addresses", self.addresses), facts):
             body.addresses.extend(self.addresses)
         return (body, facts) if facts else None

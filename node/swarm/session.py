@@ -37,14 +37,15 @@ from node.swarm.inbox import Announced, Inbox
 from node.swarm.outbox import Outbox
 from node.swarm.payloads import Payloads
 from node.swarm.settings import OverlaySettings
+from node.swarm.vow import Vow, Vowed
 from node.swarm.witness import Told, Witness
 from node.wire.codec import Update, payload_hash
 from protos.assignment import assign
 from protos.envelope import Kind, parse, seal
-from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
+from protos.errors import NetworkError, Reason, Refusal, RefusedError, SwarmentumError
 from protos.identity import Identity, peer_id, short
 from protos.invite import Invite
-from protos.log import Chain, Contribution, SignedEntry, Tick, Verdict, open_tick
+from protos.log import Chain, Contribution, Equivocation, SignedEntry, Tick, Verdict, open_tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, update_pb2
 
@@ -133,6 +134,7 @@ class Session:
         self._chain = Chain(invite.run_id, invite.coordinator_public_key)
         self._witness = Witness(invite.run_id, invite.coordinator_public_key, payloads.folder.parent)
         self._accusing = False
+        self._vow = Vow(payloads.folder.parent, invite.run_id, identity.public_key)
         self._outbox, self._dirty = Outbox(), asyncio.Event()
         self._tick: Tick | None = None
         self._snapshots: list[Snapshot] = []
@@ -264,20 +266,34 @@ class Session:
     # ---- the training thread's words ---------------------------------------------------------------------------------
 
     async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
-        """Offer this peer's payload of a step, and say so."""
-        step = announcement.step
-        if step <= self._chain.step:
+        """Offer this peer's payload of a step, and say so; or what was said before, if it was another one."""
+        if announcement.step <= self._chain.step:
             return  # decided without us while we computed
-        sha256 = payload_hash(data)
-        self._payloads.put(step, sha256, data)
-        announcement.payload_sha256, announcement.payload_bytes = sha256, len(data)
-        self.counters.payload_bytes_sent += len(data)
-        envelope = seal(self._identity, Kind.KIND_ANNOUNCEMENT, self._invite.run_id, announcement)
-        raw = envelope.SerializeToString(deterministic=True)
-        self._outbox.announcement = (step, raw)
-        self._outbox.holdings[self._identity.public_key, sha256] = step
+        vowed = self._vowed(data, announcement)
+        if vowed is None:
+            return
+        self._outbox.announcement = (vowed.step, vowed.envelope)
+        self._outbox.holdings[self._identity.public_key, vowed.payload_sha256] = vowed.step
         self._dirty.set()
-        await self._gossip(raw)
+        await self._gossip(vowed.envelope)
+
+    def _vowed(self, data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
+        """The one announcement that this peer ever signs for a step, with its payload kept; None if that is lost."""
+        step, sha256, last = announcement.step, payload_hash(data), self._vow.last
+        if last is not None and step <= last.step and (step, sha256) != (last.step, last.payload_sha256):
+            held = step == last.step and self._payloads.get(last.payload_sha256) is not None
+            what = "those are said again" if held else "they are not here: this peer sits the step out"
+            self._log.info(f"votes were announced before; {what}", step=step, announced_step=last.step)
+            return last if held else None
+        if self._payloads.put(step, sha256, data):
+            self.counters.payload_bytes_sent += len(data)
+        if last is not None and step == last.step:
+            return last
+        announcement.payload_sha256, announcement.payload_bytes = sha256, len(data)
+        envelope = seal(self._identity, Kind.KIND_ANNOUNCEMENT, self._invite.run_id, announcement)
+        vowed = Vowed(step, sha256, envelope.SerializeToString(deterministic=True))
+        self._vow.keep(vowed)
+        return vowed
 
     async def applied(self, step: int, digest: bytes) -> None:
         """The training thread has reached a state."""
@@ -358,6 +374,8 @@ class Session:
             self._dirty.set()
         if what == "tick":
             await self._take_tick(event.tick)
+        elif what == "announcement":  # of a payload that we hold another one for: as if it were gossiped
+            self._on_gossip(event.announcement.SerializeToString(deterministic=True))
         elif what == "notice":
             await self._take_notice(event.notice)
 
@@ -376,7 +394,7 @@ class Session:
         self._dirty.set()
         for announced in self._inbox.open_step(tick.step, (share.public_key for share in tick.roster)):
             if announced.author != self._identity.public_key:
-                self._spawn(self._hold(announced))
+                self._heard(announced)
         ranges = assign(tick.pool, tick.roster).get(self._identity.public_key)
         await self._emit(Opened(tick, ranges, event.deadline_ms))
 
@@ -424,6 +442,7 @@ class Session:
         self._chain.take(signed)
         self._witness.saw(signed)
         for exclusion in signed.entry.exclusions:
+            self._outbox.excluded(exclusion.public_key)
             if exclusion.public_key == self._identity.public_key:
                 await self._emit(Failed(RefusedError(exclusion.reason)))
         self.committed_step = step
@@ -555,9 +574,21 @@ class Session:
                 announced = self._inbox.offer(data, self._door.bytes_max)
                 self.counters.announcements += 1
                 if self._inbox.may_pull(announced):
-                    self._spawn(self._hold(announced))
+                    self._heard(announced)
         except Refusal as refusal:
             self._count(refusal)
+
+    def _heard(self, announced: Announced) -> None:
+        """A roster member's announcement: its payload is pulled, or it is evidence against its author."""
+        first = self._inbox.contradicted(announced)
+        if first is None:
+            self._spawn(self._hold(announced))
+            return
+        step, author = announced.step, announced.author
+        self._count(Refusal(Reason.EQUIVOCATED, f"two payloads for step {step} by {short(author)}"))
+        if self._outbox.accuse(author, Equivocation(first.envelope, announced.envelope)):
+            self._log.warning("a peer announced two payloads for one step", step=step, author=short(author))
+            self._dirty.set()
 
     async def _hold(self, announced: Announced) -> None:
         """Pull an announced payload, check it, and report that we hold it. Others' faults end here."""

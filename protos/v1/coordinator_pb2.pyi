@@ -52,7 +52,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total")
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions")
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class GetRunResponse(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    EXCLUSIONS_FIELD_NUMBER: _ClassVar[int]
     genesis: _log_pb2.Genesis
     phase: Phase
     head_step: int
@@ -75,7 +76,20 @@ class GetRunResponse(_message.Message):
     loss: float
     reason: str
     payload_bytes_total: int
-    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ...) -> None: ...
+    exclusions: _containers.RepeatedCompositeFieldContainer[ExcludedPeer]
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ...) -> None: ...
+
+class ExcludedPeer(_message.Message):
+    __slots__ = ("public_key", "step", "reason", "proven")
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PROVEN_FIELD_NUMBER: _ClassVar[int]
+    public_key: bytes
+    step: int
+    reason: str
+    proven: bool
+    def __init__(self, public_key: _Optional[bytes] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ..., proven: _Optional[bool] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("public_key", "phase", "device", "applied_step", "state_digest", "votes_accepted", "samples_per_second", "loss", "score", "check_permille", "standing", "standing_reason")
@@ -194,14 +208,16 @@ class FollowBody(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., from_step: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class FollowResponse(_message.Message):
-    __slots__ = ("tick", "entry", "notice")
+    __slots__ = ("tick", "entry", "notice", "announcement")
     TICK_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
     tick: TickEvent
     entry: _envelope_pb2.SignedEnvelope
     notice: Notice
-    def __init__(self, tick: _Optional[_Union[TickEvent, _Mapping]] = ..., entry: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    announcement: _envelope_pb2.SignedEnvelope
+    def __init__(self, tick: _Optional[_Union[TickEvent, _Mapping]] = ..., entry: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class TickEvent(_message.Message):
     __slots__ = ("envelope", "deadline_ms")
@@ -228,7 +244,7 @@ class ReportRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts")
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +254,7 @@ class ReportBody(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    EQUIVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     sequence: int
     announcement: _envelope_pb2.SignedEnvelope
@@ -247,7 +264,8 @@ class ReportBody(_message.Message):
     leaving: bool
     addresses: _containers.RepeatedScalarFieldContainer[str]
     verdicts: _containers.RepeatedCompositeFieldContainer[_log_pb2.Verdict]
-    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ...) -> None: ...
+    equivocations: _containers.RepeatedCompositeFieldContainer[_log_pb2.Equivocation]
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("step", "public_key", "payload_sha256")

@@ -52,15 +52,25 @@ class Verdict(_message.Message):
     like: bytes
     def __init__(self, step: _Optional[int] = ..., checker: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., payload_sha256: _Optional[bytes] = ..., own: _Optional[float] = ..., difference: _Optional[float] = ..., overlap: _Optional[float] = ..., like: _Optional[bytes] = ...) -> None: ...
 
+class Equivocation(_message.Message):
+    __slots__ = ("first", "second")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FIELD_NUMBER: _ClassVar[int]
+    first: bytes
+    second: bytes
+    def __init__(self, first: _Optional[bytes] = ..., second: _Optional[bytes] = ...) -> None: ...
+
 class Exclusion(_message.Message):
-    __slots__ = ("public_key", "reason", "evidence")
+    __slots__ = ("public_key", "reason", "evidence", "equivocation")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    EQUIVOCATION_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     reason: str
     evidence: _containers.RepeatedCompositeFieldContainer[Verdict]
-    def __init__(self, public_key: _Optional[bytes] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ...) -> None: ...
+    equivocation: Equivocation
+    def __init__(self, public_key: _Optional[bytes] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., equivocation: _Optional[_Union[Equivocation, _Mapping]] = ...) -> None: ...
 
 class Judged(_message.Message):
     __slots__ = ("verdicts", "arrival")

@@ -64,7 +64,7 @@ async def _play(loop, seed: int, folder: Path, names: list[str] | None, long: bo
             faults.schedule(world, drawn)
             await world.until(lambda: False, seconds)
             finished = await world.until(lambda: all(p.finished or p.too_late for p in world.peers), 600.0)
-            _check(world, finished)
+            _check(world, finished, names)
     except BaseException:
         for note in world.notes:
             print("   ", note, file=sys.stderr)
@@ -75,7 +75,7 @@ async def _play(loop, seed: int, folder: Path, names: list[str] | None, long: bo
     return hashlib.sha256(told.encode()).hexdigest()[:16], world.notes
 
 
-def _check(world, finished: bool) -> None:  # type: ignore[no-untyped-def]
+def _check(world, finished: bool, names: list[str] | None) -> None:  # type: ignore[no-untyped-def]
     from coordinator.journal import Journal
 
     head = world.coordinator.head_step
@@ -92,6 +92,14 @@ def _check(world, finished: bool) -> None:  # type: ignore[no-untyped-def]
         world.checkers.journal(journal.records(world.coordinator.run_id), world.coordinator.run_id, world.config)
     finally:
         journal.close()
+    for peer in world.peers:
+        lied, out = (found.get(peer.identity.public_key) for found in (world.checkers.heard, world.checkers.excluded))
+        if lied is not None:
+            world.note(f"{peer.name} announced two payloads for step {lied}; excluded in entry {out}")
+            # where the weather is bad, too, evidence may be lost on the way
+            assert out is not None or names != ["equivocate"], (
+                f"{peer.name} announced two payloads and was not excluded"
+            )
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from coordinator.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNA
 from node.swarm import settings as limits
 from node.swarm.inbox import STEPS_AHEAD_MAX
 from node.swarm.session import ENTRIES_AHEAD_MAX, Session
+from protos.equivocation import prove_exclusion
 from protos.errors import DivergedError, SwarmentumError
 from protos.limits import APPLIED_MAX, ROSTER_PEERS_MAX
 from protos.log import SignedEntry
@@ -27,6 +28,9 @@ class Checkers:
         self._heads: dict[str, int] = {}
         self._committed = 0
         self._corrupted: dict[str, int] = {}
+        self.two_faced: set[bytes] = set()
+        self.heard: dict[bytes, int] = {}
+        self.excluded: dict[bytes, int] = {}
 
     def entry(self, peer: str, signed: SignedEntry) -> None:
         """An entry arrived with all its payloads: every peer sees the same at each step."""
@@ -51,6 +55,10 @@ class Checkers:
     def corrupted(self, peer: str, step: int) -> None:
         """Its replica was changed behind its back after this step: for a few steps it may differ, then no more."""
         self._corrupted[peer] = step
+
+    def lied(self, public_key: bytes, step: int) -> None:
+        """Somebody heard a second payload of this peer for a step."""
+        self.heard.setdefault(public_key, step)
 
     def ended(self, peer: str, error: SwarmentumError) -> None:
         """A peer gave up. The network may be bad enough for that; replicas may never differ."""
@@ -92,6 +100,13 @@ class Checkers:
     def journal(self, records: Iterable[Record], run_id: bytes, config: RunConfig) -> None:
         """At the end: the journal holds every entry that anyone saw, in one chain, every sample at most once."""
         kept = list(records)
+        for record in kept:
+            if isinstance(record, EntryCommitted):
+                for exclusion in record.entry.exclusions:
+                    assert prove_exclusion(exclusion, run_id).step <= record.entry.step + STEPS_AHEAD_MAX
+                    assert exclusion.public_key in self.two_faced, "an honest peer was excluded"
+                    assert exclusion.public_key not in self.excluded, "excluded twice"
+                    self.excluded[exclusion.public_key] = record.entry.step
         in_journal = {r.entry.step: r.hash for r in kept if isinstance(r, EntryCommitted)}
         for step, seen in self.entries.items():
             assert in_journal.get(step) == seen, f"entry {step} was seen and is not in the journal"

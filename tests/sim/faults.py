@@ -71,8 +71,12 @@ def full_disk(world: World, _: Fault) -> Callable[[], None]:
 
 
 def equivocate(world: World, fault: Fault) -> Callable[[], None]:
-    """A peer with two faces: two payloads for each step."""
+    """A peer with two faces: two payloads for each step. Only while the run can go on without all who ever had two."""
     peer = world.peers[fault.who]
+    liars = world.liars | {peer.name}
+    if len(world.peers) - len(liars) < world.config.clock.min_peers:
+        return lambda: None
+    world.liars = liars
     peer.equivocate(True)
     return lambda: peer.equivocate(False)
 

@@ -307,6 +307,8 @@ class SimHost(Host):
         self.pipes: list[Pipe] = []
         self.two_faced: Callable[[bytes], bytes] | None = None
         """What a liar tells every other peer instead of a message."""
+        self.lied_to: Callable[[bytes], None] = lambda said: None
+        """Is told what somebody really heard."""
 
     async def start(self, bootstrap: tuple[str, ...] = ()) -> None:
         self._overlay.hosts[self.name] = self
@@ -376,11 +378,21 @@ class SimHost(Host):
     async def publish(self, topic: str, data: bytes) -> None:
         """GossipSub delivers each message once to each peer, if at all; the weather may bring it twice."""
         weather, chance = self._net.weather, self._net.random
+        other = data if self.two_faced is None else self.two_faced(data)
+        faces = (data, other)
         for place, name in enumerate(sorted(self._overlay.hosts)):
-            said = data if self.two_faced is None or place % 2 == 0 else self.two_faced(data)
             if name == self.name or not self._net.joined(self.name, name) or chance.random() < weather.loss:
                 continue
+            said = faces[place % 2]
             for _ in range(1 + (chance.random() < weather.twice)):
+                self._net.loop.call_later(self._net.delay(), self._arrive, name, topic, said)
+            if other != data:
+                # who was told the one passes it on to those who were told the other
+                self._net.loop.call_later(self._net.delay(), self._pass_on, name, topic, said)
+
+    def _pass_on(self, by: str, topic: str, said: bytes) -> None:
+        for name in sorted(self._overlay.hosts):
+            if name not in (by, self.name) and self._net.joined(by, name):
                 self._net.loop.call_later(self._net.delay(), self._arrive, name, topic, said)
 
     async def insist(self, topic: str, data: bytes) -> None:
@@ -389,6 +401,7 @@ class SimHost(Host):
     def _arrive(self, name: str, topic: str, data: bytes) -> None:
         host = self._overlay.hosts.get(name)
         if host is not None and topic in host._topics:
+            self.lied_to(data)
             host._topics[topic](data)
 
 

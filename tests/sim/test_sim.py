@@ -53,6 +53,11 @@ def test_bad_memory_is_found_within_a_few_steps_and_healed() -> None:
     assert finished(start("--seeds", "0", "10", "--faults", "bit-flip")).count("seed ") == 10
 
 
+def test_who_announces_two_payloads_is_excluded_and_nobody_else() -> None:
+    """With the evidence in the log: the checkers look (tests/sim/checkers.py), here and where all else goes wrong, too."""
+    assert finished(start("--seeds", "0", "12", "--faults", "equivocate")).count("seed ") == 12
+
+
 def test_a_thousand_peers_stay_equal() -> None:
     """Few steps here; `python -m tests.sim.crowd` plays 50 (docs/benchmarks.md)."""
     assert "1000 peers, 4 steps" in finished(start("--steps", "4", module="tests.sim.crowd"))

@@ -329,6 +329,18 @@ class PeerProcess:
         if self._session is not None:
             assert isinstance(self._session.host, SimHost)
             self._session.host.two_faced = self._other_votes if lies else None
+            self._session.host.lied_to = self._heard_as if lies else lambda said: None
+
+    def _heard_as(self, message: bytes) -> None:
+        """Somebody heard this announcement of ours; with another payload than we hold by, it is an offence."""
+        session = self._session
+        vowed = None if session is None else session._vow.last
+        said = parse(envelope_pb2.SignedEnvelope, message)
+        if vowed is None or said.kind != Kind.KIND_ANNOUNCEMENT or said.public_key != self.identity.public_key:
+            return
+        body = parse(update_pb2.Announcement, said.body)
+        if body.step == vowed.step and body.payload_sha256 != vowed.payload_sha256:
+            self.world.checkers.lied(self.identity.public_key, body.step)
 
     def _other_votes(self, message: bytes) -> bytes:
         envelope = parse(envelope_pb2.SignedEnvelope, message)
@@ -348,6 +360,7 @@ class PeerProcess:
         other = votes.SerializeToString(deterministic=True)
         said.payload_sha256 = payload_hash(other)
         session._payloads.put(said.step, said.payload_sha256, other)
+        self.world.checkers.two_faced.add(self.identity.public_key)
         return seal(self.identity, Kind.KIND_ANNOUNCEMENT, envelope.run_id, said).SerializeToString(deterministic=True)
 
     def check_buffers(self) -> None:
@@ -395,6 +408,8 @@ class World:
     config: RunConfig
     peers_wanted: int
     notes: list[str] = field(default_factory=list)
+    liars: set[str] = field(default_factory=set)
+    """Peers that were told to have two faces, whether they got to it or not."""
     failures: list[BaseException] = field(default_factory=list)
     """What went wrong in a thread or a callback."""
 

@@ -22,7 +22,8 @@ from protos.envelope import Kind, seal
 from protos.errors import OperatorError, Refusal
 from protos.identity import Identity, peer_id
 from protos.limits import PAYLOAD_BYTES_MAX
-from protos.log import Contribution, Entry, SignedEntry, lr_to_bits, run_id_of, seal_entry
+from protos.log import Contribution, Entry, Equivocation, Exclusion, SignedEntry, lr_to_bits, run_id_of, seal_entry
+from protos.log import Verdict as Finding
 from protos.run_config import OptimizerConfig, RunConfig
 from protos.v1 import archive_pb2, log_pb2, update_pb2
 
@@ -39,6 +40,7 @@ class Life:
     config: RunConfig = field(default_factory=RunConfig)
     entries: list[SignedEntry] = field(default_factory=list)
     false_digest_at: int = 0
+    exclusions: dict[int, Exclusion] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         made = log_pb2.Genesis(
@@ -79,7 +81,8 @@ class Life:
         digest = self.ada.digest() if step > 1 else b""
         if step == self.false_digest_at:
             digest = bytes(32)
-        entry = Entry(step, self.ada.head, contributions, lr_to_bits(LR), digest, (), step)
+        out = (self.exclusions[step],) if step in self.exclusions else ()
+        entry = Entry(step, self.ada.head, contributions, lr_to_bits(LR), digest, (), step, exclusions=out)
         signed = seal_entry(COORDINATOR, self.run_id, entry)
         door = UpdateDoor(self.run_id, self.ada.layout_digest, self.ada.demo.layout.chunks, self.ada.demo.config.form)
         updates = [door.open(payloads[key], step) for key in keys]
@@ -156,6 +159,47 @@ def test_the_log_s_own_word_about_the_state_is_checked(tmp_path: Path) -> None:
     assert (found.first_bad_step, found.steps) == (3, 3)
     assert found.signed_by == peer_id(COORDINATOR.public_key)
     assert "digest" in found.reason
+
+
+def offence(life: Life, who: Identity, against: bytes) -> Exclusion:
+    def word(payload: bytes) -> bytes:
+        said = update_pb2.Announcement(step=2, parent_hash=bytes(32), payload_sha256=payload * 32, payload_bytes=1)
+        return seal(who, Kind.KIND_ANNOUNCEMENT, life.run_id, said).SerializeToString(deterministic=True)
+
+    return Exclusion(against, "two payloads", (), Equivocation(word(b"p"), word(b"q")))
+
+
+def test_the_evidence_of_an_exclusion_is_checked_and_in_the_ledger(life: Life) -> None:
+    eve = Identity.from_seed(b"e" * 32)
+    verdicts = tuple(Finding(2, who.public_key, BOB.public_key, bytes(32), 0.0, 0.0) for who in (ADA, eve))
+    life.exclusions = {
+        3: offence(life, eve, eve.public_key),
+        4: Exclusion(BOB.public_key, "votes do not fit", verdicts),
+    }
+    life.steps(5)
+    found = life.verdict()
+    assert found.ok, found.reason
+    assert (found.exclusions, found.exclusions_proven) == (2, 1)
+    told = ledger.of(str(life.folder))
+    assert [(x.id, x.step, x.proven, x.verdicts, x.checkers) for x in told.exclusions] == [
+        (eve.peer_id, 3, True, 0, 0),
+        (BOB.peer_id, 4, False, 2, 2),
+    ]
+    assert told.values()["exclusions"][0]["payloads"] == ((b"p" * 32).hex(), (b"q" * 32).hex())
+    ledger.show(told)
+
+
+@pytest.mark.parametrize("what", ["against another", "nothing"])
+def test_an_exclusion_without_evidence_is_found(life: Life, what: str) -> None:
+    false = offence(life, ADA, BOB.public_key) if what == "against another" else Exclusion(BOB.public_key, "so", ())
+    life.exclusions = {3: false}
+    life.steps(4)
+    found = life.verdict()
+    assert (found.ok, found.first_bad_step, found.steps) == (False, 3, 2)
+    assert found.signed_by == peer_id(COORDINATOR.public_key)
+    if what == "against another":
+        with pytest.raises(OperatorError, match="false evidence"):
+            ledger.of(str(life.folder))
 
 
 # ---- whatever is changed is found ------------------------------------------------------------------------------------

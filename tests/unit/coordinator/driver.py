@@ -396,7 +396,8 @@ class Swarm(Harness):
             return
         if peer.claim is not None and peer.claim.step == tick.step:
             return
-        peer.claim = claim_of(peer.tick, peer.number, salt=peer.life, compute_ms=peer.compute_ms)
+        # whatever its life: node/swarm/vow.py keeps it from announcing another one
+        peer.claim = claim_of(peer.tick, peer.number, compute_ms=peer.compute_ms)
         peer.holdings.add((peer.claim.step, key(peer.number), peer.claim.payload_sha256))
         self._say(peer, peer.claim)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,10 +16,12 @@ from coordinator.events import (
     Connected,
     Disconnected,
     Effect,
+    Equivocated,
     Event,
     Joined,
     NoticeKind,
     Reported,
+    SendAnnouncement,
     SendEntry,
     SendNotice,
     SendTick,
@@ -27,6 +31,8 @@ from coordinator.events import (
 )
 from coordinator.state import PeerPhase, Phase
 from protos.assignment import Range
+from protos.equivocation import Offence
+from protos.log import Equivocation, Exclusion
 from tests.unit.coordinator.driver import (
     LAYOUT,
     RUN_ID,
@@ -65,7 +71,7 @@ def event_of(harness: Harness, kind: str, peer: int, a: int, b: int) -> list[Eve
     run = harness.run
     step = run.step.tick.step if run.step else run.head_step + 1
     tick = harness.ticks[-1] if harness.ticks else None
-    claim = claim_of(tick, peer, salt=a // 2) if tick else Claim(1, RUN_ID, sha(0), 1, 1, 1, 1.0, 0)
+    claim = claim_of(tick, peer) if tick else Claim(1, RUN_ID, sha(0), 1, 1, 1, 1.0, 0)
     if kind == "claim" and a == 3:
         claim = Claim(step + b - 1, RUN_ID, sha(b), 64, [1, 10**9, 0, 1 << 60][b], 7, 1.0, 0)
     held = tuple(
@@ -212,6 +218,19 @@ def opened(peers: int = 3, **clock: object) -> Harness:
         harness.feed(Connected(key(n)))
         harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
     assert harness.run.phase is Phase.OPEN
+    assert len(harness.run.roster) == peers
+    return harness
+
+
+def opened_together(peers: int = 3, **clock: object) -> Harness:
+    """The same where the run could go on with a peer less."""
+    harness = Harness(config(min_peers=peers - 1, snapshot_every=2, **clock))
+    for n in range(peers):
+        harness.feed(joined(n))
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),)))
+    for n in range(peers):
+        harness.feed(Reported(key(n), snapshots=(snapshot_at(0),)))
     assert len(harness.run.roster) == peers
     return harness
 
@@ -456,15 +475,73 @@ def test_run_full_counts_at_join_and_at_connect() -> None:
 
 
 def test_two_payloads_of_one_author() -> None:
-    harness = opened()
+    harness = opened_together()
     tick = harness.ticks[-1]
     first, second = claim_of(tick, 0), claim_of(tick, 0, salt=1)
     harness.feed(Reported(key(0), claim=first))
     harness.feed(Reported(key(0), claim=second))
-    assert not harness.refusals, "nobody has the first: it died with its author"
-    harness.feed(Reported(key(1), holdings=((1, key(0), second.payload_sha256),)))
-    harness.feed(Reported(key(0), claim=first))
-    assert "the first one stands" in harness.refusals[-1]
+    assert "two payloads announced for step 1" in harness.refusals[-1]
+    assert key(0) not in {peer.public_key for peer in harness.run.ready}
+    assert isinstance(harness.journal[-1], Equivocated)
+    contribute(harness, 1, 2)
+    [exclusion] = harness.entries[0].exclusions
+    assert exclusion.public_key == key(0)
+    assert {c.public_key for c in harness.entries[0].contributions} == {key(1), key(2)}, "at once"
+
+
+def offence_of(number: int, step: int = 1) -> Offence:
+    return Offence(key(number), step, (sha(1), sha(2)), Equivocation(b"one", b"other"))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_proven_offender_is_out_at_once_with_the_evidence_in_the_log(strict: bool) -> None:
+    harness = opened_together(strict=strict)
+    tick = harness.ticks[-1]
+    harness.feed(Reported(key(0), claim=claim_of(tick, 0), holdings=((1, key(0), claim_of(tick, 0).payload_sha256),)))
+    for reporter in (1, 2, 1):
+        harness.feed(Reported(key(reporter), offences=(offence_of(0),)))
+    assert [type(record) for record in harness.journal].count(Equivocated) == 1, "whoever else reports it"
+    harness.restart()
+    for n in (1, 2):
+        harness.feed(joined(n))
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),)))
+    contribute(harness, 1, 2)
+    [entry] = harness.entries
+    assert entry.exclusions == (Exclusion(key(0), offence_of(0).reason, (), offence_of(0).equivocation),)
+    assert {c.public_key for c in entry.contributions} == {key(1), key(2)}
+    harness.refusals.clear()
+    harness.feed(joined(0))
+    harness.feed(Connected(key(0)))
+    harness.feed(Reported(key(0)))
+    assert harness.refusals == [offence_of(0).reason] * 3
+    contribute(harness, 1, 2)
+    assert harness.entries[1].exclusions == (), "once"
+    assert harness.run.standings[key(0)].logged_step == 1
+    before = harness.run.standings
+    harness.restart()
+    assert harness.run.standings == before
+
+
+def test_evidence_against_strangers_fills_no_log() -> None:
+    harness = opened()
+    harness.feed(Reported(key(1), offences=(offence_of(9),)))
+    assert "no peer of this run" in harness.refusals[-1]
+    assert not harness.run.standings
+
+
+def test_who_holds_another_payload_than_its_author_claims_hears_the_authors_words() -> None:
+    harness = opened()
+    tick = harness.ticks[-1]
+    other = claim_of(tick, 0, salt=1).payload_sha256
+    claim = replace(claim_of(tick, 0), envelope=b"words")
+    harness.feed(Reported(key(1), holdings=((1, key(0), other),)))
+    effects = harness.feed(Reported(key(0), claim=claim, holdings=((1, key(0), claim.payload_sha256),)))
+    assert [e for e in effects if isinstance(e, SendAnnouncement)] == [SendAnnouncement(b"words", to=key(1))]
+    effects = harness.feed(Reported(key(2), holdings=((1, key(0), other),)))
+    assert [e for e in effects if isinstance(e, SendAnnouncement)] == [SendAnnouncement(b"words", to=key(2))]
+    effects = harness.feed(Reported(key(2), holdings=((1, key(0), claim.payload_sha256),)))
+    assert not [e for e in effects if isinstance(e, SendAnnouncement)]
 
 
 def test_memory_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from coordinator import sessions
 from coordinator.events import Disconnected, EntryCommitted, TickOpened, TimerFired
 from coordinator.state import PeerPhase, Phase
 from node.swarm.client import SessionLostError, fetch_certificate
+from protos import limits
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, RefusedError
 from protos.identity import Identity
@@ -184,6 +185,40 @@ async def test_strangers_bytes_are_refused_with_their_reason(tmp_path: Path) -> 
         nan = pb.ReportBody(announcement=peer.announcement(_tick(run_id), loss=float("nan")))
         await refused(seal(identity(0), Kind.KIND_REPORT, run_id, nan), "out_of_range", invalid)
         assert await peer.client.report(pb.ReportBody()) == [], "the peer itself is not disturbed"
+
+
+async def test_evidence_must_be_the_offenders_own_words(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as (ada, bob):
+        await ada.join()
+        await bob.join()
+        tick = _tick(here.invite.run_id)
+
+        async def report(*announcements: Any, count: int = 1) -> list[str]:
+            first, second = (said.SerializeToString() for said in announcements)
+            said = log_pb2.Equivocation(first=first, second=second)
+            return await ada.client.report(pb.ReportBody(equivocations=[said] * count))
+
+        one, other = bob.announcement(tick), bob.announcement(tick, payload_sha256=bytes(32))
+        by_ada = ada.announcement(tick, payload_sha256=bytes(32))
+        for pair, why in (((one, one), "replayed"), ((one, by_ada), "unknown_signer")):
+            with pytest.raises(RefusedError, match=why):
+                await report(*pair)
+        by_ada.public_key = bob.key
+        with pytest.raises(RefusedError, match="bad_signature"):
+            await report(one, by_ada)
+        with pytest.raises(RefusedError, match="out_of_range"):
+            await report(one, other, count=limits.EQUIVOCATIONS_MAX + 1)
+        assert not here.runtime.run.standings
+        assert await report(one, other) == []
+        assert await report(other, one) == []
+        facts, _ = await ada.client.get_run()
+        [excluded] = facts.exclusions
+        assert (excluded.public_key, excluded.step, excluded.proven) == (bob.key, 0, True)
+        assert {peer.public_key: peer.standing for peer in facts.peers} == {ada.key: "counted", bob.key: "excluded"}
+        with pytest.raises(RefusedError, match="two payloads announced for step 1"):
+            await bob.client.join(pb.JoinBody(layout_digest=LAYOUT, parameters=10, device="cpu"))
+    async with served(tmp_path, WAITS) as here:
+        assert here.runtime.run.standings[bob.key].excluded, "a restart forgets nothing"
 
 
 def _tick(run_id: bytes) -> log_pb2.Tick:

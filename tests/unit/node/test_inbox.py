@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from node.swarm.inbox import Inbox
 from protos.envelope import Kind, seal
+from protos.equivocation import prove
 from protos.errors import Reason, Refusal
 from protos.identity import Identity
+from protos.log import Equivocation
 from protos.v1 import envelope_pb2, update_pb2
 
 RUN = b"r" * 32
@@ -47,7 +49,10 @@ def test_members_are_taken_once() -> None:
     assert (taken.author, taken.step, taken.payload_bytes) == (ADA.public_key, 1, 10)
     assert box.may_pull(taken)
     assert reason(box, announcement()) is Reason.REPLAYED
-    assert box.may_pull(box.offer(announcement(payload=b"q" * 32), BYTES_MAX))
+    assert box.contradicted(taken) is None
+    second = box.offer(announcement(payload=b"q" * 32), BYTES_MAX)
+    assert box.contradicted(second) is taken
+    assert prove(Equivocation(taken.envelope, second.envelope), RUN).author == ADA.public_key
     assert reason(box, announcement(payload=b"z" * 32)) is Reason.REPLAYED
     assert box.offer(announcement(BOB), BYTES_MAX).author == BOB.public_key
 
@@ -80,6 +85,18 @@ def test_what_comes_before_the_tick_waits_for_the_roster() -> None:
     assert box.may_pull(early)
     assert not box.may_pull(stranger)
     assert reason(box, announcement(EVE, step=2, parent=b"h" * 32)) is Reason.UNKNOWN_SIGNER
+
+
+def test_two_payloads_are_evidence_only_on_one_log_and_before_the_tick_too() -> None:
+    box = inbox()
+    other_log = box.offer(announcement(step=2, parent=b"x" * 32), BYTES_MAX)
+    first = box.offer(announcement(BOB, step=2, parent=b"h" * 32), BYTES_MAX)
+    second = box.offer(announcement(BOB, step=2, parent=b"h" * 32, payload=b"q" * 32), BYTES_MAX)
+    assert box.contradicted(box.offer(announcement(step=2, parent=b"h" * 32, payload=b"q" * 32), BYTES_MAX)) is None
+    box.move_head(1, b"h" * 32)
+    assert other_log not in (waiting := box.open_step(2, [ADA.public_key, BOB.public_key])), "of another log: forgotten"
+    assert [one for one in waiting if one.author == BOB.public_key] == [first, second]
+    assert (box.contradicted(first), box.contradicted(second)) == (None, first)
 
 
 def test_strangers_cannot_fill_it_for_good() -> None:

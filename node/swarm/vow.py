@@ -1,0 +1,66 @@
+"""The last announcement that this peer signed, on its disk before anybody hears it: one payload a step, whatever happens.
+
+A peer that is killed and comes back, or that re-syncs, computes other votes for a step that is still open. Two announcements
+of one step get their author excluded, so it says again what it said before. Refuses to be cleverer: if the payload that was
+announced is lost, the peer sits the step out.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from protos.disk import writing
+from protos.envelope import Kind, open_envelope, parse
+from protos.equivocation import BYTES_MAX
+from protos.errors import OperatorError, Refusal
+from protos.v1 import update_pb2
+
+NAME = "announced"
+
+
+@dataclass(frozen=True)
+class Vowed:
+    """What was announced: for which step, which payload, in which words."""
+
+    step: int
+    payload_sha256: bytes
+    envelope: bytes
+
+
+class Vow:
+    """One file in the folder of a peer's run. Raises OperatorError if it is not what this peer signed in this run."""
+
+    def __init__(self, folder: Path, run_id: bytes, author: bytes) -> None:
+        self._path = folder / NAME
+        self.last: Vowed | None = None
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        try:
+            opened = open_envelope(data, kind=Kind.KIND_ANNOUNCEMENT, run_id=run_id, bytes_max=BYTES_MAX, signer=author)
+            body = parse(update_pb2.Announcement, opened.body)
+        except Refusal as refusal:
+            raise OperatorError(
+                f"{self._path} is not this peer's last announcement of this run ({refusal}). Without it the peer may announce "
+                "two payloads for one step, and be excluded for that: wait until the run is a step further, then delete it"
+            ) from refusal
+        self.last = Vowed(body.step, body.payload_sha256, data)
+
+    def keep(self, vowed: Vowed) -> None:
+        """Durable on return: a power cut does not undo it. Raises DiskError."""
+        fresh = self._path.with_suffix(".new")
+        with writing(self._path):
+            with fresh.open("wb") as file:
+                file.write(vowed.envelope)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._path)
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        self.last = vowed
