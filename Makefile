@@ -47,8 +47,8 @@ else
 	$(BIN)/python -m pytest -m "not nightly" --durations=15 $(SWARMS)
 endif
 
-nightly: .venv/.dev ## Run the tests that take long, and three minutes of faults.
-	$(BIN)/python -m pytest -m nightly tests
+nightly: .venv/.dev ## Run all tests of swarms, the long ones too, and three minutes of faults.
+	$(BIN)/python -m pytest $(SWARMS)
 	$(BIN)/python -m tests.system.soak --peers 8 --minutes 3
 
 sim: .venv/.dev ## Replay a seed of the simulator (SEED=17), or play seeds 0 to 99.
