@@ -106,6 +106,8 @@ class Process:
 class LocalSwarm:
     """A coordinator, a relay, and peers by name."""
 
+    HOST = "127.0.0.1"
+
     def __init__(self, folder: Path, run_toml: str) -> None:
         self.folder = folder
         self.processes: dict[str, Process] = {}
@@ -117,7 +119,7 @@ class LocalSwarm:
 
     def _start(self, run_toml: str) -> None:
         folder = self.folder
-        relay = self.start("relay", "node", "relay", "--home", str(folder / "relay"), "--listen", "127.0.0.1:0",
+        relay = self.start("relay", "node", "relay", "--home", str(folder / "relay"), "--listen", f"{self.HOST}:0",
                            "--reachability", "auto", "--json")  # fmt: skip
         self.serve(port=0)
         self.bootstrap: list[str] = relay.first_json()["addresses"]
@@ -136,6 +138,10 @@ class LocalSwarm:
         """What is put before the command of a process; nothing on loopback."""
         return ()
 
+    def address(self, name: str) -> str:
+        """Where a peer listens."""
+        return self.HOST
+
     def surroundings(self, name: str) -> dict[str, str]:
         """Environment variables of a process by name, besides those that every process gets."""
         return {}
@@ -149,13 +155,13 @@ class LocalSwarm:
     def serve(self, port: int) -> None:
         """Start the coordinator (again)."""
         serve = self.start(
-            "coordinator", "coordinator", "serve", "--home", self.home, "--listen", f"127.0.0.1:{port}", "--json"
+            "coordinator", "coordinator", "serve", "--home", self.home, "--listen", f"{self.HOST}:{port}", "--json"
         )
         self.serving = serve.first_json()
 
     def join(self, name: str, *flags: str, environment: dict[str, str] | None = None) -> Process:
         """A peer with a home of its own; the same name again is the same identity."""
-        home = ("--home", str(self.folder / name), "--listen", "127.0.0.1:0", "--threads", "1")
+        home = ("--home", str(self.folder / name), "--listen", f"{self.address(name)}:0", "--threads", "1")
         return self.start(name, "node", "join", self.link, *home, "--json", *flags, environment=environment)
 
     def steps(self, name: str) -> list[dict[str, Any]]:

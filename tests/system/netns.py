@@ -17,7 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -98,7 +98,9 @@ def _run(*command: str, given: str | None = None) -> str:
 class Internet:
     """Made by the constructor, which raises NotHereError; `close` ends every process in it and removes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, public: Mapping[str, str] = PUBLIC, homes: Mapping[str, str] = HOMES) -> None:
+        """`public`: address by place, each in a /24 of its own; `homes`: the place whose router a home is behind."""
+        self.public, self.homes = dict(public), dict(homes)
         if os.geteuid() != 0:
             raise NotHereError("needs root")
         missing = [tool for tool in ("ip", "nft", "tc") if shutil.which(tool) is None]
@@ -113,32 +115,34 @@ class Internet:
             raise
 
     def _make(self) -> None:
-        for place in ("inet", *PUBLIC, *HOMES):
+        for place in ("inet", *self.public, *self.homes):
             _run("ip", "netns", "add", self.name(place))
             self._ip(place, "link", "set", "lo", "up")
-        for place, address in PUBLIC.items():
+        for place, address in self.public.items():
             router = address.rpartition(".")[0] + ".1"
             self._link("inet", place, f"{router}/24", place, "wan", f"{address}/24")
             self._ip(place, "route", "add", "default", "via", router)
-        for home, nat in HOMES.items():
+        for home, nat in self.homes.items():
             self._link(nat, "lan", f"{HOME_ROUTER}/24", home, "eth", f"{HOME_ADDRESS}/24")
             self._ip(home, "route", "add", "default", "via", HOME_ROUTER)
             _run(*self.inside(nat), "nft", "-f", "-", given=HOME_NAT)
-        for router in ("inet", *HOMES.values()):
+        for router in ("inet", *self.homes.values()):
             _run(*self.inside(router), "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
 
     def _probe(self) -> None:
         """Both homes reach the public place over UDP and TCP, under their routers' addresses; otherwise NotHereError."""
-        echo = [*self.inside("pub"), sys.executable, "-c", ECHO, PUBLIC["pub"], str(PROBE_PORT)]
+        echo = [*self.inside("pub"), sys.executable, "-c", ECHO, self.public["pub"], str(PROBE_PORT)]
         with subprocess.Popen(echo, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
                 assert server.stdout.readline() == "ready\n", "the probe's server did not start"
-                for home, nat in HOMES.items():
-                    words = (sys.executable, "-c", ASK, PUBLIC["pub"], str(PROBE_PORT), str(PROBE_SECONDS_MAX))
+                for home, nat in self.homes.items():
+                    words = (sys.executable, "-c", ASK, self.public["pub"], str(PROBE_PORT), str(PROBE_SECONDS_MAX))
                     seen = _run(*self.inside(home), *words).split()
-                    if seen != [PUBLIC[nat]] * 2:
-                        raise NotHereError(f"{home} is seen as {seen} over UDP and TCP, not as {PUBLIC[nat]}: no NAT")
+                    if seen != [self.public[nat]] * 2:
+                        raise NotHereError(
+                            f"{home} is seen as {seen} over UDP and TCP, not as {self.public[nat]}: no NAT"
+                        )
             finally:
                 server.kill()
 
@@ -166,9 +170,9 @@ class Internet:
         words = (sys.executable, "-c", CONNECT, address, str(port), str(CONNECT_SECONDS_MAX))
         return _run(*self.inside(place), *words).strip()
 
-    def shape(self, nat: str, kbit: int) -> None:
-        """Make a home's uplink slow: a token bucket on what its router sends out. 0 takes it away again."""
-        device = (*self.inside(nat), "tc", "qdisc")
+    def shape(self, place: str, kbit: int) -> None:
+        """Make the uplink of a public place or of a home's router slow: a token bucket. 0 takes it away again."""
+        device = (*self.inside(place), "tc", "qdisc")
         if kbit:
             _run(
                 *device, "replace", "dev", "wan", "root", "tbf", "rate", f"{kbit}kbit", "burst", "8kb", "latency", "1s"

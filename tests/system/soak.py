@@ -1,10 +1,13 @@
-"""A soak: a fault every ten seconds among real peers, beside a quiet time of the same length on the same machine.
+"""A soak: a fault every ten seconds among real peers, beside a swarm that is left alone for as long on the same machine.
 
     python -m tests.system.soak --peers 8 --minutes 3
 
-Faults in turn: kill -9 and back, SIGSTOP for a while, kill -9 of the coordinator and back. Prints one JSON object: steps a
-minute quiet and under faults and their ratio, memory of the longest-lived peer, loss, and whether any two digests ever
-differed. Exit code 1 if they did. The ratio is a measurement, not a verdict: the peers share this machine's cores.
+Each peer has an address and a slow uplink of its own (network namespaces: needs root), so that the network sets the pace, as
+it does on the internet, and not the cores that all processes of this test share. Faults in turn: kill -9 and back, SIGSTOP of
+all that a peer runs, and a cut that lets no packet of one or two peers through; with `--coordinator` also kill -9 of the
+coordinator and back. Prints one JSON object: steps a minute quiet and under faults and their ratio, memory of a peer that
+lives through it, loss of both swarms after the same step, and whether any two digests ever differed. Exit code 1 if they did.
+The ratio is a measurement, not a verdict.
 """
 
 from __future__ import annotations
@@ -14,13 +17,17 @@ import json
 import os
 import random
 import signal
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step
+from tests.system.netns import PUBLIC, Internet, NotHereError
 
 RUN = f"""
 name = "soak"
@@ -30,16 +37,20 @@ source = "DATA"
 context = 32
 [clock]
 steps = 10000000
-batch_samples = 256
+batch_samples = 64
 min_peers = 2
 snapshot_every = 25
 deadline_ms_min = 1000
 deadline_ms_max = 10000
+[optimizer]
+group_size = 8
 [overlay]
 bootstrap = [BOOTSTRAP]
 """
 FAULT_SECONDS = 10.0
-STOPPED_SECONDS = 5.0
+AWAY_SECONDS = 5.0
+UPLINK_KBIT = 1000
+LOSS_STEPS = 20
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
@@ -48,95 +59,163 @@ def memory_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES / 1e6
 
 
+class SpreadSwarm(LocalSwarm):
+    """A swarm whose peers each have a place in an internet; coordinator and relay have the place `pub`."""
+
+    HOST = PUBLIC["pub"]
+
+    def __init__(self, folder: Path, run_toml: str, internet: Internet) -> None:
+        self.internet = internet
+        super().__init__(folder, run_toml)
+
+    def inside(self, name: str) -> tuple[str, ...]:
+        return self.internet.inside(name if name in self.internet.public else "pub")
+
+    def address(self, name: str) -> str:
+        return self.internet.public[name]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a swarm did in the time that counts."""
+
+    steps_a_minute: float
+    memory_mb_before: float
+    memory_mb_after: float
+    losses: tuple[float, ...]
+    digests_equal: bool
+
+
 class Soak:
     """A swarm and what is done to it."""
 
-    def __init__(self, folder: Path, peers: int) -> None:
+    def __init__(self, folder: Path, internet: Internet, coordinator: bool) -> None:
+        folder.mkdir()
         text = folder / "text.txt"
         text.write_bytes(Path(os.__file__).read_bytes())
-        self.swarm = LocalSwarm(folder, RUN.replace("DATA", str(text)))
-        self.names = [f"peer{number}" for number in range(peers)]
+        self.internet = internet
+        self.names = [name for name in internet.public if name != "pub"]
         self.chance = random.Random(0)
+        self.kinds: list[Callable[[], None]] = [self._kill, self._stop, self._cut]
+        if coordinator:
+            self.kinds.append(self._kill_coordinator)
         self.faults = 0
-        for name in self.names:
-            self.swarm.join(name)
-        for name in self.names:
-            self.swarm.wait_step(name, 10, 300)
+        self.swarm = SpreadSwarm(folder, RUN.replace("DATA", str(text)), internet)
+        try:
+            for name in self.names:
+                self.swarm.join(name)
+            for name in self.names:
+                self.swarm.wait_step(name, 10, 300)
+        except BaseException:
+            self.swarm.close()
+            raise
+
+    def measure(self, seconds: float, *, stormy: bool) -> Measured:
+        """Let `seconds` pass, with a fault every ten of them or without."""
+        lasting = self.names[0]
+        pid = self.swarm.processes[lasting].child.pid
+        before, began, first = memory_mb(pid), time.monotonic(), self.swarm.last_step(lasting)
+        while time.monotonic() - began < seconds:
+            if stormy:
+                self.kinds[self.faults % len(self.kinds)]()
+                self.faults += 1
+            else:
+                self.pause(FAULT_SECONDS)
+        pace = 60 * (self.swarm.last_step(lasting) - first) / (time.monotonic() - began)
+        losses = tuple(float(line["loss"]) for line in self.swarm.steps(lasting))
+        return Measured(pace, before, memory_mb(pid), losses, self._all_equal())
 
     def pause(self, seconds: float) -> None:
-        """Time in which peers work; `peer0` is never touched, and has to live."""
+        """Time in which peers work; the first is never touched, and has to live."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            assert self.swarm.processes["peer0"].child.poll() is None, "peer0 ended"
+            assert self.swarm.processes[self.names[0]].child.poll() is None, f"{self.names[0]} ended"
             time.sleep(min(0.5, max(until - time.monotonic(), 0.0)))
 
-    def quiet(self, seconds: float) -> float:
-        """Steps a minute when nothing happens."""
-        return self._measured(seconds, lambda: self.pause(FAULT_SECONDS))
-
-    def stormy(self, seconds: float) -> float:
-        """Steps a minute with a fault every ten seconds."""
-        return self._measured(seconds, self._fault)
-
-    def _measured(self, seconds: float, part: Callable[[], None]) -> float:
-        began, first = time.monotonic(), self.swarm.last_step("peer0")
-        while time.monotonic() - began < seconds:
-            part()
-        return 60 * (self.swarm.last_step("peer0") - first) / (time.monotonic() - began)
-
-    def _fault(self) -> None:
-        self.faults += 1
+    def _kill(self) -> None:
         name = self.chance.choice(self.names[1:])
-        kind = self.faults % 3
-        if kind == 0:
-            self.swarm.processes["coordinator"].kill()
-            self.swarm.serve(self.swarm.serving["port"])
-            self.pause(FAULT_SECONDS)
-        elif kind == 1:
-            self.swarm.processes[name].kill()
-            self.pause(FAULT_SECONDS / 2)
-            self.swarm.join(name)
-            self.pause(FAULT_SECONDS / 2)
-        else:
-            child = self.swarm.processes[name].child
-            child.send_signal(signal.SIGSTOP)
-            self.pause(STOPPED_SECONDS)
-            child.send_signal(signal.SIGCONT)
-            self.pause(FAULT_SECONDS - STOPPED_SECONDS)
+        self.swarm.processes[name].kill()
+        self.pause(AWAY_SECONDS)
+        self.swarm.join(name)
+        self.pause(FAULT_SECONDS - AWAY_SECONDS)
 
-    def all_equal(self) -> bool:
+    def _stop(self) -> None:
+        group = self.swarm.processes[self.chance.choice(self.names[1:])].child.pid
+        os.killpg(group, signal.SIGSTOP)
+        self.pause(AWAY_SECONDS)
+        os.killpg(group, signal.SIGCONT)
+        self.pause(FAULT_SECONDS - AWAY_SECONDS)
+
+    def _cut(self) -> None:
+        names = self.chance.sample(self.names[1:], self.chance.randint(1, 2))
+        for name in names:
+            self.internet.cut(name)
+        self.pause(AWAY_SECONDS)
+        for name in names:
+            self.internet.heal(name)
+        self.pause(FAULT_SECONDS - AWAY_SECONDS)
+
+    def _kill_coordinator(self) -> None:
+        self.swarm.processes["coordinator"].kill()
+        self.swarm.serve(self.swarm.serving["port"])
+        self.pause(FAULT_SECONDS)
+
+    def _all_equal(self) -> bool:
         return all(len(d) == 1 for d in digests_by_step(*(self.swarm.steps(name) for name in self.names)).values())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.system.soak", description=__doc__)
     parser.add_argument("--peers", type=int, default=8)
-    parser.add_argument("--minutes", type=float, default=3.0, help="of faults; the quiet time before is as long")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of faults; the quiet swarm runs as long")
+    parser.add_argument("--uplink-kbit", type=int, default=UPLINK_KBIT, help="what each peer can send; 0: no limit")
+    parser.add_argument("--coordinator", action="store_true", help="kill the coordinator in turn, too")
+    parser.add_argument("--keep", type=Path, help="an empty folder for the peers' homes and logs")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="swarmentum-soak-") as folder:
-        soak = Soak(Path(folder), options.peers)
-        try:
-            pid = soak.swarm.processes["peer0"].child.pid
-            quiet = soak.quiet(60 * options.minutes)
-            before = memory_mb(pid)
-            stormy = soak.stormy(60 * options.minutes)
-            steps = soak.swarm.steps("peer0")
-            result = {
-                "peers": options.peers,
-                "faults": soak.faults,
-                "steps": steps[-1]["step"],
-                "steps_a_minute_quiet": round(quiet, 1),
-                "steps_a_minute_faults": round(stormy, 1),
-                "ratio": round(stormy / quiet, 3),
-                "memory_mb_before": round(before, 1),
-                "memory_mb_after": round(memory_mb(pid), 1),
-                "loss": round(sum(line["loss"] for line in steps[-20:]) / 20, 4),
-                "digests_equal": soak.all_equal(),
-            }
-        finally:
-            soak.swarm.close()
+    places = {"pub": PUBLIC["pub"]} | {f"peer{number}": f"11.{10 + number}.0.2" for number in range(options.peers)}
+    try:
+        internet = Internet(places, homes={})
+    except NotHereError as why:
+        print(f"no network namespaces here: {why}", file=sys.stderr)
+        return 2
+    try:
+        for place in places:
+            if place != "pub" and options.uplink_kbit:
+                internet.shape(place, options.uplink_kbit)
+        with tempfile.TemporaryDirectory(prefix="swarmentum-soak-") as folder:
+            result = _compare(options, options.keep or Path(folder), internet)
+    finally:
+        internet.close()
     print(json.dumps(result))
     return 0 if result["digests_equal"] else 1
+
+
+def _compare(options: argparse.Namespace, folder: Path, internet: Internet) -> dict[str, Any]:
+    found: dict[bool, Measured] = {}
+    for stormy in (False, True):
+        soak = Soak(folder / ("stormy" if stormy else "quiet"), internet, options.coordinator)
+        try:
+            found[stormy] = soak.measure(60 * options.minutes, stormy=stormy)
+        finally:
+            soak.swarm.close()
+    quiet, storm = found[False], found[True]
+    upto = min(len(quiet.losses), len(storm.losses))
+    last = slice(upto - LOSS_STEPS, upto)
+    return {
+        "peers": options.peers,
+        "uplink_kbit": options.uplink_kbit,
+        "faults": soak.faults,
+        "steps_a_minute_quiet": round(quiet.steps_a_minute, 1),
+        "steps_a_minute_faults": round(storm.steps_a_minute, 1),
+        "ratio": round(storm.steps_a_minute / quiet.steps_a_minute, 3),
+        "memory_mb_before": round(storm.memory_mb_before, 1),
+        "memory_mb_after": round(storm.memory_mb_after, 1),
+        "loss_steps": [last.start + 1, last.stop],
+        "loss_quiet": round(statistics.mean(quiet.losses[last]), 4),
+        "loss_quiet_spread": round(statistics.stdev(quiet.losses[last]), 4),
+        "loss_faults": round(statistics.mean(storm.losses[last]), 4),
+        "digests_equal": quiet.digests_equal and storm.digests_equal,
+    }
 
 
 if __name__ == "__main__":
