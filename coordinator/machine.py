@@ -682,10 +682,10 @@ def _remember(run: Run, record: Record, now_ms: int) -> Run:
             return replace(run, snapshot=record.snapshot, reported_snapshots=kept)
         case Judged():
             audits = {step: audit for step, audit in run.audits.items() if step > record.step}
-            standings, differences = trust.judge(
-                run.config.trust, run.standings, run.differences, record.verdicts, record.arrival
+            standings, recent = trust.judge(
+                run.config.trust, run.standings, run.recent_checks, record.verdicts, record.arrival
             )
-            return replace(run, standings=standings, differences=differences, audits=audits)
+            return replace(run, standings=standings, recent_checks=recent, audits=audits)
         case TicketMade():
             return replace(run, tickets={**run.tickets, record.ticket.ticket_id: Issued(record.ticket)})
         case TicketUsed():

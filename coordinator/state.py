@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from coordinator.events import Claim, SnapshotFact
-from coordinator.trust import Audit, Standing
+from coordinator.trust import Audit, Recent, Standing
 from protos.assignment import Range
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
 from protos.log import Tick
@@ -131,7 +131,7 @@ class Run:
     loss: float = 0.0
     payload_bytes_total: int = 0
     standings: Mapping[bytes, Standing] = field(default_factory=dict)
-    differences: tuple[float, ...] = ()  # that the last checks found (trust.typical)
+    recent_checks: Recent = field(default_factory=Recent)  # what is typical nowadays
     audits: Mapping[int, Audit] = field(default_factory=dict)  # of the last steps, until they are judged
     tickets: Mapping[bytes, Issued] = field(default_factory=dict)  # by ticket id, oldest first
     guests: Mapping[bytes, bytes] = field(default_factory=dict)  # public key -> ticket id, in the order of joining

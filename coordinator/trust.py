@@ -37,6 +37,10 @@ TELLING_MIN = 6.0
 few samples of a large batch, 31 % of honest checks were below 0 at a typical 2, and 2 % at a typical 13 (docs/security.md)."""
 LAZY_PART, COPY_PART = 1 / 4, 1 / 2
 """Below this part of the typical difference a check is bad; for votes that repeat an earlier payload, below the larger part."""
+COPIED_WAY = 1 / 2
+"""How far from the typical overlap to a whole copy: votes that repeat more of an earlier payload than that are bad, whatever
+else they are. With 32 samples a peer, honest ones went 0.2 of the way at most, copies with 30 % made up 0.6
+(docs/security.md)."""
 
 
 @dataclass(frozen=True)
@@ -87,24 +91,47 @@ class Audit:
         return replace(self, verdicts={**self.verdicts, name: verdict})
 
 
+@dataclass(frozen=True)
+class Recent:
+    """What the last checks found, a figure each; at most TYPICAL_KEPT."""
+
+    differences: tuple[float, ...] = ()
+    overlaps: tuple[float, ...] = ()
+
+    @property
+    def difference(self) -> float:
+        """That honest votes make nowadays, as most checks say; 0 while that is too little to tell anything."""
+        if len(self.differences) < TYPICAL_NEEDED:
+            return 0.0
+        middle = statistics.median(self.differences)
+        return middle if middle >= TELLING_MIN else 0.0
+
+    @property
+    def copied_overlap(self) -> float:
+        """From which overlap on votes are nobody's own; more than a whole payload while too few checks were made."""
+        if len(self.overlaps) < TYPICAL_NEEDED:
+            return 2.0
+        middle = statistics.median(self.overlaps)
+        return middle + COPIED_WAY * (1.0 - middle)
+
+    def more(self, difference: float, overlap: float) -> Recent:
+        """With one more check."""
+        return Recent((*self.differences, difference)[-TYPICAL_KEPT:], (*self.overlaps, overlap)[-TYPICAL_KEPT:])
+
+
 def audit_of(trust: TrustConfig, entry: Entry, entry_hash: bytes, arrival: tuple[bytes, ...]) -> Audit:
     """The checks that an entry draws."""
     payloads = {c.public_key: c.payload_sha256 for c in (*entry.contributions, *entry.trials)}
     return Audit(checks.drawn(entry_hash, entry, trust.checkers), payloads, arrival)
 
 
-def typical(recent: Sequence[float]) -> float:
-    """The difference that honest votes make nowadays, as most checks say; 0 while that is too little to tell anything."""
-    if len(recent) < TYPICAL_NEEDED:
-        return 0.0
-    middle = statistics.median(recent)
-    return middle if middle >= TELLING_MIN else 0.0
-
-
-def suspicion(trust: TrustConfig, verdict: Verdict, usual: float, *, copied: bool) -> float:
-    """BAD for votes of somebody who did not work on these samples, else GOOD. `usual`: see `typical`."""
+def suspicion(trust: TrustConfig, verdict: Verdict, recent: Recent, *, copied: bool) -> float:
+    """BAD for votes of somebody who did not work on these samples, else GOOD. `copied`: see `repeats`."""
     if verdict.own < trust.agreement_min:
         return BAD
+    if copied and verdict.overlap >= recent.copied_overlap:
+        return BAD
+    usual = recent.difference
     part = COPY_PART if copied else LAZY_PART
     return BAD if usual and verdict.difference < part * usual else GOOD
 
@@ -112,20 +139,23 @@ def suspicion(trust: TrustConfig, verdict: Verdict, usual: float, *, copied: boo
 def judge(
     trust: TrustConfig,
     standings: Mapping[bytes, Standing],
-    recent: tuple[float, ...],
+    recent: Recent,
     verdicts: Sequence[Verdict],
     arrival: Sequence[bytes],
-) -> tuple[dict[bytes, Standing], tuple[float, ...]]:
-    """(standings, recent differences) after the verdicts on one step. All are judged by the weights and figures of before."""
-    after, usual, differences = dict(standings), typical(recent), list(recent)
+) -> tuple[dict[bytes, Standing], Recent]:
+    """(standings, recent checks) after the verdicts on one step. All are judged by the weights and figures of before."""
+    after, figures = dict(standings), recent
     for subject in sorted({verdict.subject for verdict in verdicts}):
         said = [verdict for verdict in verdicts if verdict.subject == subject]
         weights = [standings.get(verdict.checker, Standing()).weight for verdict in said]
         if len(said) < VERDICTS_NEEDED or sum(weights) < WEIGHT_NEEDED:
             continue
         copied = repeats(trust, subject, said, weights, arrival)
-        found = [suspicion(trust, verdict, usual, copied=copied) for verdict in said]
-        differences.append(weighted_median([verdict.difference for verdict in said], weights))
+        found = [suspicion(trust, verdict, recent, copied=copied) for verdict in said]
+        figures = figures.more(
+            weighted_median([verdict.difference for verdict in said], weights),
+            weighted_median([verdict.overlap for verdict in said], weights),
+        )
         middle = weighted_median(found, weights)
         for verdict, one in zip(said, found, strict=True):
             checker = after.get(verdict.checker, Standing())
@@ -134,7 +164,7 @@ def judge(
         before = after.get(subject, Standing())
         bad = [verdict for verdict, one in zip(said, found, strict=True) if one > 0]
         after[subject] = _moved(trust, before, middle, bad, copied=copied)
-    return after, tuple(differences[-TYPICAL_KEPT:])
+    return after, figures
 
 
 def _moved(trust: TrustConfig, before: Standing, by: float, bad: Sequence[Verdict], *, copied: bool) -> Standing:
@@ -171,7 +201,7 @@ def repeats(
 ) -> bool:
     """Whether most of the checkers' weight says that these votes are in a payload that was announced earlier.
 
-    By itself it accuses nobody: a copier may be heard before whom it copies.
+    Who copies is heard later: a peer shows its payload to nobody before the coordinator has its announcement.
     """
     places = {key: place for place, key in enumerate(arrival)}
     mine = places.get(subject, -1)

@@ -126,15 +126,15 @@ class Session:
         self._invite, self._identity, self._overlay = invite, identity, overlay
         self._door, self._emit = door, emit
         self._payloads = payloads
-        self._server = BlobServer(
-            lambda sha256: self._payloads.get(sha256) or pieces(sha256), self.counters.wire, self._count
-        )
+        self._server = BlobServer(lambda sha256: self._shown(sha256) or pieces(sha256), self.counters.wire, self._count)
         self.counters.arrivals = self._server.arrivals
         self._inbox = Inbox(invite.run_id)
         self._chain = Chain(invite.run_id, invite.coordinator_public_key)
         self._witness = Witness(invite.run_id, invite.coordinator_public_key, payloads.folder.parent)
         self._accusing = False
         self._vow = Vow(payloads.folder.parent, invite.run_id, identity.public_key)
+        self._withheld: Vowed | None = None
+        self._commits_first = False
         self._outbox, self._dirty = Outbox(), asyncio.Event()
         self._tick: Tick | None = None
         self._snapshots: list[Snapshot] = []
@@ -165,6 +165,7 @@ class Session:
         response, config = await self.client.get_run()
         if config.admission.mode == "invite":
             await self.client.may_join()
+        self._commits_first = config.trust.enabled
         return response
 
     async def start(self, about: About, bootstrap: Sequence[str]) -> Welcome:
@@ -266,16 +267,35 @@ class Session:
     # ---- the training thread's words ---------------------------------------------------------------------------------
 
     async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
-        """Offer this peer's payload of a step, and say so; or what was said before, if it was another one."""
+        """Offer this peer's payload of a step, and say so; or what was said before, if it was another one.
+
+        Where peers check each other, nobody sees it before the coordinator has the announcement: who copies it is later.
+        """
         if announcement.step <= self._chain.step:
             return  # decided without us while we computed
         vowed = self._vowed(data, announcement)
         if vowed is None:
             return
+        again = self._outbox.announcement == (vowed.step, vowed.envelope)
         self._outbox.announcement = (vowed.step, vowed.envelope)
         self._outbox.holdings[self._identity.public_key, vowed.payload_sha256] = vowed.step
+        if self._commits_first and not again:
+            self._withheld = vowed
         self._dirty.set()
-        await self._gossip(vowed.envelope)
+        if self._withheld is None:
+            await self._gossip(vowed.envelope)
+
+    def _shown(self, sha256: bytes) -> bytes | None:
+        """A payload for whoever asks; not the one that the coordinator does not know of yet."""
+        if self._withheld is not None and sha256 == self._withheld.payload_sha256:
+            return None
+        return self._payloads.get(sha256)
+
+    async def _show(self) -> None:
+        """The coordinator has the announcement, or the step is decided."""
+        withheld, self._withheld = self._withheld, None
+        if withheld is not None and withheld.step > self._chain.step:
+            await self._gossip(withheld.envelope)
 
     def _vowed(self, data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
         """The one announcement that this peer ever signs for a step, with its payload kept; None if that is lost."""
@@ -446,6 +466,8 @@ class Session:
             if exclusion.public_key == self._identity.public_key:
                 await self._emit(Failed(RefusedError(exclusion.reason)))
         self.committed_step = step
+        if self._withheld is not None and self._withheld.step <= step:
+            self._withheld = None  # whoever needs it has read its hash in the log
         said = self._announcements(signed)
         self._inbox.move_head(step, signed.hash)
         self._outbox.move_head(step)
@@ -636,7 +658,7 @@ class Session:
         while True:
             await asyncio.sleep(delay)
             announcement = self._outbox.announcement
-            if announcement is None:
+            if announcement is None or self._withheld is not None:
                 delay = limits.GOSSIP_AGAIN_SECONDS_MIN
                 continue
             step, raw = announcement
@@ -671,6 +693,8 @@ class Session:
                 await self._emit(Failed(error))
                 return
             self._outbox.sent(facts)
+            if self._withheld is not None and self._outbox.says(facts, self._withheld.envelope):
+                self._spawn(self._show())
             for refusal in refusals:
                 self._log.info("the coordinator did not take something", step=self._chain.step, why=refusal)
 

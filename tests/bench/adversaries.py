@@ -13,10 +13,10 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from tests.bench.convergence import SHAKESPEARE, model_spec, validation_loss
 from tests.unit.coordinator.driver import LAYOUT, Harness, digest_of, snapshot_at
 
+T = TypeVar("T")
 BETA, BETA2 = 0.95, 0.99
 CHANGED: Final = 0.3
 """Of a copied payload's chunks, how many the copier makes up."""
@@ -66,6 +67,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--what", choices=("losses", "lineup", "trial"), nargs="+", default=["losses", "lineup", "trial"]
     )
+    parser.add_argument("--rows", nargs="+", help="of `losses` and `trial`, by name (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=4e-3)
@@ -212,13 +214,20 @@ def losses(options: argparse.Namespace, tokens: object) -> dict[str, object]:
     }  # fmt: skip
     table: dict[str, object] = {}
     base = 0.0
-    for name, (kinds, until) in rows.items():
+    for name, (kinds, until) in chosen(options, rows):
         found = [run(options, tokens, seed, kinds, until) for seed in options.seeds]
         mean = statistics.fmean(found)
         base = base or mean
         table[name] = {"loss": round(mean, 4), "to_honest": round(mean / base - 1, 4), "seeds": found}
         print(name, table[name], flush=True)
     return table
+
+
+def chosen(options: argparse.Namespace, rows: Mapping[str, T]) -> list[tuple[str, T]]:
+    """The rows that were asked for."""
+    if unknown := set(options.rows or ()) - rows.keys():
+        raise SystemExit(f"no row {', '.join(sorted(unknown))}; there are: {', '.join(rows)}")
+    return [(name, row) for name, row in rows.items() if not options.rows or name in options.rows]
 
 
 def run(options: argparse.Namespace, tokens: object, seed: int, kinds: Sequence[str], until: int | None) -> float:
@@ -311,7 +320,7 @@ def trials(options: argparse.Namespace, tokens: object) -> dict[str, object]:
     }
     table: dict[str, object] = {}
     base = 0.0
-    for name, kinds in rows.items():
+    for name, kinds in chosen(options, rows):
         found = [Trial(options, tokens, seed, kinds).play() for seed in options.seeds]
         mean = statistics.fmean(trial.loss for trial in found)
         base = base or mean

@@ -9,7 +9,7 @@ import pytest
 from coordinator import trust
 from coordinator.events import Claim, Connected, EntryCommitted, Judged, Reported
 from coordinator.state import PeerPhase
-from coordinator.trust import Standing
+from coordinator.trust import Recent, Standing
 from protos import checks
 from protos.assignment import Range
 from protos.log import Contribution, Entry, Verdict
@@ -19,7 +19,16 @@ from tests.unit.coordinator.driver import Harness, digest_of, joined, key, sha, 
 ON = TrustConfig(enabled=True, probation_steps=3)
 PEERS = 6
 GOOD_OWN, GOOD_DIFFERENCE = 60.0, 24.0
-TYPICAL = (GOOD_DIFFERENCE,) * trust.TYPICAL_NEEDED
+GOOD_OVERLAP = 0.3
+
+
+def figures(
+    difference: float = GOOD_DIFFERENCE, overlap: float = GOOD_OVERLAP, n: int = trust.TYPICAL_NEEDED
+) -> Recent:
+    return Recent((difference,) * n, (overlap,) * n)
+
+
+TYPICAL = figures()
 
 
 def verdict(
@@ -28,7 +37,7 @@ def verdict(
     return Verdict(1, key(checker), key(subject), sha(subject), own, difference, **more)  # type: ignore[arg-type]
 
 
-def judged(times: int, verdicts: list[Verdict], recent: tuple[float, ...] = TYPICAL) -> dict[bytes, Standing]:
+def judged(times: int, verdicts: list[Verdict], recent: Recent = TYPICAL) -> dict[bytes, Standing]:
     standings: dict[bytes, Standing] = {key(n): Standing(counted=True) for n in range(PEERS)}
     arrival = [key(n) for n in range(PEERS)]
     for _ in range(times):
@@ -100,16 +109,31 @@ def test_a_minority_of_liars_excludes_nobody_and_loses_its_weight() -> None:
 def test_idle_votes_fit_nobodys_samples_better_and_count_only_where_that_tells_something() -> None:
     idle = [verdict(n, 5, own=20.0, difference=1.0) for n in range(3)]
     assert "no better than anybody's" in judged(5, idle)[key(5)].excluded
-    assert judged(1, idle, recent=(2.0,) * 32)[key(5)].score == 0, "early in a run nobody's do"
-    assert judged(1, idle, recent=(24.0,) * 3)[key(5)].score == 0, "too few figures"
+    assert judged(1, idle, recent=figures(2.0, n=32))[key(5)].score == 0, "early in a run nobody's do"
+    assert judged(1, idle, recent=figures(24.0, n=3))[key(5)].score == 0, "too few figures"
 
 
-def test_a_copy_has_to_fit_better_and_who_was_first_is_not_accused() -> None:
-    def alike(subject: int, like: int) -> list[Verdict]:
-        return [verdict(n, subject, difference=8.0, overlap=1.0, like=key(like)) for n in range(3)]
+def alike(subject: int, like: int, overlap: float = 1.0, difference: float = GOOD_DIFFERENCE) -> list[Verdict]:
+    return [verdict(n, subject, difference=difference, overlap=overlap, like=key(like)) for n in range(3)]
 
-    assert "repeat another peer's" in judged(5, alike(5, 4))[key(5)].excluded
-    assert judged(5, alike(4, 5))[key(4)].score == 0
+
+def test_a_copy_is_out_where_differences_say_nothing_and_who_was_first_is_not_accused() -> None:
+    early = figures(difference=2.0)
+    assert "repeat another peer's" in judged(5, alike(5, 4, difference=0.0), early)[key(5)].excluded
+    assert judged(5, alike(4, 5, difference=0.0), early)[key(4)].score == 0
+    assert judged(1, alike(5, 4, overlap=0.66), early)[key(5)].score == 1, "changed by a third"
+    assert judged(1, alike(5, 4, overlap=0.64), early)[key(5)].score == 0, "not half way from what is typical to a copy"
+
+
+def test_where_everybodys_votes_are_alike_nobody_is_accused_for_that() -> None:
+    assert judged(5, alike(5, 4, overlap=0.9), figures(difference=2.0, overlap=0.85))[key(5)].score == 0
+    assert judged(5, alike(5, 4), figures(n=3))[key(5)].score == 0, "too few figures"
+
+
+def test_a_partial_copy_has_to_fit_its_samples_better_than_other_votes() -> None:
+    part = alike(5, 4, overlap=0.55, difference=8.0)
+    assert "repeat another peer's" in judged(5, part)[key(5)].excluded
+    assert judged(5, alike(4, 5, overlap=0.55, difference=8.0))[key(4)].score == 0
 
 
 def test_the_rate_falls_with_good_checks_and_is_whole_again_after_a_bad_one() -> None:
@@ -199,7 +223,7 @@ def test_a_bad_peer_is_excluded_refused_and_named_in_the_log_and_a_restart_forge
     before = swarm.run.standings
     swarm.restart()
     assert swarm.run.standings == before
-    assert swarm.run.differences
+    assert swarm.run.recent_checks.differences
     swarm.refusals.clear()
     swarm.feed(joined(5))
     swarm.feed(Reported(key(5)))

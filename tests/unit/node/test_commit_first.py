@@ -1,0 +1,96 @@
+"""Where peers check each other: nobody sees a payload before the coordinator has its announcement, so copies are later."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from node.swarm.payloads import Payloads
+from node.swarm.session import Session
+from node.swarm.settings import OverlaySettings
+from node.wire.codec import payload_hash
+from protos.errors import NetworkError
+from protos.identity import Identity
+from protos.invite import Invite
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import update_pb2
+
+RUN = b"r" * 32
+ADA, COORDINATOR = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
+INVITE = Invite(RUN, ("127.0.0.1:1",), COORDINATOR.public_key, bytes(32), (), "commits")
+VOTES = b"votes"
+SHA256 = payload_hash(VOTES)
+SECONDS_MAX = 10.0
+
+
+class Coordinator:
+    """Takes reports when it is told to; fails the first `failures` times."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures, self.heard, self.answer = failures, asyncio.Event(), asyncio.Event()
+
+    async def report(self, body: pb.ReportBody) -> list[str]:
+        self.heard.set()
+        await self.answer.wait()
+        if self.failures:
+            self.failures -= 1
+            raise NetworkError("lost on the way")
+        return []
+
+
+def session(folder: Path, coordinator: Coordinator, *, commits_first: bool) -> Any:
+    async def emit(event: object) -> None:
+        raise AssertionError(event)
+
+    made = Session(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
+                   Payloads(folder / "payloads"), emit)  # fmt: skip
+    made._gossip = mock.AsyncMock()  # type: ignore[method-assign]
+    made.client = coordinator  # type: ignore[assignment]
+    made._commits_first, made._telling = commits_first, True
+    return made
+
+
+def announcement(step: int = 1) -> update_pb2.Announcement:
+    return update_pb2.Announcement(step=step, parent_hash=RUN, loss=1.0)
+
+
+async def until(what: Any) -> None:
+    async with asyncio.timeout(SECONDS_MAX):
+        while not what():
+            await asyncio.sleep(0)
+
+
+async def test_votes_are_shown_once_the_coordinator_has_their_announcement(tmp_path: Path) -> None:
+    coordinator = Coordinator(failures=1)
+    ada = session(tmp_path, coordinator, commits_first=True)
+    telling = asyncio.ensure_future(ada._report_forever())
+    await ada.publish(VOTES, announcement())
+    await asyncio.wait_for(coordinator.heard.wait(), SECONDS_MAX)
+    assert ada._shown(SHA256) is None
+    ada._gossip.assert_not_awaited()
+    coordinator.answer.set()  # the first time it fails: they stay hidden until the report was taken
+    await until(lambda: ada._shown(SHA256) == VOTES)
+    assert coordinator.failures == 0
+    await until(lambda: ada._gossip.await_count)
+    await ada.publish(VOTES, announcement())
+    assert ada._shown(SHA256) == VOTES, "said again after a new tick: what was shown stays so"
+    telling.cancel()
+
+
+async def test_without_checks_they_are_shown_at_once(tmp_path: Path) -> None:
+    ada = session(tmp_path, Coordinator(), commits_first=False)
+    await ada.publish(VOTES, announcement())
+    assert ada._shown(SHA256) == VOTES
+    ada._gossip.assert_awaited_once()
+
+
+async def test_what_the_log_names_is_shown_though_no_answer_came(tmp_path: Path) -> None:
+    ada = session(tmp_path, Coordinator(), commits_first=True)
+    await ada.publish(VOTES, announcement())
+    entry = mock.Mock(hash=bytes(32), envelope=b"", entry=mock.Mock(step=1, exclusions=(), contributions=()))
+    ada._compare, ada._chain.take, ada._witness.saw = mock.Mock(return_value=True), mock.Mock(), mock.Mock()
+    ada._collect = mock.AsyncMock(return_value=None)
+    await ada._extend(entry, gossip=False)
+    assert ada._shown(SHA256) == VOTES
