@@ -136,6 +136,7 @@ def test_nothing_is_left_running(result: tuple[dict[str, Any], str, Path]) -> No
     assert processes_with("swarmentum-demo-") == []
 
 
+@pytest.mark.nightly
 def test_a_strict_run_repeats_bit_for_bit(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{number} squared is {number * number}.\n" for number in range(3000)))

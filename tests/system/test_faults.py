@@ -86,11 +86,10 @@ def back_again(swarm: LocalSwarm, *names: str) -> None:
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda path: None, "does not exist"),
-        (lambda path: path.write_text("abc"), "tokens"),
-        (lambda path: path.mkdir(), "no utf-8 text"),
+        pytest.param(lambda path: None, "does not exist", id="gone", marks=pytest.mark.nightly),
+        pytest.param(lambda path: path.write_text("abc"), "tokens", id="truncated"),
+        pytest.param(lambda path: path.mkdir(), "no utf-8 text", id="empty-folder", marks=pytest.mark.nightly),
     ],
-    ids=["gone", "truncated", "empty-folder"],
 )
 def test_a_data_source_that_is_gone_or_cut_off_is_said_at_once(
     swarm: LocalSwarm, make: Callable[[Path], Any], word: str, tmp_path: Path
@@ -134,7 +133,9 @@ def test_with_too_few_peers_the_run_waits_and_goes_on_at_the_same_step(swarm: Lo
     all_equal(swarm, "ada", "bob")
 
 
-@pytest.mark.parametrize("event", ["run found", "model", "loading snapshot", "taking part"])
+@pytest.mark.parametrize(
+    "event", ["run found", pytest.param("model", marks=pytest.mark.nightly), "loading snapshot", "taking part"]
+)
 def test_killed_while_joining_it_comes_back_at_once(swarm: LocalSwarm, event: str) -> None:
     """The same identity again, while the coordinator may still believe in the life before."""
     before = len(swarm.events("cyd", event)) if (swarm.folder / "cyd.log").exists() else 0

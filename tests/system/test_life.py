@@ -161,6 +161,7 @@ def test_the_ledger_is_the_same_from_the_coordinator_and_from_an_archive(swarm: 
     assert before[peer_id(ada.public_key)] == accepted
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_peer_whose_neighbours_all_lie_gets_past_them_through_the_coordinator(swarm: LocalSwarm) -> None:
     """Eclipse: the invite that somebody passed on names liars only, who answer lookups and give wrong bytes for every hash."""

@@ -56,13 +56,8 @@ local = { steps = 4, lr = 2e-3 }
 }
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(method, id=name, marks=() if name == "top-k into AdamW" else pytest.mark.nightly)
-        for name, method in METHODS.items()
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_replicas_stay_equal_learn_and_can_be_joined(method: str, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(Path(os.__file__).read_bytes())

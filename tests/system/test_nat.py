@@ -165,6 +165,7 @@ def test_two_homes_train_through_nothing_but_a_relay_over_tcp(internet: Internet
     assert processes_with(str(tmp_path)) == [], "something was left running"
 
 
+@pytest.mark.nightly
 def test_votes_follow_the_uplink(internet: Internet, tmp_path: Path) -> None:
     """A home that sends 1 Mbit/s ends up with small votes, a public peer with large ones; they count alike."""
     wide = RUN.replace("hidden_size = 64", "hidden_size = 256").replace(

@@ -28,7 +28,7 @@ METHOD
 [clock]
 steps = 100000
 batch_samples = 192
-min_peers = 2
+min_peers = 1
 snapshot_every = 10
 deadline_ms_min = 1000
 deadline_ms_max = 20000
@@ -92,16 +92,28 @@ def wait_votes(swarm: LocalSwarm, name: str, more: int) -> None:
     wait_for(f"{more} votes of {name}", lambda: votes(swarm, name) >= wanted)
 
 
-def test_two_ranks_are_one_peer_through_a_join_a_kill_and_ctrl_c(make: Make) -> None:
+def test_two_ranks_are_one_peer_from_a_join_to_ctrl_c(make: Make) -> None:
+    swarm = make("")
+    swarm.join("ada")
+    swarm.wait_step("ada", 12)
+    duo = join_with_ranks(swarm, "duo")
+    wait_votes(swarm, "duo", 3)
+    assert swarm.steps("duo")[0]["step"] > 10, "it started from the initial state, not from an agreed snapshot"
+    assert len(swarm.status()["peers"]) == 2, "two ranks are not one peer"
+    equal_so_far(swarm, "ada", "duo")
+    duo.interrupt()
+    _, summary = duo.finish(30)
+    assert (summary["device"], summary["resyncs"]) == ("2 x cpu", 0)
+    assert processes_with(str(swarm.folder / "duo")) == []
+
+
+@pytest.mark.nightly
+def test_ranks_and_one_device_take_up_each_others_momentum_after_a_kill(make: Make) -> None:
     swarm = make("")
     swarm.join("ada")
     swarm.join("bob")
-    swarm.wait_step("ada", 12)
     join_with_ranks(swarm, "duo")
     wait_votes(swarm, "duo", 11)  # momentum is saved with each snapshot
-    assert swarm.steps("duo")[0]["step"] > 10, "it started from the initial state, not from an agreed snapshot"
-    assert len(swarm.status()["peers"]) == 3, "two ranks are not one peer"
-    equal_so_far(swarm, "ada", "bob", "duo")
 
     # the same peer on one device: it takes up what the ranks saved ...
     kill_tree(swarm.processes["duo"])

@@ -34,6 +34,8 @@ context = 32
 steps = 100000
 batch_samples = 16
 min_peers = 1
+deadline_ms_min = 1000
+deadline_ms_max = 5000
 [overlay]
 bootstrap = [BOOTSTRAP]
 """
