@@ -233,7 +233,7 @@ class Replica:
         should_stop: Callable[[], bool],
     ) -> GradResult:
         """The mean gradient over the samples of `ranges`."""
-        batches = (b for piece in ranges for b in samples.micro_batches(piece.start, piece.stop, micro_batch))
+        batches = samples.micro_batches(ranges, micro_batch)
         return accumulate_gradients(self.model, batches, self.device, autocast, should_stop)
 
     @property

@@ -9,7 +9,7 @@ Refuses: a source that is too short; token ids outside of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from node.data.errors import DataError
 from node.data.files import FileTokens
 from node.data.permutation import permute
 from node.data.tokens import Tokens
+from protos.assignment import Range, take
 
 HELD_OUT_FRACTION: Final = 0.01
 BATCH_SAMPLES_MAX: Final = 1 << 20
@@ -52,11 +53,16 @@ class Samples:
             return np.empty((0, self.context + 1), dtype=np.int64)
         return self._gather(np.concatenate(list(self._order(start, stop))), 0)
 
-    def micro_batches(self, start: int, stop: int, micro_batch: int) -> Iterator[Batch]:
-        """The same samples in pieces of at most `micro_batch`, read as they are asked for."""
+    def micro_batches(self, ranges: Iterable[Range], micro_batch: int) -> Iterator[Batch]:
+        """The samples of all ranges, in order, `micro_batch` at a time (at last perhaps fewer), read as they are asked for.
+
+        Not range by range: what a peer that left gives back is handed out in crumbs, and each would cost a forward pass.
+        """
         assert micro_batch >= 1
-        for first in range(start, stop, micro_batch):
-            yield self.batch(first, min(first + micro_batch, stop))
+        rest = [part for part in ranges if len(part)]
+        while rest:
+            parts, rest = take(rest, micro_batch)
+            yield np.concatenate([self.batch(part.start, part.stop) for part in parts])
 
     def validation(self, samples_max: int | None = None) -> Batch:
         """Held-out windows, spread evenly over the tail, int64 [n, context + 1]."""

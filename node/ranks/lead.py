@@ -288,11 +288,10 @@ class RanksReplica(Replica):
         """Every rank enters its own autocast (`Order.precision`), and has up to `micro_batch` samples at a time."""
 
         def batches() -> Iterator[Any]:
-            for piece in ranges:
-                for batch in samples.micro_batches(piece.start, piece.stop, micro_batch * self._lead.ranks):
-                    if should_stop():
-                        return
-                    yield batch
+            for batch in samples.micro_batches(ranges, micro_batch * self._lead.ranks):
+                if should_stop():
+                    return
+                yield batch
 
         found: GradResult = self._lead.do("gradients", source=batches())
         return found

@@ -2,8 +2,9 @@
 
     python -m tests.system.soak --peers 8 --minutes 3
 
-Each peer has an address and a slow uplink of its own (network namespaces: needs root), so that the network sets the pace, as
-it does on the internet, and not the cores that all processes of this test share. Faults in turn: kill -9 and back, SIGSTOP of
+Each peer has a place and an uplink of its own (network namespaces: needs root), and a model that takes half a second for a
+batch without using the cores (`--forward-seconds`), as if on a GPU of its own: otherwise the cores that all processes of
+this test share set the pace, and a peer that starts again slows down all others. Faults in turn: kill -9 and back, SIGSTOP of
 all that a peer runs, and a cut that lets no packet of one or two peers through; with `--coordinator` also kill -9 of the
 coordinator and back. Prints one JSON object: steps a minute quiet and under faults and their ratio, memory of a peer that
 lives through it, loss of both swarms after the same step, and whether any two digests ever differed. Exit code 1 if they did.
@@ -29,9 +30,14 @@ from typing import Any
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step
 from tests.system.netns import PUBLIC, Internet, NotHereError
 
+PACED = """[model]
+factory = "tests.system.paced_model:make"
+[model.kwargs]
+seconds = SECONDS
+[model.kwargs.config]"""
 RUN = f"""
 name = "soak"
-{TINY_MODEL}
+{TINY_MODEL.replace("[model.config]", PACED)}
 [data]
 source = "DATA"
 context = 32
@@ -49,7 +55,9 @@ bootstrap = [BOOTSTRAP]
 """
 FAULT_SECONDS = 10.0
 AWAY_SECONDS = 5.0
-UPLINK_KBIT = 1000
+UPLINK_KBIT = 10_000
+FORWARD_SECONDS = 0.5
+FLAGS = ("--allow-code", "--micro-batch", "64")
 LOSS_STEPS = 20
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
@@ -89,7 +97,7 @@ class Measured:
 class Soak:
     """A swarm and what is done to it."""
 
-    def __init__(self, folder: Path, internet: Internet, coordinator: bool) -> None:
+    def __init__(self, folder: Path, internet: Internet, options: argparse.Namespace) -> None:
         folder.mkdir()
         text = folder / "text.txt"
         text.write_bytes(Path(os.__file__).read_bytes())
@@ -97,13 +105,14 @@ class Soak:
         self.names = [name for name in internet.public if name != "pub"]
         self.chance = random.Random(0)
         self.kinds: list[Callable[[], None]] = [self._kill, self._stop, self._cut]
-        if coordinator:
+        if options.coordinator:
             self.kinds.append(self._kill_coordinator)
         self.faults = 0
-        self.swarm = SpreadSwarm(folder, RUN.replace("DATA", str(text)), internet)
+        run = RUN.replace("DATA", str(text)).replace("SECONDS", str(options.forward_seconds))
+        self.swarm = SpreadSwarm(folder, run, internet)
         try:
             for name in self.names:
-                self.swarm.join(name)
+                self.swarm.join(name, *FLAGS)
             for name in self.names:
                 self.swarm.wait_step(name, 10, 300)
         except BaseException:
@@ -136,7 +145,7 @@ class Soak:
         name = self.chance.choice(self.names[1:])
         self.swarm.processes[name].kill()
         self.pause(AWAY_SECONDS)
-        self.swarm.join(name)
+        self.swarm.join(name, *FLAGS)
         self.pause(FAULT_SECONDS - AWAY_SECONDS)
 
     def _stop(self) -> None:
@@ -169,6 +178,7 @@ def main() -> int:
     parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=3.0, help="of faults; the quiet swarm runs as long")
     parser.add_argument("--uplink-kbit", type=int, default=UPLINK_KBIT, help="what each peer can send; 0: no limit")
+    parser.add_argument("--forward-seconds", type=float, default=FORWARD_SECONDS, help="of a forward pass, at least")
     parser.add_argument("--coordinator", action="store_true", help="kill the coordinator in turn, too")
     parser.add_argument("--keep", type=Path, help="an empty folder for the peers' homes and logs")
     options = parser.parse_args()
@@ -193,7 +203,7 @@ def main() -> int:
 def _compare(options: argparse.Namespace, folder: Path, internet: Internet) -> dict[str, Any]:
     found: dict[bool, Measured] = {}
     for stormy in (False, True):
-        soak = Soak(folder / ("stormy" if stormy else "quiet"), internet, options.coordinator)
+        soak = Soak(folder / ("stormy" if stormy else "quiet"), internet, options)
         try:
             found[stormy] = soak.measure(60 * options.minutes, stormy=stormy)
         finally:
@@ -204,6 +214,7 @@ def _compare(options: argparse.Namespace, folder: Path, internet: Internet) -> d
     return {
         "peers": options.peers,
         "uplink_kbit": options.uplink_kbit,
+        "forward_seconds": options.forward_seconds,
         "faults": soak.faults,
         "steps_a_minute_quiet": round(quiet.steps_a_minute, 1),
         "steps_a_minute_faults": round(storm.steps_a_minute, 1),

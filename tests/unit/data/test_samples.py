@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from node.data.errors import DataError
 from node.data.permutation import permute
 from node.data.samples import Samples
+from protos.assignment import Range
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,7 +67,11 @@ def test_ranges_add_up_across_epochs() -> None:
     start, stop = samples.windows - 3, 3 * samples.windows + 2
     whole = samples.batch(start, stop)
     assert whole.dtype == np.int64
-    assert np.array_equal(np.concatenate(list(samples.micro_batches(start, stop, 7))), whole)
+    cuts = [Range(start, start + 3), Range(start + 3, start + 3), Range(start + 3, start + 20), Range(start + 20, stop)]
+    batches = list(samples.micro_batches(cuts, 7))
+    assert np.array_equal(np.concatenate(batches), whole)
+    assert {len(batch) for batch in batches[:-1]} == {7}, "crumbs cost a forward pass each"
+    assert list(samples.micro_batches([], 7)) == []
     assert samples.batch(5, 5).shape == (0, 17)
     assert np.array_equal(samples.batch(10**30, 10**30 + 1), samples.batch(10**30, 10**30 + 2)[:1])
 
