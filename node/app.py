@@ -259,8 +259,8 @@ class LateDoor:
     def bytes_max(self) -> int:
         return self._known().bytes_max
 
-    def open(self, data: bytes, step: int) -> Any:
-        return self._known().open(data, step)
+    def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Any:
+        return self._known().open(data, step, named_bytes)
 
     def _known(self) -> UpdateDoor:
         assert self.door is not None, "the model is built before the run is joined"

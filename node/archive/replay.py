@@ -224,7 +224,7 @@ class Replay:
                 step, f"{name} does not have the hash that the coordinator signed", self.genesis.coordinator
             )
         try:
-            return self._door.open(data, step), proven
+            return self._door.open(data, step, contribution.payload_bytes), proven
         except Refusal:
             return None, proven
 

@@ -156,11 +156,16 @@ class BlobFetcher:
         self._away: dict[bytes, float] = {}
         self._kept: dict[bytes, list[Stream]] = {}
 
-    async def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
-        """The blob of exactly `size` bytes with this hash. NetworkError if no holder has it now."""
+    async def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes], size_max: int | None = None) -> bytes:
+        """The blob with this hash, of exactly `size` bytes or, with `size_max`, of another length up to that.
+
+        NetworkError if no holder has it now.
+        """
         task = self._running.get(sha256)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._pull(sha256, size, list(dict.fromkeys(holders))))
+            task = asyncio.get_running_loop().create_task(
+                self._pull(sha256, size, list(dict.fromkeys(holders)), size_max or size)
+            )
             self._running[sha256] = task
             task.add_done_callback(lambda done: self._ended(sha256, done))
         return await asyncio.shield(task)
@@ -171,7 +176,7 @@ class BlobFetcher:
         if not task.cancelled():
             task.exception()
 
-    async def _pull(self, sha256: bytes, size: int, holders: list[bytes]) -> bytes:
+    async def _pull(self, sha256: bytes, size: int, holders: list[bytes], size_max: int) -> bytes:
         buffer, problems, resumed = bytearray(), list[str](), False
         async with self._slots:
             left, slow = self._in_order(holders), set[bytes]()
@@ -180,7 +185,7 @@ class BlobFetcher:
                 impatient = len(left) > 1 and stream.holder not in slow
                 try:
                     async with asyncio.timeout(_patience(size - len(buffer), impatient=impatient)) as deadline:
-                        found = await self._transfer(stream, sha256, size, buffer)
+                        found = await self._transfer(stream, sha256, size, buffer, size_max)
                 except (NetworkError, Refusal, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                     stream.writer.close()
                     if isinstance(error, Refusal):
@@ -284,7 +289,7 @@ class BlobFetcher:
         others = [key for key in holders if key != self._host.identity.public_key]
         return sorted(others, key=lambda key: key in self._away)
 
-    async def _transfer(self, stream: Stream, sha256: bytes, size: int, buffer: bytearray) -> bool:
+    async def _transfer(self, stream: Stream, sha256: bytes, size: int, buffer: bytearray, size_max: int) -> bool:
         """Append what is missing; False if the holder does not have it. What arrived stays when the stream breaks."""
         request = update_pb2.BlobRequest(sha256=sha256, offset=len(buffer), previous_ms=stream.previous_ms)
         began, stream.previous_ms = (time.monotonic(), len(buffer)), 0
@@ -294,6 +299,8 @@ class BlobFetcher:
         response = parse(update_pb2.BlobResponse, frame)
         if not response.found:
             return False
+        if not buffer and 0 < response.total_bytes <= size_max:
+            size = response.total_bytes
         if response.total_bytes != size or response.remaining_bytes != size - len(buffer):
             raise Refusal(Reason.OUT_OF_RANGE, f"offers {response.total_bytes} bytes, expected {size}")
         while len(buffer) < size:

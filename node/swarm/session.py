@@ -59,7 +59,7 @@ class Door(Protocol):
     @property
     def bytes_max(self) -> int: ...
 
-    def open(self, data: bytes, step: int) -> Update: ...
+    def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Update: ...
 
 
 @dataclass(frozen=True)
@@ -533,7 +533,7 @@ class Session:
                 return None
             payloads.append(data)
             try:
-                updates.append(self._door.open(data, step))
+                updates.append(self._door.open(data, step, contribution.payload_bytes))
                 by_author[contribution.public_key] = updates[-1]
             except Refusal as refusal:
                 self._count(refusal)
@@ -548,7 +548,7 @@ class Session:
             data = self._payloads.get(trial.payload_sha256)
             if data is not None:
                 try:
-                    found[trial.public_key] = self._door.open(data, signed.entry.step)
+                    found[trial.public_key] = self._door.open(data, signed.entry.step, trial.payload_bytes)
                 except Refusal as refusal:
                     self._count(refusal)
         return found
@@ -561,7 +561,13 @@ class Session:
         delay = limits.RETRY_SECONDS_MIN
         while (data := self._payloads.get(contribution.payload_sha256)) is None:
             try:
-                await self._pull(step, contribution.payload_sha256, contribution.payload_bytes, contribution.public_key)
+                await self._pull(
+                    step,
+                    contribution.payload_sha256,
+                    contribution.payload_bytes,
+                    contribution.public_key,
+                    size_max=self._door.bytes_max,  # its author may have named another length to the coordinator
+                )
             except NetworkError as error:
                 newest = self._snapshots[-1].step if self._snapshots else -1
                 if newest >= step or time.monotonic() > give_up:
@@ -571,13 +577,13 @@ class Session:
                 delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
         return data
 
-    async def _pull(self, step: int, sha256: bytes, size: int, author: bytes) -> bytes:
+    async def _pull(self, step: int, sha256: bytes, size: int, author: bytes, size_max: int | None = None) -> bytes:
         held = self._payloads.get(sha256)
         if held is not None:
             return held
         roster = [share.public_key for share in self._tick.roster] if self._tick is not None else []
         holders = [author, *roster, *(self._snapshots[-1].holders if self._snapshots else ())]
-        data = await self.fetcher.fetch(sha256, size, holders)
+        data = await self.fetcher.fetch(sha256, size, holders, size_max)
         if self._payloads.put(step, sha256, data):
             self.counters.payload_bytes_received += len(data)
         return data

@@ -1,7 +1,8 @@
 """The door for strangers' update payloads. In this order: size, parse, run, step, layout, range; nothing else gets in.
 
 The signature is the announcement's: it names the payload by its sha256, which the fetcher has checked. Whether a payload
-passes is a function of its bytes, the run, the layout and the step alone, so every replica comes to the same verdict.
+passes is a function of its bytes, the run, the layout, the step and what the log says of it, so every replica comes to the
+same verdict.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ class UpdateDoor:
         longest = max(self.form.bytes_max(self.chunks, size) for size in self.form.sizes)
         return min(longest + UPDATE_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX)
 
-    def open(self, data: bytes, step: int) -> Update:
-        """The votes of step `step`, or `Refusal` with the reason."""
+    def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Update:
+        """The votes of step `step`, or `Refusal` with the reason. `named_bytes`: the length that the log names."""
+        if named_bytes is not None and len(data) != named_bytes:
+            raise Refusal(Reason.OUT_OF_RANGE, f"payload of {len(data)} bytes, the log names {named_bytes}")
         if len(data) > self.bytes_max:
             raise Refusal(Reason.TOO_LARGE, f"payload of {len(data)} bytes, at most {self.bytes_max}")
         body = parse(update_pb2.UpdatePayload, data)

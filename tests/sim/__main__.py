@@ -76,6 +76,7 @@ async def _play(loop, seed: int, folder: Path, names: list[str] | None, long: bo
 
 
 def _check(world, finished: bool, names: list[str] | None) -> None:  # type: ignore[no-untyped-def]
+    from coordinator.events import EntryCommitted
     from coordinator.journal import Journal
 
     head = world.coordinator.head_step
@@ -90,6 +91,12 @@ def _check(world, finished: bool, names: list[str] | None) -> None:  # type: ign
     journal = Journal(world.coordinator.url, world.coordinator.identity)
     try:
         world.checkers.journal(journal.records(world.coordinator.run_id), world.coordinator.run_id, world.config)
+        entries = [r.entry for r in journal.records(world.coordinator.run_id) if isinstance(r, EntryCommitted)]
+        empty = sum(c.payload_sha256 in world.misnamed for entry in entries for c in entry.contributions)
+        if world.misnamed:
+            world.note(
+                f"{empty} of {len(world.misnamed)} payloads with a wrong length were accepted, and count as nothing"
+            )
     finally:
         journal.close()
     for peer in world.peers:

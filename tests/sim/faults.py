@@ -81,6 +81,13 @@ def equivocate(world: World, fault: Fault) -> Callable[[], None]:
     return lambda: peer.equivocate(False)
 
 
+def misname(world: World, fault: Fault) -> Callable[[], None]:
+    """A peer that names a wrong length of its payloads to the coordinator: they count as nothing, on every replica."""
+    peer = world.peers[fault.who]
+    peer.misname(True)
+    return lambda: peer.misname(False)
+
+
 def bit_flip(world: World, fault: Fault) -> Callable[[], None]:
     """Bad memory: a weight of one replica changes."""
     peer = world.peers[fault.who]
@@ -111,8 +118,9 @@ FAULTS = {
 }
 """By name; each returns what ends it."""
 
-ALONE = {"bit-flip": bit_flip}
-"""Those that are only drawn when they are asked for: with others at once, the wrong replica may be all that is left."""
+ALONE = {"bit-flip": bit_flip, "misname": misname}
+"""Those that are only drawn when they are asked for: where memory is bad and others crash, the wrong replica may be all that is
+left, and where nobody names the right length, every step is empty."""
 
 
 def drawn(chance: random.Random, peers: int, names: list[str], seconds: float) -> list[Fault]:

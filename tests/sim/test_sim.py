@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -51,6 +52,13 @@ def test_a_seed_means_the_same_in_every_process() -> None:
 
 def test_bad_memory_is_found_within_a_few_steps_and_healed() -> None:
     assert finished(start("--seeds", "0", "10", "--faults", "bit-flip")).count("seed ") == 10
+
+
+def test_a_payload_of_another_length_than_the_log_names_counts_as_nothing_everywhere() -> None:
+    told = finished(start("--seed", "2", "--faults", "misname", "crash-peer"))
+    found = re.search(r"(\d+) of \d+ payloads with a wrong length were accepted", told)
+    assert found is not None, told
+    assert int(found[1]) > 0, told
 
 
 def test_who_announces_two_payloads_is_excluded_and_nobody_else() -> None:

@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,6 +38,7 @@ from node.swarm.events import Committed, Event
 from node.swarm.payloads import Payloads
 from node.swarm.session import Outside, Session
 from node.swarm.settings import OverlaySettings
+from node.swarm.vow import Vowed
 from node.telemetry import StepLog, Summary
 from node.wire.codec import payload_hash
 from node.wire.validate import UpdateDoor
@@ -363,6 +365,30 @@ class PeerProcess:
         self.world.checkers.two_faced.add(self.identity.public_key)
         return seal(self.identity, Kind.KIND_ANNOUNCEMENT, envelope.run_id, said).SerializeToString(deterministic=True)
 
+    def misname(self, lies: bool) -> None:
+        """Tell the coordinator and half of the others another length of each payload than the rest."""
+        session = self._session
+        if session is None:
+            return
+        assert isinstance(session.host, SimHost)
+        right: dict[bytes, bytes] = {}
+
+        def vowed(data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
+            found = Session._vowed(session, data, announcement)
+            if found is None:
+                return None
+            envelope = parse(envelope_pb2.SignedEnvelope, found.envelope)
+            said = parse(update_pb2.Announcement, envelope.body)
+            said.payload_bytes -= 1
+            wrong = seal(self.identity, Kind.KIND_ANNOUNCEMENT, envelope.run_id, said)
+            told = wrong.SerializeToString(deterministic=True)
+            right[told] = found.envelope
+            self.world.misnamed.add(found.payload_sha256)
+            return Vowed(found.step, found.payload_sha256, told)
+
+        session.host.two_faced = (lambda message: right.get(message, message)) if lies else None
+        session._vowed = vowed if lies else partial(Session._vowed, session)  # type: ignore[method-assign]
+
     def check_buffers(self) -> None:
         """What is remembered stays within its bounds."""
         session = self._session
@@ -408,6 +434,8 @@ class World:
     config: RunConfig
     peers_wanted: int
     notes: list[str] = field(default_factory=list)
+    misnamed: set[bytes] = field(default_factory=set)
+    """Hashes of payloads whose authors told the coordinator another length."""
     liars: set[str] = field(default_factory=set)
     """Peers that were told to have two faces, whether they got to it or not."""
     failures: list[BaseException] = field(default_factory=list)

@@ -91,6 +91,9 @@ async def test_a_blob_arrives_once_however_often_it_is_asked_for(tmp_path: Path)
             await fetcher.fetch(b"x" * 32, 10, holders)
         with pytest.raises(NetworkError, match="offers 300000 bytes, expected 10"):
             await fetcher.fetch(NAME, 10, holders)
+        with pytest.raises(NetworkError, match="offers 300000 bytes, expected 10"):
+            await fetcher.fetch(NAME, 10, holders, len(BLOB) - 1)
+        assert await fetcher.fetch(NAME, 10, holders, len(BLOB)) == BLOB, "its author named another length"
 
 
 async def test_a_broken_transfer_resumes_from_another_holder(tmp_path: Path) -> None:

@@ -44,6 +44,15 @@ def refusal(data: bytes, step: int = 7, door: UpdateDoor = DOOR) -> Reason:
     return caught.value.reason
 
 
+def test_votes_count_only_at_the_length_that_the_log_names() -> None:
+    data = payload()
+    assert DOOR.open(data, 7, len(data)) == DOOR.open(data, 7)
+    for named in (len(data) - 1, len(data) + 1, 0):
+        with pytest.raises(Refusal, match="the log names") as caught:
+            DOOR.open(data, 7, named)
+        assert caught.value.reason is Reason.OUT_OF_RANGE
+
+
 def test_each_fault_has_its_reason() -> None:
     assert refusal(bytes(DOOR.bytes_max + 1)) is Reason.TOO_LARGE
     assert refusal(payload()[:-1]) is Reason.MALFORMED
