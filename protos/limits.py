@@ -40,6 +40,8 @@ UNIX_MS_MAX = 1 << 48  # the year 10889
 # Checks and exclusions
 EXCLUSIONS_MAX = 4  # in one entry; further ones are in the next
 EVIDENCE_MAX = 16  # verdicts with an exclusion
+READMITTED_MAX = 64  # in one entry, and decisions that wait for one
+EXCLUSION_REASON_BYTES_MAX = 256  # of the operator's words
 EQUIVOCATIONS_MAX = 4  # in one report, and what a peer keeps to be reported
 
 # gRPC
