@@ -8,8 +8,10 @@ from typing import Any
 
 import grpc
 import pytest
+from typer.testing import CliRunner
 
-from coordinator import rules, trust
+from coordinator import __main__ as command
+from coordinator import operator, rules, trust
 from coordinator.events import (
     Append,
     Connected,
@@ -480,3 +482,45 @@ def test_hanging_up_afterwards_changes_nothing() -> None:
     harness.feed(Disconnected(key(2), leaving=True))
     assert len(harness.journal) == before
     assert harness.run.roster == (key(0), key(1))
+
+
+def test_what_people_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Names and words of others are text, whatever is in them."""
+    ada, bob, stranger = (identity(n).public_key for n in range(3))
+    why = "excluded by the operator of this run: [bold]spam"
+    told = pb.GetRunResponse(
+        peers=[
+            pb.PeerStatus(public_key=ada, phase=pb.PeerPhase.PEER_PHASE_READY, device="cpu [x]", standing="counted"),
+            pb.PeerStatus(
+                public_key=bob, phase=pb.PeerPhase.PEER_PHASE_ABSENT, standing="excluded", standing_reason=why
+            ),
+        ],
+        exclusions=[pb.ExcludedPeer(public_key=bob, reason=why, by_operator=True)],
+    )
+
+    class Told:
+        def __init__(self, home: Path) -> None: ...
+
+        def find(self, run: str) -> pb.GetRunResponse:
+            return told
+
+        def exclude_peer(self, genesis: log_pb2.Genesis, public_key: bytes, reason: str) -> None: ...
+
+        def readmit_peer(self, genesis: log_pb2.Genesis, public_key: bytes) -> None: ...
+
+    monkeypatch.setattr(operator, "Operator", Told)
+    monkeypatch.setenv("COLUMNS", "240")
+
+    def said(*arguments: str) -> str:
+        done = CliRunner().invoke(command.app, ["peer", *arguments, "--home", str(tmp_path)])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    listed = said("list", "run")
+    assert all(words in listed for words in (peer_id(ada), peer_id(bob), "cpu [x]", why))
+    assert f"Peer {peer_id(ada)} is excluded, and told why" in said(
+        "exclude", "run", peer_id(ada)[-8:], "--reason", "x"
+    )
+    assert "has not seen it yet" in said("exclude", "run", peer_id(stranger), "--reason", "x")
+    assert said("readmit", "run", peer_id(bob)) == f"Peer {peer_id(bob)} may join again.\n"
+    assert CliRunner().invoke(command.app, ["peer", "exclude", "run", peer_id(ada)]).exit_code == 2, "no reason"
