@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coordinator import invites
+from coordinator import invites, peers
 from coordinator.options import EXIT_CODES, Home, Json, RunName, settings
 from protos import toml_file
 from protos.console import configure_logging, exit_with
@@ -31,6 +31,7 @@ app = typer.Typer(
 runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_is_help=True)
 app.add_typer(runs, name="run")
 app.add_typer(invites.app, name="invite")
+app.add_typer(peers.app, name="peer")
 
 
 @app.command(epilog=EXIT_CODES)

@@ -103,7 +103,24 @@ class RevocationAsked:
     with_peers: bool
 
 
-Event = Joined | Connected | Disconnected | Reported | TimerFired | TicketAsked | RevocationAsked
+@dataclass(frozen=True)
+class ExclusionAsked:
+    """The operator wants a peer to take part no more; `reason`: in the operator's words."""
+
+    public_key: bytes
+    reason: str
+
+
+@dataclass(frozen=True)
+class ReadmissionAsked:
+    """The operator wants an excluded peer to be admitted again."""
+
+    public_key: bytes
+
+
+Asked = TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked
+"""What the operator asks."""
+Event = Joined | Connected | Disconnected | Reported | TimerFired | Asked
 
 # ---- records: what must survive a crash ------------------------------------------------------------------------------
 
@@ -186,6 +203,21 @@ class Equivocated:
     offence: Offence
 
 
+@dataclass(frozen=True)
+class PeerExcluded:
+    """The operator excluded a peer: it takes part no more, until the operator readmits it."""
+
+    public_key: bytes
+    reason: str
+
+
+@dataclass(frozen=True)
+class PeerReadmitted:
+    """The operator ended a peer's exclusion: it may join again, and nothing is held against it."""
+
+    public_key: bytes
+
+
 Record = (
     LayoutFixed
     | TickOpened
@@ -197,6 +229,8 @@ Record = (
     | TicketUsed
     | TicketRevoked
     | Equivocated
+    | PeerExcluded
+    | PeerReadmitted
 )
 
 # ---- effects: what the runtime shall do, in this order ---------------------------------------------------------------
@@ -259,12 +293,26 @@ class Arm:
     at_ms: int
 
 
+class Denial(Enum):
+    """Why a peer is not admitted; the label of the metric `swarmentum_joins_refused_total`."""
+
+    EXCLUDED = "excluded"
+    NOT_LISTED = "not_listed"
+    TICKET = "ticket"
+    FULL = "full"
+    LAYOUT = "layout"
+
+
 @dataclass(frozen=True)
 class Refuse:
-    """The event, or a part of it, was not taken; the reason goes back to the peer, or the operator (empty key)."""
+    """The event, or a part of it, was not taken; the reason goes back to the peer, or the operator (empty key).
+
+    `denial`: it was a join.
+    """
 
     public_key: bytes
     reason: str
+    denial: Denial | None = None
 
 
 @dataclass(frozen=True)

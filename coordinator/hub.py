@@ -167,6 +167,7 @@ def _exclusions(run: Run) -> list[pb.ExcludedPeer]:
             step=standing.logged_step,
             reason=standing.excluded,
             proven=standing.equivocation is not None,
+            by_operator=standing.by_operator,
         )
         for key, standing in found[-STATUS_EXCLUSIONS_MAX:]
     ]

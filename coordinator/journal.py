@@ -23,7 +23,9 @@ from coordinator.events import (
     Equivocated,
     Judged,
     LayoutFixed,
+    PeerExcluded,
     PeerLeft,
+    PeerReadmitted,
     Record,
     SnapshotAgreed,
     SnapshotFact,
@@ -36,7 +38,7 @@ from protos.envelope import parse
 from protos.equivocation import prove
 from protos.errors import SwarmentumError
 from protos.identity import Identity
-from protos.limits import TICKET_ID_BYTES
+from protos.limits import PUBLIC_KEY_BYTES, TICKET_ID_BYTES
 from protos.log import (
     SignedEntry,
     equivocation_body,
@@ -210,6 +212,10 @@ class Journal:
                 offence = record.offence
                 body = equivocation_body(offence.equivocation).SerializeToString(deterministic=True)
                 return "equivocated", offence.step, body
+            case PeerExcluded():
+                return "excluded", 0, record.public_key + record.reason.encode()
+            case PeerReadmitted():
+                return "readmitted", 0, record.public_key
 
     def seal(self, run_id: bytes, record: EntryCommitted) -> SignedEntry:
         """The entry, signed by this coordinator; always the same bytes for the same record."""
@@ -239,6 +245,10 @@ class Journal:
             return TicketRevoked(body[:TICKET_ID_BYTES], bool(body[TICKET_ID_BYTES]))
         if kind == "equivocated":
             return Equivocated(prove(equivocation_from_body(parse(log_pb2.Equivocation, body)), run_id))
+        if kind == "excluded":
+            return PeerExcluded(body[:PUBLIC_KEY_BYTES], body[PUBLIC_KEY_BYTES:].decode())
+        if kind == "readmitted":
+            return PeerReadmitted(body)
         assert kind == "entry", f"the journal holds a record of unknown kind {kind!r}"
         signed = open_entry(body, run_id=run_id, coordinator=self._identity.public_key)
         return EntryCommitted(signed.entry, parse(envelope_pb2.SignedEnvelope, body).body, signed.hash)

@@ -14,6 +14,7 @@ from coordinator import rules, trust
 from coordinator.events import (
     Append,
     Arm,
+    Asked,
     Claim,
     Connected,
     Disconnected,
@@ -22,11 +23,15 @@ from coordinator.events import (
     EntryCommitted,
     Equivocated,
     Event,
+    ExclusionAsked,
     Joined,
     Judged,
     LayoutFixed,
     NoticeKind,
+    PeerExcluded,
     PeerLeft,
+    PeerReadmitted,
+    ReadmissionAsked,
     Record,
     Refuse,
     Reported,
@@ -96,10 +101,8 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
             run, effects = _reported(run, event, now_ms)
         case TimerFired():
             effects = _early(run, now_ms)
-        case TicketAsked():
-            run, effects = _ticket_asked(run, event)
-        case RevocationAsked():
-            run, effects = _revocation_asked(run, event)
+        case TicketAsked() | RevocationAsked() | ExclusionAsked() | ReadmissionAsked():
+            run, effects = _asked(run, event)
     if isinstance(event, Reported) and _says_nothing_of_the_step(before, run, event, now_ms):
         return run, effects
     run, more = _progress(run, now_ms)
@@ -127,9 +130,9 @@ def _early(run: Run, now_ms: int) -> list[Effect]:
 
 
 def _joined(run: Run, event: Joined) -> Outcome:
-    admitted, reason = rules.admit(run, event.public_key, event.layout_digest, event.ticket, event.unix_ms)
-    if not admitted:
-        return run, [Refuse(event.public_key, reason)]
+    denial, reason = rules.admit(run, event.public_key, event.layout_digest, event.ticket, event.unix_ms)
+    if denial is not None:
+        return run, [Refuse(event.public_key, reason, denial)]
     effects: list[Effect] = []
     if not run.layout_digest:
         record = LayoutFixed(event.layout_digest, event.parameters)
@@ -232,7 +235,7 @@ def _accused(run: Run, reporter: bytes, offence: Offence) -> Outcome:
     if author not in run.peers and author not in run.roster:
         return run, [Refuse(reporter, f"evidence against {short(author)}, which is no peer of this run")]
     standing = run.standings.get(author)
-    if standing is not None and standing.excluded:
+    if standing is not None and standing.equivocation is not None:
         return run, []  # others reported it, too
     record = Equivocated(offence)
     return _remember(run, record, 0), [Append(record)]
@@ -582,6 +585,7 @@ def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim], trials: 
         next_sample=run.next_sample,
         trials=_contributions(run, tick, trials),
         exclusions=trust.exclusions(run.standings),
+        readmitted=trust.readmissions(run.standings),
     )
 
 
@@ -642,6 +646,18 @@ def _try_finish(run: Run, now_ms: int) -> Outcome:
 # ---- what the operator asks ------------------------------------------------------------------------------------------
 
 
+def _asked(run: Run, event: Asked) -> Outcome:
+    match event:
+        case TicketAsked():
+            return _ticket_asked(run, event)
+        case RevocationAsked():
+            return _revocation_asked(run, event)
+        case ExclusionAsked():
+            return _exclusion_asked(run, event)
+        case ReadmissionAsked():
+            return _readmission_asked(run, event)
+
+
 def _ticket_asked(run: Run, event: TicketAsked) -> Outcome:
     may, reason = rules.may_issue(run, event.ticket, event.unix_ms)
     if not may:
@@ -661,6 +677,23 @@ def _revocation_asked(run: Run, event: RevocationAsked) -> Outcome:
         effects += more
     record = TicketRevoked(event.ticket_id, event.with_peers)
     return _remember(run, record, 0), [*effects, Append(record), *(EndStream(key) for key in leaving)]
+
+
+def _exclusion_asked(run: Run, event: ExclusionAsked) -> Outcome:
+    """Out at once. Its stream ends: it asks again, and hears why."""
+    may, reason = rules.may_exclude(run, event.public_key)
+    if not may:
+        return run, [Refuse(b"", reason)]
+    record = PeerExcluded(event.public_key, event.reason)
+    return _remember(run, record, 0), [Append(record), EndStream(event.public_key)]
+
+
+def _readmission_asked(run: Run, event: ReadmissionAsked) -> Outcome:
+    may, reason = rules.may_readmit(run, event.public_key)
+    if not may:
+        return run, [Refuse(b"", reason)]
+    record = PeerReadmitted(event.public_key)
+    return _remember(run, record, 0), [Append(record)]
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -695,6 +728,11 @@ def _remember(run: Run, record: Record, now_ms: int) -> Run:
         case Equivocated():
             standings = trust.convicted(run.standings, record.offence)
             return _without(replace(run, standings=standings), record.offence.author)
+        case PeerExcluded():
+            standings = trust.removed(run.standings, record.public_key, record.reason)
+            return _without(replace(run, standings=standings), record.public_key)
+        case PeerReadmitted():
+            return replace(run, standings=trust.readmitted(run.standings, record.public_key))
 
 
 def _remember_revocation(run: Run, record: TicketRevoked) -> Run:
@@ -785,7 +823,7 @@ def _remember_trust(run: Run, record: EntryCommitted) -> Run:
     for exclusion in entry.exclusions:
         peer = peers.get(exclusion.public_key, Peer(exclusion.public_key))
         peers[peer.public_key] = replace(_move_peer(peer, PeerPhase.ABSENT), gone=True)
-    if checked or entry.exclusions:
+    if checked or entry.exclusions or entry.readmitted:
         run = replace(run, peers=peers, standings=trust.logged(run.standings, entry, checked=checked))
     if not checked:
         return run

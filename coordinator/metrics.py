@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from coordinator.events import Denial
 from coordinator.state import PeerPhase, Run
 
 
@@ -24,6 +25,12 @@ class Metrics:
         self.refused = Counter(
             "swarmentum_refused_total", "Requests that did not get through the door", ["reason"], registry=self.registry
         )
+        self.joins_refused = Counter(
+            "swarmentum_joins_refused_total",
+            "Peers that asked to join and were not admitted",
+            [*run, "reason"],
+            registry=self.registry,
+        )
         self.acts = Gauge("swarmentum_acts", "1: this coordinator acts; 0: it stands by", registry=self.registry)
         self.acts.set(1)
         self.step_seconds = Histogram(
@@ -33,6 +40,10 @@ class Metrics:
             registry=self.registry,
             buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300),
         )
+
+    def not_admitted(self, run: Run, denial: Denial) -> None:
+        """A peer was told that it may not join."""
+        self.joins_refused.labels(run.run_id.hex()[:16], denial.value).inc()
 
     def observe(self, run: Run) -> None:
         """Copy a run's figures."""

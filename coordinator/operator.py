@@ -75,6 +75,20 @@ class Operator:
         )
         self._call("RevokeTicket", pb.RevokeTicketRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
 
+    def exclude_peer(self, genesis: log_pb2.Genesis, public_key: bytes, reason: str) -> None:
+        """The peer takes part no more, and is told why."""
+        body = pb.ExcludePeerBody(
+            run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES), public_key=public_key, reason=reason
+        )
+        self._call("ExcludePeer", pb.ExcludePeerRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+
+    def readmit_peer(self, genesis: log_pb2.Genesis, public_key: bytes) -> None:
+        """The peer may join again."""
+        body = pb.ReadmitPeerBody(
+            run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES), public_key=public_key
+        )
+        self._call("ReadmitPeer", pb.ReadmitPeerRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+
     def find_ticket(self, genesis: log_pb2.Genesis, name: str) -> pb.TicketStatus:
         """The one ticket whose id starts with `name` or whose label it is; OperatorError otherwise."""
         tickets = self.tickets(genesis)

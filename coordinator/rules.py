@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.events import Claim, SnapshotFact
-from coordinator.state import GUESTS_MAX, TICKETS_MAX, Issued, OpenStep, Peer, PeerPhase, Run, TicketState
+from coordinator import trust
+from coordinator.events import Claim, Denial, SnapshotFact
+from coordinator.state import GUESTS_MAX, TICKETS_MAX, Issued, OpenStep, Peer, PeerPhase, Phase, Run, TicketState
 from protos.assignment import Range, Share, assign, merge, shares
 from protos.identity import peer_id, short
+from protos.limits import READMITTED_MAX
 from protos.run_config import ClockConfig, OptimizerConfig
 from protos.ticket import Ticket
 
@@ -45,33 +47,35 @@ def deadline_ms(clock: ClockConfig, durations_ms: Sequence[int]) -> int:
 
 def admit(
     run: Run, public_key: bytes, layout_digest: bytes, ticket: Ticket | None = None, unix_ms: int = 0
-) -> tuple[bool, str]:
-    """Whether a peer may join."""
-    may, reason = may_enter(run, public_key, ticket, unix_ms)
-    if not may:
-        return False, reason
+) -> tuple[Denial | None, str]:
+    """Whether a peer may join: None, or what is against it."""
+    denial, reason = may_enter(run, public_key, ticket, unix_ms)
+    if denial is not None:
+        return denial, reason
     if run.layout_digest and layout_digest != run.layout_digest:
-        return False, (
+        return Denial.LAYOUT, (
             f"your model's parameter layout is {layout_digest.hex()[:16]}, "
             f"the run's is {run.layout_digest.hex()[:16]}: model code or library versions differ; "
             "install the same versions as the other peers"
         )
-    return True, "admitted"
+    return None, "admitted"
 
 
-def may_enter(run: Run, public_key: bytes, ticket: Ticket | None, unix_ms: int) -> tuple[bool, str]:
+def may_enter(run: Run, public_key: bytes, ticket: Ticket | None, unix_ms: int) -> tuple[Denial | None, str]:
     """Whether a peer may join, as far as its model does not matter. `ticket`: verified; `unix_ms`: the wall clock."""
     standing = run.standings.get(public_key)
     if standing is not None and standing.excluded:
-        return False, standing.excluded
+        return Denial.EXCLUDED, standing.excluded
     admission = run.config.admission
     if admission.mode == "allow_list" and peer_id(public_key) not in admission.allowed:
-        return False, f"peer {peer_id(public_key)} is not on this run's allow-list; ask its operator to add you"
+        text = f"peer {peer_id(public_key)} is not on this run's allow-list; ask its operator to add you"
+        return Denial.NOT_LISTED, text
     if not is_guest(run, public_key):
         invited, reason = admits(run, ticket, unix_ms)
         if not invited:
-            return False, reason
-    return room(run, public_key)
+            return Denial.TICKET, reason
+    has_room, reason = room(run, public_key)
+    return (None if has_room else Denial.FULL), reason
 
 
 def is_guest(run: Run, public_key: bytes) -> bool:
@@ -151,6 +155,38 @@ def may_issue(run: Run, ticket: Ticket, unix_ms: int) -> tuple[bool, str]:
             f"{ticket.uses} uses are too many: {free} of {GUESTS_MAX} places are left; revoke tickets that wait",
         )
     return True, "made"
+
+
+def may_exclude(run: Run, public_key: bytes) -> tuple[bool, str]:
+    """Whether the operator may have this peer take part no more."""
+    standing = run.standings.get(public_key, trust.Standing())
+    if run.phase is Phase.FINISHED:
+        return False, "the run is finished: nobody takes part in it any more"
+    if standing.excluded:
+        return False, f"peer {short(public_key)} is excluded already: {standing.excluded}"
+    if sum(other.by_operator for other in run.standings.values()) >= trust.REMOVED_MAX:
+        return (
+            False,
+            f"{trust.REMOVED_MAX} peers are excluded, as many as a run can keep out; readmit some, or use tickets",
+        )
+    return True, "excluded"
+
+
+def may_readmit(run: Run, public_key: bytes) -> tuple[bool, str]:
+    """Whether the operator may end this peer's exclusion."""
+    standing = run.standings.get(public_key, trust.Standing())
+    if run.phase is Phase.FINISHED:
+        return False, "the run is finished: nobody takes part in it any more"
+    if not standing.excluded:
+        return False, f"peer {short(public_key)} is not excluded"
+    if standing.equivocation is not None:
+        return False, (
+            f"peer {short(public_key)} cannot be readmitted: it announced two payloads for one step, which its own "
+            "signatures in the log prove; its owner may come back with a new identity"
+        )
+    if sum(map(trust.readmission_due, run.standings.values())) >= READMITTED_MAX:
+        return False, f"{READMITTED_MAX} peers are to be readmitted by the next entry, as many as it holds; wait for it"
+    return True, "readmitted"
 
 
 def room(run: Run, public_key: bytes) -> tuple[bool, str]:

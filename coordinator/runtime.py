@@ -196,6 +196,8 @@ class RunRuntime:
                 self._arm(effect.at_ms)
             case Refuse():
                 refusals.append(effect.reason)
+                if effect.denial is not None:
+                    self._metrics.not_admitted(run, effect.denial)
                 peer = short(effect.public_key) if effect.public_key else "-"
                 self._log.info("refused", step=run.head_step, peer=peer, reason=effect.reason)
             case EndStream():

@@ -10,9 +10,12 @@ import grpc
 
 from coordinator import rules
 from coordinator.events import (
+    Asked,
     Claim,
     Disconnected,
+    ExclusionAsked,
     Joined,
+    ReadmissionAsked,
     Reported,
     RevocationAsked,
     SnapshotFact,
@@ -35,7 +38,16 @@ from protos.v1 import envelope_pb2, log_pb2, ticket_pb2, update_pb2
 
 Context: TypeAlias = Any  # grpc.aio.ServicerContext; grpcio ships no types
 _T = TypeVar("_T")
-_B = TypeVar("_B", pb.CreateRunBody, pb.ListRunsBody, pb.CreateTicketBody, pb.ListTicketsBody, pb.RevokeTicketBody)
+_B = TypeVar(
+    "_B",
+    pb.CreateRunBody,
+    pb.ListRunsBody,
+    pb.CreateTicketBody,
+    pb.ListTicketsBody,
+    pb.RevokeTicketBody,
+    pb.ExcludePeerBody,
+    pb.ReadmitPeerBody,
+)
 
 
 class _Door:
@@ -105,8 +117,9 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             ticket = _ticket(body.ticket, opened.run_id, self._hub.identity.public_key)
         except Refusal as refusal:
             await self._refuse(context, refusal)
-        may, reason = rules.may_enter(runtime.run, opened.public_key, ticket, unix_ms())
-        if not may:
+        denial, reason = rules.may_enter(runtime.run, opened.public_key, ticket, unix_ms())
+        if denial is not None:
+            self._hub.metrics.not_admitted(runtime.run, denial)
             await self._abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
         return pb.MayJoinResponse()
 
@@ -270,7 +283,35 @@ class OperatorService(_Door, rpc.OperatorServiceServicer):
         await self._ask(context, body.run_id, RevocationAsked(body.ticket_id, body.with_peers))
         return pb.RevokeTicketResponse()
 
-    async def _ask(self, context: Context, run_id: bytes, event: TicketAsked | RevocationAsked) -> None:
+    async def ExcludePeer(  # noqa: N802
+        self, request: pb.ExcludePeerRequest, context: Context
+    ) -> pb.ExcludePeerResponse:
+        """A peer takes part no more from now on."""
+        await self._acting(context)
+        try:
+            body = self._operator(request.envelope, pb.ExcludePeerBody)
+            _sized(body.public_key, limits.PUBLIC_KEY_BYTES, "public key")
+            event = ExclusionAsked(body.public_key, _words(body.reason))
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        await self._ask(context, body.run_id, event)
+        self._sessions.end(body.run_id, body.public_key)
+        return pb.ExcludePeerResponse()
+
+    async def ReadmitPeer(  # noqa: N802
+        self, request: pb.ReadmitPeerRequest, context: Context
+    ) -> pb.ReadmitPeerResponse:
+        """An excluded peer may join again."""
+        await self._acting(context)
+        try:
+            body = self._operator(request.envelope, pb.ReadmitPeerBody)
+            _sized(body.public_key, limits.PUBLIC_KEY_BYTES, "public key")
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        await self._ask(context, body.run_id, ReadmissionAsked(body.public_key))
+        return pb.ReadmitPeerResponse()
+
+    async def _ask(self, context: Context, run_id: bytes, event: Asked) -> None:
         runtime = await self._runtime(context, run_id)
         refusals = await self._handled(context, lambda: runtime.handle(event))
         if refusals:
@@ -295,6 +336,15 @@ def _sized(value: bytes, size: int, what: str) -> bytes:
     if len(value) != size:
         raise Refusal(Reason.MALFORMED, f"{what} of {len(value)} bytes, expected {size}")
     return value
+
+
+def _words(reason: str) -> str:
+    """Why the operator excludes a peer: for the peer, the log's readers and their terminals."""
+    most = limits.EXCLUSION_REASON_BYTES_MAX
+    if not reason.strip() or len(reason.encode()) > most or not reason.isprintable():
+        text = f"the reason takes 1 to {most} bytes, printable and on one line"
+        raise Refusal(Reason.OUT_OF_RANGE, text)
+    return reason
 
 
 def _addresses(addresses: list[str]) -> tuple[str, ...]:

@@ -70,13 +70,17 @@ class Sessions:
 
     def open(self, run_id: bytes, public_key: bytes) -> bytes:
         """A new session; the peer's earlier session of the run ends."""
-        for key in [k for k, s in self._sessions.items() if (s.run_id, s.public_key) == (run_id, public_key)]:
-            del self._sessions[key]
+        self.end(run_id, public_key)
         session_id = secrets.token_bytes(SESSION_ID_BYTES)
         self._sessions[session_id] = _Session(run_id, public_key)
         while len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
         return session_id
+
+    def end(self, run_id: bytes, public_key: bytes) -> None:
+        """The peer has no session of the run any more: it has to join again."""
+        for key in [k for k, s in self._sessions.items() if (s.run_id, s.public_key) == (run_id, public_key)]:
+            del self._sessions[key]
 
     def check(self, session_id: bytes, run_id: bytes, public_key: bytes, sequence: int) -> bool:
         """False: no such session (join again). Refusal REPLAYED: the number was used before, or is far behind."""

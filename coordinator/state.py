@@ -122,7 +122,7 @@ class Run:
     head_step: int = 0
     head_hash: bytes = b""
     roster: tuple[bytes, ...] = ()  # of the last tick
-    left: frozenset[bytes] = frozenset()  # those of it that said goodbye and have not joined again
+    left: frozenset[bytes] = frozenset()  # those of it that said goodbye, or were excluded, and have not joined again
     layout_digest: bytes = b""
     parameters: int = 0
     next_sample: int = 0

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field, replace
 from protos import checks
 from protos.checks import CHECK_ALWAYS, VERDICTS_NEEDED
 from protos.equivocation import Offence
-from protos.limits import ENTRY_CONTRIBUTIONS_MAX, EVIDENCE_MAX, EXCLUSIONS_MAX
+from protos.limits import ENTRY_CONTRIBUTIONS_MAX, EVIDENCE_MAX, EXCLUSIONS_MAX, READMITTED_MAX
 from protos.log import Entry, Equivocation, Exclusion, Verdict
 from protos.run_config import TrustConfig
 
 STANDINGS_KEPT = 8 * ENTRY_CONTRIBUTIONS_MAX
+REMOVED_MAX = STANDINGS_KEPT // 2
+"""Peers that the operator may have excluded at a time: so many exclusions are never forgotten."""
 CHECK_PERMILLE_MIN = 16
 """However good a history, about one step in 60 is checked: a peer that turns bad is found, if later."""
 WEIGHT_MIN = 1 / 16
@@ -57,8 +59,12 @@ class Standing:
     """Why, once it is."""
     equivocation: Equivocation | None = None
     """Both announcements, if that is why."""
+    by_operator: bool = False
+    """The operator decided so."""
     logged_step: int = 0
     """Of the entry that the exclusion stands in; 0: in none yet."""
+    log_excludes: bool = False
+    """The log's last word is that it is excluded. If it is not any more, the next entry is to say that it is readmitted."""
 
     @property
     def check_permille(self) -> int:
@@ -180,7 +186,7 @@ def _moved(trust: TrustConfig, before: Standing, by: float, bad: Sequence[Verdic
     moved = replace(before, score=score, good=0, evidence=evidence)
     if score < trust.exclude_at or checkers < VERDICTS_NEEDED:
         return moved
-    return replace(moved, excluded=_reason(trust, evidence, checkers, score, copied=copied))
+    return replace(moved, excluded=_reason(trust, evidence, checkers, score, copied=copied), logged_step=0)
 
 
 def _reason(trust: TrustConfig, evidence: Sequence[Verdict], checkers: int, score: float, *, copied: bool) -> str:
@@ -223,22 +229,58 @@ def exclusions(standings: Mapping[bytes, Standing]) -> tuple[Exclusion, ...]:
     """What the next entry has to say, sorted by public key."""
     due = sorted(key for key, standing in standings.items() if standing.excluded and not standing.logged_step)
     found = [(key, standings[key]) for key in due[:EXCLUSIONS_MAX]]
-    return tuple(Exclusion(key, it.excluded, it.evidence, it.equivocation) for key, it in found)
+    return tuple(Exclusion(key, it.excluded, it.evidence, it.equivocation, it.by_operator) for key, it in found)
+
+
+def readmissions(standings: Mapping[bytes, Standing]) -> tuple[bytes, ...]:
+    """What the next entry has to say: whose exclusion, which earlier ones state, is over. Sorted by public key."""
+    return tuple(sorted(key for key, standing in standings.items() if readmission_due(standing))[:READMITTED_MAX])
+
+
+def readmission_due(standing: Standing) -> bool:
+    """Whether the log still says that the peer is excluded, and it is not."""
+    return standing.log_excludes and not standing.excluded
 
 
 def convicted(standings: Mapping[bytes, Standing], offence: Offence) -> dict[bytes, Standing]:
     """The standings after a proven offence. No score and no vote of checkers: the author's own signatures decide."""
     before = standings.get(offence.author, Standing())
-    guilty = replace(before, excluded=offence.reason, evidence=(), equivocation=offence.equivocation)
+    proof = offence.equivocation
+    guilty = replace(before, excluded=offence.reason, evidence=(), equivocation=proof, by_operator=False, logged_step=0)
     return bounded({**standings, offence.author: guilty}, keep={offence.author})
 
 
+def removed(standings: Mapping[bytes, Standing], public_key: bytes, reason: str) -> dict[bytes, Standing]:
+    """The standings after the operator excluded a peer. No evidence: it is the operator's run."""
+    says = standings.get(public_key, Standing()).log_excludes
+    text = f"excluded by the operator of this run: {reason}"
+    out = Standing(excluded=text, by_operator=True, log_excludes=says)
+    return bounded({**standings, public_key: out}, keep={public_key})
+
+
+def readmitted(standings: Mapping[bytes, Standing], public_key: bytes) -> dict[bytes, Standing]:
+    """The standings after the operator ended an exclusion: as if the peer had just come, so that checks begin anew."""
+    anew = Standing(log_excludes=standings[public_key].log_excludes)
+    return _settled({**standings, public_key: anew}, [public_key])
+
+
+def _settled(standings: dict[bytes, Standing], keys: Iterable[bytes]) -> dict[bytes, Standing]:
+    """Without those of whom nothing is known: that is what the absent stand for."""
+    for key in keys:
+        if standings[key] == Standing():
+            del standings[key]
+    return standings
+
+
 def logged(standings: Mapping[bytes, Standing], entry: Entry, *, checked: bool = True) -> dict[bytes, Standing]:
-    """The standings after an entry: its exclusions are facts; the authors of the first entry are on no probation.
+    """The standings after an entry: what it says of exclusions are facts; the authors of the first one are on no probation.
 
     `checked`: whether the run has checks; without them there are no other standings.
     """
     after = dict(standings)
+    for key in entry.readmitted:
+        after[key] = replace(after.get(key, Standing()), log_excludes=False)
+    after = _settled(after, entry.readmitted)
     for exclusion in entry.exclusions:
         before = after.get(exclusion.public_key, Standing())
         after[exclusion.public_key] = replace(
@@ -246,7 +288,9 @@ def logged(standings: Mapping[bytes, Standing], entry: Entry, *, checked: bool =
             excluded=exclusion.reason,
             evidence=exclusion.evidence,
             equivocation=exclusion.equivocation,
+            by_operator=exclusion.by_operator,
             logged_step=entry.step,
+            log_excludes=True,
         )
     if entry.step == 1 and checked:
         for contribution in entry.contributions:
@@ -255,12 +299,17 @@ def logged(standings: Mapping[bytes, Standing], entry: Entry, *, checked: bool =
 
 
 def bounded(standings: dict[bytes, Standing], keep: Iterable[bytes]) -> dict[bytes, Standing]:
-    """At most STANDINGS_KEPT: those that say least go first, the excluded last."""
+    """At most STANDINGS_KEPT: those that say least go first, the excluded last, and of those the operator's."""
     kept = set(keep)
     spare = sorted(
         standings.keys() - kept,
-        key=lambda key: (bool(standings[key].excluded), standings[key].score, standings[key].good, key),
+        key=lambda key: (_worth(standings[key]), standings[key].score, standings[key].good, key),
     )
     for key in spare[: max(len(standings) - STANDINGS_KEPT, 0)]:
         del standings[key]
     return standings
+
+
+def _worth(standing: Standing) -> int:
+    """What may not be forgotten weighs most."""
+    return 2 if standing.by_operator or readmission_due(standing) else 1 if standing.excluded else 0

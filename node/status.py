@@ -59,6 +59,7 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
                 "step": excluded.step or None,
                 "reason": excluded.reason,
                 "proven": excluded.proven,
+                "by_operator": excluded.by_operator,
             }
             for excluded in facts.exclusions
         ],
@@ -96,7 +97,7 @@ def show(values: dict[str, Any]) -> None:
     console.print(table)
     for excluded in values["exclusions"]:
         when = "from the next entry on" if excluded["step"] is None else f"step {excluded['step']}"
-        console.print(f"{excluded['id']}, {when}: {excluded['reason']}", highlight=False, soft_wrap=True)
+        console.print(f"{excluded['id']}, {when}: {excluded['reason']}", highlight=False, markup=False, soft_wrap=True)
 
 
 def status(link: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ PAYLOAD_BYTES_MAX = 1 << 28
 ENTRY_CONTRIBUTIONS_MAX = 1024
 ROSTER_PEERS_MAX = 1024
 POOL_RANGES_MAX = 4096
-ENTRY_BYTES_MAX = 192 * 1024
+ENTRY_BYTES_MAX = 224 * 1024  # of each part as many as may be, and 4 exclusions with all their evidence: 208 KB
 TICK_BYTES_MAX = 192 * 1024
 CONFIG_JSON_BYTES_MAX = 256 * 1024
 ADDRESSES_MAX = 16
@@ -40,6 +40,8 @@ UNIX_MS_MAX = 1 << 48  # the year 10889
 # Checks and exclusions
 EXCLUSIONS_MAX = 4  # in one entry; further ones are in the next
 EVIDENCE_MAX = 16  # verdicts with an exclusion
+READMITTED_MAX = 64  # in one entry, and decisions that wait for one
+EXCLUSION_REASON_BYTES_MAX = 256  # of the operator's words
 EQUIVOCATIONS_MAX = 4  # in one report, and what a peer keeps to be reported
 
 # gRPC

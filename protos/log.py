@@ -64,12 +64,13 @@ class Equivocation:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A peer that takes part no more: why, and who found what; or what it signed."""
+    """A peer that takes part no more: why, and who found what; or what it signed; or that the operator decided so."""
 
     public_key: bytes
     reason: str
     evidence: tuple[Verdict, ...] = ()
     equivocation: Equivocation | None = None
+    by_operator: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Entry:
     next_sample: int
     trials: tuple[Contribution, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
+    readmitted: tuple[bytes, ...] = ()
 
     @property
     def lr(self) -> float:
@@ -159,11 +161,13 @@ def entry_body(entry: Entry) -> bytes:
         next_sample=entry.next_sample,
         trials=[_contribution_body(c) for c in entry.trials],
         exclusions=[_exclusion_body(e) for e in entry.exclusions],
+        readmitted=entry.readmitted,
     ).SerializeToString(deterministic=True)
 
 
 def _exclusion_body(e: Exclusion) -> log_pb2.Exclusion:
-    body = log_pb2.Exclusion(public_key=e.public_key, reason=e.reason, evidence=[verdict_body(v) for v in e.evidence])
+    evidence = [verdict_body(v) for v in e.evidence]
+    body = log_pb2.Exclusion(public_key=e.public_key, reason=e.reason, evidence=evidence, by_operator=e.by_operator)
     if e.equivocation is not None:
         body.equivocation.CopyFrom(equivocation_body(e.equivocation))
     return body
@@ -252,6 +256,7 @@ def _entry(opened: Opened) -> Entry:
         next_sample=body.next_sample,
         trials=_contributions(body.trials),
         exclusions=tuple(_exclusion(e) for e in body.exclusions),
+        readmitted=_readmitted(body.readmitted),
     )
 
 
@@ -275,7 +280,17 @@ def _exclusion(body: log_pb2.Exclusion) -> Exclusion:
     _in_range(len(body.reason) <= REASON_CHARACTERS_MAX, "length of a reason")
     _in_range(len(body.evidence) <= limits.EVIDENCE_MAX, f"{len(body.evidence)} verdicts")
     equivocation = equivocation_from_body(body.equivocation) if body.HasField("equivocation") else None
-    return Exclusion(body.public_key, body.reason, tuple(verdict_from_body(v) for v in body.evidence), equivocation)
+    claimed = bool(body.evidence) or equivocation is not None
+    _in_range(not (body.by_operator and claimed), "evidence of an exclusion that the operator decided")
+    evidence = tuple(verdict_from_body(v) for v in body.evidence)
+    return Exclusion(body.public_key, body.reason, evidence, equivocation, body.by_operator)
+
+
+def _readmitted(keys: Sequence[bytes]) -> tuple[bytes, ...]:
+    _in_range(len(keys) <= limits.READMITTED_MAX, f"{len(keys)} peers readmitted")
+    _in_range(all(len(key) == limits.PUBLIC_KEY_BYTES for key in keys), "public key length")
+    _in_range(list(keys) == sorted(set(keys)), "readmitted peers are not sorted, each once")
+    return tuple(keys)
 
 
 def tick_body(tick: Tick) -> log_pb2.Tick:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from protos.equivocation import prove_exclusion
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
 from protos.invite import SCHEME, Invite
-from protos.log import Chain, Exclusion, SignedEntry, run_id_of
+from protos.log import Chain, Entry, Exclusion, SignedEntry, run_id_of
 from protos.v1 import envelope_pb2, log_pb2
 
 WIDTH = 130  # of the table where there is no terminal
@@ -53,7 +53,8 @@ class Excluded:
     """Who takes part no more, from which step on, why, and what the log has to show for it.
 
     `proven`: by two announcements that the peer itself signed; `verdicts`, `checkers`: how many verdicts the entry holds, of
-    how many other peers.
+    how many other peers; `by_operator`: the operator decided so, and the log has nothing else to show. `readmitted_step`: of
+    the entry that admits it again, if one does.
     """
 
     id: str
@@ -63,6 +64,8 @@ class Excluded:
     payloads: tuple[str, ...]
     verdicts: int
     checkers: int
+    by_operator: bool = False
+    readmitted_step: int | None = None
 
     @classmethod
     def of(cls, run_id: bytes, step: int, exclusion: Exclusion) -> Excluded:
@@ -79,6 +82,7 @@ class Excluded:
             tuple(payload.hex() for payload in payloads),
             len(exclusion.evidence),
             len(checkers),
+            exclusion.by_operator,
         )
 
 
@@ -116,6 +120,7 @@ def ledger(run_id: bytes, entries: Iterable[SignedEntry]) -> Ledger:
     for signed in entries:
         entry = signed.entry
         first, last, head = first or entry.step, entry.step, signed.hash
+        exclusions = [_readmitted(excluded, entry) for excluded in exclusions] if entry.readmitted else exclusions
         for exclusion in entry.exclusions:
             try:
                 exclusions.append(Excluded.of(run_id, entry.step, exclusion))
@@ -131,6 +136,11 @@ def ledger(run_id: bytes, entries: Iterable[SignedEntry]) -> Ledger:
             account.first_step, account.last_step = account.first_step or entry.step, entry.step
     ordered = sorted(accounts.values(), key=lambda account: (-account.votes_accepted, account.id))
     return Ledger(run_id, first, last, head, tuple(ordered), tuple(exclusions))
+
+
+def _readmitted(excluded: Excluded, entry: Entry) -> Excluded:
+    over = excluded.readmitted_step is None and excluded.id in {peer_id(key) for key in entry.readmitted}
+    return replace(excluded, readmitted_step=entry.step) if over else excluded
 
 
 def of(run: str) -> Ledger:
@@ -174,10 +184,21 @@ def show(found: Ledger) -> None:
     )
     console.print(table)
     for excluded in found.exclusions:
-        console.print(f"step {excluded.step}: {excluded.id} {excluded.reason}", highlight=False, soft_wrap=True)
-        what = f"payloads {', '.join(payload[:16] for payload in excluded.payloads)}, signatures checked"
-        said = f"{excluded.verdicts} verdicts of {excluded.checkers} peers, as the coordinator wrote them down"
-        console.print(f"    evidence: {what if excluded.proven else said}", highlight=False, soft_wrap=True)
+        for text in _lines(excluded):
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _lines(excluded: Excluded) -> list[str]:
+    if excluded.by_operator:
+        evidence = "none: the operator's decision, as the coordinator wrote it down"
+    elif excluded.proven:
+        evidence = f"payloads {', '.join(payload[:16] for payload in excluded.payloads)}, signatures checked"
+    else:
+        evidence = f"{excluded.verdicts} verdicts of {excluded.checkers} peers, as the coordinator wrote them down"
+    lines = [f"step {excluded.step}: {excluded.id} {excluded.reason}", f"    evidence: {evidence}"]
+    if excluded.readmitted_step is not None:
+        lines.append(f"    readmitted by the operator in step {excluded.readmitted_step}")
+    return lines
 
 
 def archived_entries(folder: Path) -> tuple[bytes, Iterator[SignedEntry]]:

@@ -45,7 +45,8 @@ class BadStepError(Exception):
 class Replayed:
     """A step that holds. `proven`: of its `votes` payloads, how many carry their author's own signature. `digest_checked`:
     whether an entry vouches for the digest of the state before. `excluded_proven`: of the `excluded` peers, how many by two
-    announcements that they signed themselves; the others by verdicts, as the coordinator wrote them down.
+    announcements that they signed themselves; `excluded_by_operator`: how many on the operator's word alone; the others by
+    verdicts, as the coordinator wrote them down. `readmitted`: how many the operator admits again.
     """
 
     step: int
@@ -56,6 +57,8 @@ class Replayed:
     digest_checked: bool
     excluded: int
     excluded_proven: int
+    excluded_by_operator: int = 0
+    readmitted: int = 0
 
 
 @dataclass(frozen=True)
@@ -196,9 +199,17 @@ class Replay:
         self.step = entry.step
         digest = state_digest(self.demo.replicated, self.step)
         checked = bool(entry.parent_state_digest)
-        excluded = len(entry.exclusions)
         return Replayed(
-            entry.step, len(entry.contributions), proven, signed.hash, digest, checked, excluded, excluded_proven
+            entry.step,
+            len(entry.contributions),
+            proven,
+            signed.hash,
+            digest,
+            checked,
+            len(entry.exclusions),
+            excluded_proven,
+            sum(exclusion.by_operator for exclusion in entry.exclusions),
+            len(entry.readmitted),
         )
 
     def _vote(
@@ -242,6 +253,8 @@ def _check_exclusions(genesis: Genesis, signed: SignedEntry) -> int:
                     step, f"{name}: its evidence proves nothing: {refusal}", genesis.coordinator
                 ) from refusal
             proven += 1
+        elif exclusion.by_operator:
+            continue  # it claims no evidence: the coordinator's signature is the operator's word
         elif len({v.checker for v in exclusion.evidence if v.subject == exclusion.public_key}) < VERDICTS_NEEDED:
             raise BadStepError(step, f"{name}: no verdicts of {VERDICTS_NEEDED} peers against it", genesis.coordinator)
     return proven

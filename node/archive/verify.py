@@ -43,6 +43,8 @@ class Verdict:
     digests_checked: int = 0
     exclusions: int = 0
     exclusions_proven: int = 0
+    exclusions_by_operator: int = 0
+    readmissions: int = 0
     state_digest: str = ""
     weights: str = "no exported model given"
 
@@ -101,7 +103,12 @@ def line(step: Replayed) -> str:
     """A step that holds, for people."""
     own = "all" if step.proven == step.votes else str(step.proven)
     digest = "in the log" if step.digest_checked else "not in the log"
-    excluded = f"  {step.excluded} peers excluded, evidence ok" if step.excluded else ""
+    for_cause = step.excluded - step.excluded_by_operator
+    excluded = f"  {for_cause} peers excluded, evidence ok" if for_cause else ""
+    if step.excluded_by_operator:
+        excluded += f"  {step.excluded_by_operator} peers excluded on the operator's word"
+    if step.readmitted:
+        excluded += f"  {step.readmitted} peers readmitted by the operator"
     return (
         f"step {step.step:>6}  chain ok, coordinator's signature ok  {step.votes} payloads ok ({own} signed by their author)  "
         f"entry {step.entry_hash.hex()[:16]}  state before: {digest}  state {step.digest.hex()[:16]}{excluded}"
@@ -121,11 +128,11 @@ def text(verdict: Verdict) -> str:
 
 
 def _exclusions(verdict: Verdict) -> str:
-    if not verdict.exclusions:
+    if not verdict.exclusions + verdict.readmissions:
         return ""
     return (
         f"{verdict.exclusions} peers excluded, {verdict.exclusions_proven} of them proven by two payloads that they signed "
-        "for one step.\n"
+        f"for one step, {verdict.exclusions_by_operator} on the operator's word alone; {verdict.readmissions} readmitted.\n"
     )
 
 
@@ -140,6 +147,8 @@ def _replay(replay: Replay, verdict: Verdict, told: Callable[[Replayed, int], No
         verdict.digests_checked += step.digest_checked
         verdict.exclusions += step.excluded
         verdict.exclusions_proven += step.excluded_proven
+        verdict.exclusions_by_operator += step.excluded_by_operator
+        verdict.readmissions += step.readmitted
         told(step, total)
     if not verdict.steps:
         raise OperatorError("the archive holds no step")

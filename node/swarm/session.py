@@ -123,6 +123,7 @@ class Session:
         self.host.on_refusal = self._count
         self.fetcher = BlobFetcher(self.host, self.counters.wire, self._count)
         self.committed_step = 0
+        self._admitted_at_step = 0
         self._invite, self._identity, self._overlay = invite, identity, overlay
         self._door, self._emit = door, emit
         self._payloads = payloads
@@ -191,6 +192,7 @@ class Session:
             software_version=software_version(),
         )
         response = await self.client.join(body)
+        self._admitted_at_step = response.head_step
         snapshot = snapshot_of(response.snapshot) if response.HasField("snapshot") else None
         if snapshot is not None:
             self._remember(snapshot)
@@ -463,7 +465,8 @@ class Session:
         self._witness.saw(signed)
         for exclusion in signed.entry.exclusions:
             self._outbox.excluded(exclusion.public_key)
-            if exclusion.public_key == self._identity.public_key:
+            # What stands in the log up to where it was when the coordinator admitted us is over.
+            if exclusion.public_key == self._identity.public_key and step > self._admitted_at_step:
                 await self._emit(Failed(RefusedError(exclusion.reason)))
         self.committed_step = step
         if self._withheld is not None and self._withheld.step <= step:

@@ -80,16 +80,18 @@ class GetRunResponse(_message.Message):
     def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ...) -> None: ...
 
 class ExcludedPeer(_message.Message):
-    __slots__ = ("public_key", "step", "reason", "proven")
+    __slots__ = ("public_key", "step", "reason", "proven", "by_operator")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PROVEN_FIELD_NUMBER: _ClassVar[int]
+    BY_OPERATOR_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     step: int
     reason: str
     proven: bool
-    def __init__(self, public_key: _Optional[bytes] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ..., proven: _Optional[bool] = ...) -> None: ...
+    by_operator: bool
+    def __init__(self, public_key: _Optional[bytes] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ..., proven: _Optional[bool] = ..., by_operator: _Optional[bool] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("public_key", "phase", "device", "applied_step", "state_digest", "votes_accepted", "samples_per_second", "loss", "score", "check_permille", "standing", "standing_reason")
@@ -420,5 +422,47 @@ class RevokeTicketBody(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., ticket_id: _Optional[bytes] = ..., with_peers: _Optional[bool] = ...) -> None: ...
 
 class RevokeTicketResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ExcludePeerRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class ExcludePeerBody(_message.Message):
+    __slots__ = ("run_id", "nonce", "public_key", "reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    nonce: bytes
+    public_key: bytes
+    reason: str
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., public_key: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ExcludePeerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadmitPeerRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class ReadmitPeerBody(_message.Message):
+    __slots__ = ("run_id", "nonce", "public_key")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    nonce: bytes
+    public_key: bytes
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., public_key: _Optional[bytes] = ...) -> None: ...
+
+class ReadmitPeerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -400,6 +400,16 @@ class OperatorServiceStub:
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.RevokeTicketRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_coordinator__pb2.RevokeTicketResponse.FromString,
                 _registered_method=True)
+        self.ExcludePeer = channel.unary_unary(
+                '/swarmentum.v1.OperatorService/ExcludePeer',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.ExcludePeerRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.ExcludePeerResponse.FromString,
+                _registered_method=True)
+        self.ReadmitPeer = channel.unary_unary(
+                '/swarmentum.v1.OperatorService/ReadmitPeer',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.ReadmitPeerRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.ReadmitPeerResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer:
@@ -436,6 +446,18 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExcludePeer(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadmitPeer(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -463,6 +485,16 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.RevokeTicket,
                     request_deserializer=protos_dot_v1_dot_coordinator__pb2.RevokeTicketRequest.FromString,
                     response_serializer=protos_dot_v1_dot_coordinator__pb2.RevokeTicketResponse.SerializeToString,
+            ),
+            'ExcludePeer': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExcludePeer,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.ExcludePeerRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.ExcludePeerResponse.SerializeToString,
+            ),
+            'ReadmitPeer': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadmitPeer,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.ReadmitPeerRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.ReadmitPeerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -601,6 +633,60 @@ class OperatorService:
             '/swarmentum.v1.OperatorService/RevokeTicket',
             protos_dot_v1_dot_coordinator__pb2.RevokeTicketRequest.SerializeToString,
             protos_dot_v1_dot_coordinator__pb2.RevokeTicketResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExcludePeer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmentum.v1.OperatorService/ExcludePeer',
+            protos_dot_v1_dot_coordinator__pb2.ExcludePeerRequest.SerializeToString,
+            protos_dot_v1_dot_coordinator__pb2.ExcludePeerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadmitPeer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmentum.v1.OperatorService/ReadmitPeer',
+            protos_dot_v1_dot_coordinator__pb2.ReadmitPeerRequest.SerializeToString,
+            protos_dot_v1_dot_coordinator__pb2.ReadmitPeerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,16 +61,18 @@ class Equivocation(_message.Message):
     def __init__(self, first: _Optional[bytes] = ..., second: _Optional[bytes] = ...) -> None: ...
 
 class Exclusion(_message.Message):
-    __slots__ = ("public_key", "reason", "evidence", "equivocation")
+    __slots__ = ("public_key", "reason", "evidence", "equivocation", "by_operator")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     EQUIVOCATION_FIELD_NUMBER: _ClassVar[int]
+    BY_OPERATOR_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     reason: str
     evidence: _containers.RepeatedCompositeFieldContainer[Verdict]
     equivocation: Equivocation
-    def __init__(self, public_key: _Optional[bytes] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., equivocation: _Optional[_Union[Equivocation, _Mapping]] = ...) -> None: ...
+    by_operator: bool
+    def __init__(self, public_key: _Optional[bytes] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., equivocation: _Optional[_Union[Equivocation, _Mapping]] = ..., by_operator: _Optional[bool] = ...) -> None: ...
 
 class Judged(_message.Message):
     __slots__ = ("verdicts", "arrival")
@@ -81,7 +83,7 @@ class Judged(_message.Message):
     def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., arrival: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LogEntry(_message.Message):
-    __slots__ = ("step", "parent_hash", "contributions", "lr_bits", "parent_state_digest", "returned_samples", "next_sample", "trials", "exclusions")
+    __slots__ = ("step", "parent_hash", "contributions", "lr_bits", "parent_state_digest", "returned_samples", "next_sample", "trials", "exclusions", "readmitted")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +93,7 @@ class LogEntry(_message.Message):
     NEXT_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     TRIALS_FIELD_NUMBER: _ClassVar[int]
     EXCLUSIONS_FIELD_NUMBER: _ClassVar[int]
+    READMITTED_FIELD_NUMBER: _ClassVar[int]
     step: int
     parent_hash: bytes
     contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
@@ -100,7 +103,8 @@ class LogEntry(_message.Message):
     next_sample: int
     trials: _containers.RepeatedCompositeFieldContainer[Contribution]
     exclusions: _containers.RepeatedCompositeFieldContainer[Exclusion]
-    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ..., trials: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ...) -> None: ...
+    readmitted: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ..., trials: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., readmitted: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class RosterMember(_message.Message):
     __slots__ = ("public_key", "samples")

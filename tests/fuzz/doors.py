@@ -33,7 +33,7 @@ from protos.envelope import Kind, Opened, open_envelope, parse, seal_bytes
 from protos.errors import NetworkError, OperatorError, Refusal
 from protos.identity import Identity
 from protos.invite import SCHEME, Invite
-from protos.log import Contribution, Entry, Tick, entry_body, lr_to_bits, open_entry, open_tick, tick_body
+from protos.log import Contribution, Entry, Exclusion, Tick, entry_body, lr_to_bits, open_entry, open_tick, tick_body
 from protos.run_config import RunConfig, config_from_json
 from protos.ticket import Ticket, open_ticket, seal_ticket, ticket_body
 from protos.v1 import archive_pb2, coordinator_pb2, update_pb2
@@ -242,7 +242,8 @@ DOORS: dict[str, Door] = {
 def seeds() -> dict[str, list[bytes]]:
     """Good bytes for each door, so that the fuzzer begins behind the first check."""
     contribution = Contribution(HASH, HASH, 100, 4, 400, 1.5)
-    made = Entry(STEP, HASH, (contribution,), lr_to_bits(1e-3), HASH, (Range(3, 9),), 99)
+    made = Entry(STEP, HASH, (contribution,), lr_to_bits(1e-3), HASH, (Range(3, 9),), 99,
+                 exclusions=(Exclusion(HASH, "why", by_operator=True),), readmitted=(HASH,))  # fmt: skip
     ticked = Tick(STEP, HASH, 1, (Share(HASH, 4),), (Range(0, 4),), lr_to_bits(1e-3))
     said = update_pb2.Announcement(step=STEP, parent_hash=HASH, payload_sha256=HASH, payload_bytes=9)
     state = pack({name: torch.zeros(shape) for name, shape in SHAPES})

@@ -31,6 +31,8 @@ class Checkers:
         self.two_faced: set[bytes] = set()
         self.heard: dict[bytes, int] = {}
         self.excluded: dict[bytes, int] = {}
+        self.removed: set[bytes] = set()
+        """Whom the operator asked to exclude."""
 
     def entry(self, peer: str, signed: SignedEntry) -> None:
         """An entry arrived with all its payloads: every peer sees the same at each step."""
@@ -102,7 +104,11 @@ class Checkers:
         kept = list(records)
         for record in kept:
             if isinstance(record, EntryCommitted):
+                assert set(record.entry.readmitted) <= self.removed, "nobody else is readmitted"
                 for exclusion in record.entry.exclusions:
+                    if exclusion.by_operator:
+                        assert exclusion.public_key in self.removed, "the operator did not say so"
+                        continue
                     assert prove_exclusion(exclusion, run_id).step <= record.entry.step + STEPS_AHEAD_MAX
                     assert exclusion.public_key in self.two_faced, "an honest peer was excluded"
                     assert exclusion.public_key not in self.excluded, "excluded twice"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from coordinator.events import ExclusionAsked, ReadmissionAsked
 from tests.sim.network import COORDINATOR, Weather
 from tests.sim.world import World
 
@@ -99,6 +100,13 @@ def bit_flip(world: World, fault: Fault) -> Callable[[], None]:
     return lambda: None
 
 
+def exclude(world: World, fault: Fault) -> Callable[[], None]:
+    """The operator removes a peer, here or away, and lets it come back."""
+    key = world.peers[fault.who].identity.public_key
+    world.operate(ExclusionAsked(key, "its machine is gone"))
+    return lambda: world.operate(ReadmissionAsked(key))
+
+
 def full_peer_disk(world: World, fault: Fault) -> Callable[[], None]:
     peer = world.peers[fault.who]
     peer.full = True
@@ -118,9 +126,9 @@ FAULTS = {
 }
 """By name; each returns what ends it."""
 
-ALONE = {"bit-flip": bit_flip, "misname": misname}
+ALONE = {"bit-flip": bit_flip, "misname": misname, "exclude": exclude}
 """Those that are only drawn when they are asked for: where memory is bad and others crash, the wrong replica may be all that is
-left, and where nobody names the right length, every step is empty."""
+left; where nobody names the right length, every step is empty; and an operator's decisions are no faults."""
 
 
 def drawn(chance: random.Random, peers: int, names: list[str], seconds: float) -> list[Fault]:

@@ -66,6 +66,12 @@ def test_who_announces_two_payloads_is_excluded_and_nobody_else() -> None:
     assert finished(start("--seeds", "0", "12", "--faults", "equivocate")).count("seed ") == 12
 
 
+def test_whom_the_operator_excludes_is_out_and_whom_it_readmits_goes_on() -> None:
+    """Whatever crashes meanwhile: past the entry that excluded it, to the same weights."""
+    faults = ("exclude", "crash-peer", "crash-coordinator", "full-disk", "partition", "equivocate")
+    assert finished(start("--seeds", "1", "9", "--faults", *faults)).count("seed ") == 8
+
+
 def test_a_thousand_peers_stay_equal() -> None:
     """Few steps here; `python -m tests.sim.crowd` plays 50 (docs/benchmarks.md)."""
     assert "1000 peers, 4 steps" in finished(start("--steps", "4", module="tests.sim.crowd"))

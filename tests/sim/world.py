@@ -21,6 +21,7 @@ import torch
 from sqlalchemy import event
 from torch import Tensor, nn
 
+from coordinator.events import Asked, ExclusionAsked
 from coordinator.hub import Hub
 from coordinator.journal import Journal
 from coordinator.metrics import Metrics
@@ -446,6 +447,7 @@ class World:
         self.loop.set_exception_handler(self._failed)
         self.net = Net(self.loop, random.Random(self.seed + 1))
         self.overlay = Overlay(self.net)
+        self._operating = asyncio.Lock()
         self.checkers = Checkers()
         self.coordinator = Coordinator(self.net, self.folder, self.config, self.checkers)
         key = self.coordinator.identity.public_key
@@ -457,6 +459,26 @@ class World:
     def _failed(self, _loop: Any, context: dict[str, Any]) -> None:
         error = context.get("exception") or AssertionError(context["message"])
         self.failures.append(error)
+
+    def operate(self, event: Asked) -> None:
+        """The operator asks, until the coordinator is there and its disk takes it."""
+        self.loop.create_task(self._operate(event))
+
+    async def _operate(self, event: Asked) -> None:
+        if isinstance(event, ExclusionAsked):
+            self.checkers.removed.add(event.public_key)
+        async with self._operating:  # one decision after the other
+            while (answer := await self._asked(event)) is None:
+                await asyncio.sleep(1.0)
+        self.note(f"{type(event).__name__}: {answer or 'done'}")
+
+    async def _asked(self, event: Asked) -> list[str] | None:
+        """What was refused; None: nobody answers, or the disk does not take it."""
+        if self.coordinator.service is None:
+            return None
+        asked = self.coordinator.spawn(self.coordinator.hub.runs[self.coordinator.run_id].handle(event))
+        await asyncio.wait({asked})
+        return None if asked.cancelled() or asked.exception() is not None else asked.result()
 
     def note(self, text: str) -> None:
         at, step = self.loop.now - BEGIN_SECONDS, self.coordinator.head_step

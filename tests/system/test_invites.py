@@ -1,4 +1,7 @@
-"""A run that takes only peers with a ticket, with real processes: who comes second is told why, who was in comes back."""
+"""A run that takes only peers with a ticket, with real processes: who comes second is told why, who was in comes back.
+
+It is strict: it waits for a peer that was killed, until the operator excludes it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm
+from protos.identity import Identity
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -22,6 +26,7 @@ context = 32
 steps = 100000
 batch_samples = 4
 snapshot_every = 20
+strict = true
 [admission]
 mode = "invite"
 [overlay]
@@ -32,11 +37,18 @@ bootstrap = [BOOTSTRAP]
 class Invited(LocalSwarm):
     """With the operator's commands."""
 
-    def operator(self, *arguments: str) -> dict[str, Any]:
+    def operator(self, *arguments: str, group: str = "invite") -> dict[str, Any]:
         """The last line of a command that must succeed."""
-        code, said = self.start("operator", "coordinator", "invite", *arguments, "--home", self.home, "--json").finish()
+        code, said = self.start("operator", "coordinator", group, *arguments, "--home", self.home, "--json").finish()
         assert code == 0, (self.folder / "operator.log").read_text()
         return said
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """Who was excluded, as the log says."""
+        code, said = self.start("ledger", "node", "ledger", self.link, "--json").finish()
+        assert code == 0
+        found: list[dict[str, Any]] = said["exclusions"]
+        return found
 
     def refused(self, name: str) -> str:
         """What a peer that is not admitted says before it ends, without having built a model."""
@@ -45,6 +57,13 @@ class Invited(LocalSwarm):
         assert code == 4, text
         assert not self.events(name, "model"), "it built the model first"
         return text
+
+    def told(self, name: str, words: str) -> None:
+        """The peer stops, and says why."""
+        code, _ = self.processes[name].finish()
+        text = (self.folder / f"{name}.log").read_text()
+        assert code == 4, text
+        assert f"excluded by the operator of this run: {words}" in text.splitlines()[-1]
 
 
 def test_one_use_for_one_peer_through_kills_of_both(tmp_path: Path) -> None:
@@ -66,9 +85,38 @@ def test_one_use_for_one_peer_through_kills_of_both(tmp_path: Path) -> None:
         listed = swarm.operator("list", "invited")
         assert (listed["label"], listed["state"], listed["uses_left"]) == ("lab", "used up", 0)
 
+        excluded_and_readmitted(swarm)
+
         assert len(swarm.operator("revoke", "invited", "lab", "--and-its-peers")["removed"]) == 1
         code, _ = swarm.processes["ada"].finish()
         assert code == 4
         assert "was revoked" in (tmp_path / "ada.log").read_text()
     finally:
         swarm.close()
+
+
+def excluded_and_readmitted(swarm: Invited) -> None:
+    """Of two peers one is killed for good, excluded, readmitted, and excluded while it is there."""
+    swarm.link = swarm.operator("create", "invited", "--label", "second")["invite"]
+    swarm.join("carl")
+    wait_for("votes of carl", lambda: any(line["accepted"] for line in swarm.steps("carl")))
+    carl = Identity.load_or_create(swarm.folder / "carl" / "identity.key").peer_id
+    swarm.processes["carl"].kill()
+    at = swarm.last_step("ada")
+    assert swarm.operator("exclude", "invited", carl[-8:], "--reason", "its machine is gone", group="peer")["known"]
+    swarm.wait_step("ada", at + 5)  # it no longer waits
+
+    swarm.operator("readmit", "invited", carl[-8:], group="peer")
+    swarm.join("carl")
+    swarm.wait_step("carl", swarm.last_step("ada") + 3)  # past the entry that excludes it
+    swarm.operator("exclude", "invited", carl, "--reason", "we need its place", group="peer")
+    swarm.told("carl", "we need its place")
+    swarm.wait_step("ada", swarm.last_step("ada") + 3)
+
+    first, second = swarm.ledger()
+    assert first["reason"].endswith(": its machine is gone")
+    assert at < first["step"] <= at + 3, "the strict step that it was missing in"
+    assert first["step"] < first["readmitted_step"] < second["step"]
+    for excluded in (first, second):
+        assert (excluded["id"], excluded["by_operator"], excluded["verdicts"]) == (carl, True, 0)
+    assert second["readmitted_step"] is None

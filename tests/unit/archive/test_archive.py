@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file, save_model
 
 from node.archive import files, ledger
 from node.archive.record import Recorder
-from node.archive.verify import Verdict, verify
+from node.archive.verify import Verdict, text, verify
+from node.archive.verify import line as line_of
 from node.replica import Replica
 from node.wire.validate import UpdateDoor
 from protos.envelope import Kind, seal
@@ -41,6 +42,7 @@ class Life:
     entries: list[SignedEntry] = field(default_factory=list)
     false_digest_at: int = 0
     exclusions: dict[int, Exclusion] = field(default_factory=dict)
+    readmitted: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         made = log_pb2.Genesis(
@@ -82,7 +84,10 @@ class Life:
         if step == self.false_digest_at:
             digest = bytes(32)
         out = (self.exclusions[step],) if step in self.exclusions else ()
-        entry = Entry(step, self.ada.head, contributions, lr_to_bits(LR), digest, (), step, exclusions=out)
+        back = self.readmitted.get(step, ())
+        entry = Entry(
+            step, self.ada.head, contributions, lr_to_bits(LR), digest, (), step, exclusions=out, readmitted=back
+        )
         signed = seal_entry(COORDINATOR, self.run_id, entry)
         door = UpdateDoor(self.run_id, self.ada.layout_digest, self.ada.demo.layout.chunks, self.ada.demo.config.form)
         updates = [door.open(payloads[key], step) for key in keys]
@@ -187,6 +192,33 @@ def test_the_evidence_of_an_exclusion_is_checked_and_in_the_ledger(life: Life) -
     ]
     assert told.values()["exclusions"][0]["payloads"] == ((b"p" * 32).hex(), (b"q" * 32).hex())
     ledger.show(told)
+
+
+def test_what_the_operator_decided_needs_no_evidence_and_is_called_that(
+    life: Life, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "excluded by the operator of this run: [spam]"
+    life.exclusions = {2: Exclusion(BOB.public_key, words, by_operator=True)}
+    life.readmitted = {4: (BOB.public_key,)}
+    life.steps(5)
+    lines: list[str] = []
+    life.recorder.close()
+    found = verify(life.folder, None, None, lambda step, _: lines.append(line_of(step)))
+    assert found.ok, found.reason
+    assert (found.exclusions, found.exclusions_proven, found.exclusions_by_operator, found.readmissions) == (1, 0, 1, 1)
+    assert "1 peers excluded on the operator's word" in lines[1]
+    assert "evidence" not in lines[1]
+    assert "1 peers readmitted" in lines[3]
+    assert "1 on the operator's word alone; 1 readmitted" in text(found)
+    told = ledger.of(str(life.folder))
+    [excluded] = told.exclusions
+    assert (excluded.by_operator, excluded.proven, excluded.step, excluded.readmitted_step) == (True, False, 2, 4)
+    assert told.values()["exclusions"][0]["readmitted_step"] == 4
+    ledger.show(told)
+    shown = capsys.readouterr().out
+    assert words in shown
+    assert "evidence: none: the operator's decision" in shown
+    assert "readmitted by the operator in step 4" in shown
 
 
 @pytest.mark.parametrize("what", ["against another", "nothing"])

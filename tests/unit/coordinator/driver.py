@@ -22,9 +22,12 @@ from coordinator.events import (
     Disconnected,
     Effect,
     EntryCommitted,
+    Equivocated,
     Event,
     Joined,
     NoticeKind,
+    PeerExcluded,
+    PeerReadmitted,
     Record,
     Refuse,
     Reported,
@@ -36,7 +39,7 @@ from coordinator.events import (
     TickOpened,
     TimerFired,
 )
-from coordinator.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, Phase
+from coordinator.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, PeerPhase, Phase
 from protos.assignment import Range, assign, merge
 from protos.log import Entry, Tick, entry_body, entry_hash
 from protos.run_config import ClockConfig, RunConfig
@@ -100,6 +103,8 @@ class Harness:
         self.entries: list[Entry] = []
         self.ticks: list[Tick] = []
         self.accepted: tuple[Range, ...] = ()
+        self.out: set[bytes] = set()  # by the operator's word or their own signatures
+        self.logged_out: set[bytes] = set()  # as the log says
 
     def load(self, journal: list[Record]) -> None:
         """Start from this journal."""
@@ -153,6 +158,7 @@ class Harness:
             assert keys == sorted(set(keys))
             assert keys
             assert set(keys) <= {share.public_key for share in tick.roster}
+            self._check_exclusions(entry)
             ranges = assign(tick.pool, tick.roster)
             self.accepted = merge([*self.accepted, *(part for k in keys for part in ranges[k])])
             self.entries.append(entry)
@@ -161,8 +167,26 @@ class Harness:
             same = [tick for tick in self.ticks[-50:] if tick.step == record.tick.step]
             assert record.tick.attempt == len(same) + 1
             assert all(tick.pool == record.tick.pool for tick in same)
+            assert not self.out & {share.public_key for share in record.tick.roster}
             self.ticks.append(record.tick)
         self.journal.append(record)
+
+        if isinstance(record, PeerExcluded):
+            self.out.add(record.public_key)
+        if isinstance(record, Equivocated):
+            self.out.add(record.offence.author)
+        if isinstance(record, PeerReadmitted):
+            self.out.discard(record.public_key)
+
+    def _check_exclusions(self, entry: Entry) -> None:
+        """Who is out counts for nothing from the open step on, and the log speaks of each change once."""
+        readmitted = set(entry.readmitted)
+        assert readmitted <= self.logged_out, "readmitted, and the log did not say that it was out"
+        self.logged_out -= readmitted
+        authors = {c.public_key for c in (*entry.contributions, *entry.trials)}
+        assert not authors & (self.out | self.logged_out)
+        assert not readmitted & self.out
+        self.logged_out |= {exclusion.public_key for exclusion in entry.exclusions}
 
     def _told(self, effect: Effect) -> None:
         """Whatever peers see is in the journal before."""
@@ -182,6 +206,11 @@ class Harness:
     def check(self) -> None:
         """Invariants of a run after any event."""
         run = self.run
+        out = {name for name, standing in run.standings.items() if standing.excluded}
+        assert self.out <= out
+        assert not [name for name in out if name in run.peers and run.peers[name].phase is not PeerPhase.ABSENT]
+        due = {name for name, standing in run.standings.items() if standing.log_excludes}
+        assert due == self.logged_out, "what the log says of exclusions was not kept"
         assert run.phase in Phase
         assert run.reason
         assert (run.step is not None) == (run.phase is Phase.OPEN)

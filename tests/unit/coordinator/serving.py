@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
+from typer.testing import CliRunner
 
+from coordinator import __main__ as command
 from coordinator import tls
 from coordinator.config import CoordinatorSettings
 from coordinator.hub import Hub
 from coordinator.journal import Journal
 from coordinator.metrics import Metrics
 from coordinator.runtime import RunRuntime
-from coordinator.server import _listen
+from coordinator.server import Serving, _listen
 from node.swarm.client import CoordinatorClient
 from protos.envelope import NO_RUN, Kind, seal
 from protos.identity import Identity
@@ -102,6 +105,27 @@ async def served(home: Path, config: RunConfig) -> AsyncIterator[Served]:
         await server.stop(0)
         await hub.stop()
         hub.close()
+
+
+@contextmanager
+def operated(here: Served, group: str = "invite") -> Iterator[Any]:
+    """A group of the operator's commands, on this coordinator's home: what a command prints, as JSON."""
+    path = here.home / "identity.key"
+    if not path.exists():
+        path.write_bytes(COORDINATOR.to_libp2p())
+    address = here.invite.coordinators[0]
+    pin = here.certificate.sha256.hex()
+    Serving("127.0.0.1", here.port, address, COORDINATOR.public_key.hex(), pin, 1, None, (address,)).write(here.home)
+
+    async def run(*arguments: str) -> Any:
+        home = ("--home", str(here.home), "--json")
+        done = await asyncio.to_thread(CliRunner().invoke, command.app, [group, *arguments, *home])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    yield run
 
 
 @dataclass

@@ -18,8 +18,10 @@ from coordinator.events import (
     Effect,
     Equivocated,
     Event,
+    ExclusionAsked,
     Joined,
     NoticeKind,
+    ReadmissionAsked,
     Reported,
     SendAnnouncement,
     SendEntry,
@@ -57,6 +59,7 @@ small = st.integers(0, 3)
 def happenings(draw: st.DrawFn) -> tuple[str, int, int, int, int]:
     """What happens (bound to the run's state when it does): kind, peer, two choices, ms that pass before."""
     kinds = ["join", "connect", "hang up", "leave", "claim", "hold", "apply", "snapshot", "timer", "report", "good"]
+    kinds += ["exclude", "readmit"]
     return (
         draw(st.sampled_from([*kinds, "good", "good", "all good", "all good", "all good"])),
         draw(number),
@@ -97,6 +100,10 @@ def event_of(harness: Harness, kind: str, peer: int, a: int, b: int) -> list[Eve
             return [Reported(key(peer), snapshots=(SnapshotFact(max(run.head_step - a, 0), sha("root", b), 5),))]
         case "report":
             return [Reported(key(peer), claim, held, ((run.head_step, digest),), (snapshot_at(0, b),), ("/a",))]
+        case "exclude":
+            return [ExclusionAsked(key(peer), "spam")][: a > 0]  # not so often that nobody is left
+        case "readmit":
+            return [ReadmissionAsked(key(peer))]
         case "good":
             return good(harness, peer)
         case "all good":
@@ -174,7 +181,9 @@ def test_crash_between_any_two_effects(clock: object, events: list[tuple[str, in
         assert agreed[-1] is not None
         assert run.snapshot.step >= agreed[-1].step
     # It goes on to the end: with its old peers, whatever it was doing.
-    swarm.peers = [PlayedPeer(n) for n in range(PEERS)]
+    swarm.peers = [PlayedPeer(n) for n in range(PEERS) if key(n) not in swarm.out]
+    if len(swarm.peers) < whole.settings.clock.min_peers:
+        return
     members = {share.public_key for share in run.step.tick.roster} if run.step else set()
     swarm.peers.sort(key=lambda peer: key(peer.number) not in members)  # a strict step waits for its own
     del swarm.peers[whole.settings.clock.max_peers :]
@@ -201,7 +210,7 @@ def test_restored_equals_lived(clock: object, events: list[tuple[str, int, int, 
     harness.restart()
     again = harness.run
     names = ["phase", "head_step", "head_hash", "roster", "next_sample", "returned_samples", "snapshot"]
-    names += ["layout_digest", "parameters", "payload_bytes_total"]
+    names += ["layout_digest", "parameters", "payload_bytes_total", "standings"]
     for name in names:
         assert getattr(lived, name) == getattr(again, name), name
     assert (lived.step and lived.step.tick) == (again.step and again.step.tick)

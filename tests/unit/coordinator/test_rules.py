@@ -137,13 +137,13 @@ def test_measured_speed_moves_half_way() -> None:
 
 def test_admit_says_why_not() -> None:
     run = run_of(READY, SYNCING, max_peers=2)
-    assert rules.admit(run, key(0), LAYOUT)[0], "it is here already"
+    assert rules.admit(run, key(0), LAYOUT)[0] is None, "it is here already"
     assert "full" in rules.admit(run, key(5), LAYOUT)[1]
     assert "layout" in rules.admit(run_of(READY), key(5), sha("other"))[1]
     admission = AdmissionConfig(mode="allow_list", allowed=[peer_id(key(1))])
     listed = run.config.model_copy(update={"admission": admission})
     only = replace(run_of(), config=listed)
-    assert rules.admit(only, key(1), LAYOUT)[0]
+    assert rules.admit(only, key(1), LAYOUT)[0] is None
     assert "allow-list" in rules.admit(only, key(2), LAYOUT)[1]
 
 

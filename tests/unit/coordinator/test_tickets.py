@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +9,7 @@ from typing import Any
 import grpc
 import pytest
 import sqlalchemy as sa
-from typer.testing import CliRunner
 
-from coordinator import __main__ as command
 from coordinator import rules, service
 from coordinator import state as limits
 from coordinator.events import (
@@ -35,7 +29,6 @@ from coordinator.events import (
 from coordinator.invites import milliseconds
 from coordinator.journal import Journal
 from coordinator.replay import Replay
-from coordinator.server import Serving
 from coordinator.state import PeerPhase
 from node.swarm.client import CoordinatorClient, SessionLostError
 from protos.envelope import NO_RUN, Kind, seal
@@ -49,7 +42,7 @@ from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2
 from tests.unit.coordinator.driver import LAYOUT, Harness, config, digest_of, joined, key, sha, snapshot_at
-from tests.unit.coordinator.serving import COORDINATOR, LivePeer, Served, eventually, identity, served
+from tests.unit.coordinator.serving import COORDINATOR, LivePeer, eventually, identity, operated, served
 
 DAY = 86_400_000
 NOW = 1_800_000_000_000
@@ -220,27 +213,6 @@ def test_the_journal_gives_back_what_it_got(tmp_path: Path) -> None:
 
 
 # ---- the service and the commands ------------------------------------------------------------------------------------
-
-
-@contextmanager
-def operated(here: Served) -> Iterator[Any]:
-    """The commands, on this coordinator's home: exit code and last line, as JSON where it is."""
-    path = here.home / "identity.key"
-    if not path.exists():
-        path.write_bytes(COORDINATOR.to_libp2p())
-    address = here.invite.coordinators[0]
-    pin = here.certificate.sha256.hex()
-    Serving("127.0.0.1", here.port, address, COORDINATOR.public_key.hex(), pin, 1, None, (address,)).write(here.home)
-
-    async def run(*arguments: str) -> Any:
-        home = ("--home", str(here.home), "--json")
-        done = await asyncio.to_thread(CliRunner().invoke, command.app, ["invite", *arguments, *home])
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        assert done.exit_code == 0, done.output
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    yield run
 
 
 def peer(link: str | Invite, number: int) -> LivePeer:

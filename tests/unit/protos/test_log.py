@@ -16,10 +16,13 @@ from protos.envelope import Kind, seal
 from protos.errors import Reason, Refusal
 from protos.identity import Identity
 from protos.log import (
+    REASON_CHARACTERS_MAX,
     Chain,
     Contribution,
     Entry,
+    Exclusion,
     Tick,
+    Verdict,
     entry_body,
     entry_hash,
     lr_from_bits,
@@ -117,6 +120,11 @@ def test_the_genesis_names_the_run() -> None:
     (lambda b: setattr(b.contributions[0], "samples", 1 << 61), "samples"),
     (lambda b: b.returned_samples.add(start=2, stop=1), "samples 2 to 1"),
     (lambda b: [b.returned_samples.add(start=1, stop=1) for _ in range(limits.POOL_RANGES_MAX + 1)], "ranges"),
+    (lambda b: b.readmitted.append(b"short"), "public key"),
+    (lambda b: b.readmitted.extend([bytes(32)] * 2), "not sorted"),
+    (lambda b: b.readmitted.extend([bytes(32)] * (limits.READMITTED_MAX + 1)), "65 peers readmitted"),
+    (lambda b: b.exclusions.add(public_key=bytes(32), by_operator=True, equivocation=log_pb2.Equivocation()), "evidence"),
+    (lambda b: b.exclusions.add(public_key=bytes(32), by_operator=True, evidence=[log_pb2.Verdict()]), "evidence"),
 ])  # fmt: skip
 def test_the_door_checks_every_range_of_an_entry(change: Callable[[Any], object], detail: str) -> None:
     body = log_pb2.LogEntry.FromString(entry_body(entry(1)))
@@ -149,7 +157,11 @@ def test_the_largest_entry_and_tick_fit() -> None:
     keys = [i.to_bytes(32, "big") for i in range(limits.ENTRY_CONTRIBUTIONS_MAX)]
     parts = tuple(Range((1 << 59) + 2 * i, (1 << 59) + 2 * i + 1) for i in range(limits.POOL_RANGES_MAX - 1))
     most = tuple(Contribution(k, bytes(32), limits.PAYLOAD_BYTES_MAX, 1 << 60, 1 << 60, 1.0) for k in keys)
-    large = Entry(limits.STEP_MAX, RUN, most, lr_to_bits(1.0), RUN, parts, 1 << 60)
+    found = Verdict(limits.STEP_MAX, keys[0], keys[1], bytes(32), -1.5, -1.5, 0.5, keys[2])
+    found_by_many = (found,) * limits.EVIDENCE_MAX
+    out = tuple(Exclusion(k, "x" * REASON_CHARACTERS_MAX, found_by_many) for k in keys[: limits.EXCLUSIONS_MAX])
+    back = tuple(keys[-limits.READMITTED_MAX :])
+    large = Entry(limits.STEP_MAX, RUN, most, lr_to_bits(1.0), RUN, parts, 1 << 60, exclusions=out, readmitted=back)
     signed = seal_entry(COORDINATOR, RUN, large)
     assert open_entry(signed.envelope, run_id=RUN, coordinator=COORDINATOR.public_key).entry == large
     assert len(signed.envelope) <= limits.GOSSIP_MESSAGE_BYTES_MAX
