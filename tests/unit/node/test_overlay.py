@@ -149,7 +149,6 @@ async def test_junk_that_a_liar_began_with_is_not_blamed_on_the_honest(tmp_path:
 
 async def test_a_holder_that_trickles_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then breaks no idle limit: another holder is asked soon, and who is alone has to have a pace, too."""
-    monkeypatch.setattr(blob_module.limits, "IMPATIENT_SECONDS", 0.5)
     monkeypatch.setattr(blob_module.limits, "IMPATIENT_BYTES_A_SECOND", 1e12)
     async with hosts(tmp_path, 3) as (slow, honest, client):
         began = asyncio.Event()
