@@ -17,7 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,6 +44,12 @@ table ip cut {
   chain in { type filter hook input priority filter; policy drop; iifname "lo" accept; }
   chain out { type filter hook output priority filter; policy drop; oifname "lo" accept; }
   chain through { type filter hook forward priority filter; policy drop; }
+}
+"""
+SPLIT = """
+table ip split {
+  chain through { type filter hook forward priority filter; policy accept;
+    ip saddr { SOME } ip daddr { REST } drop; ip saddr { REST } ip daddr { SOME } drop; }
 }
 """
 CONNECT = """
@@ -187,6 +193,16 @@ class Internet:
     def heal(self, place: str) -> None:
         """Undo `cut`."""
         _run(*self.inside(place), "nft", "delete", "table", "ip", "cut")
+
+    def split(self, places: Sequence[str]) -> None:
+        """No packet gets from these public places to the others or back; among themselves they do. One split at a time."""
+        some = ", ".join(self.public[place] for place in places)
+        rest = ", ".join(sorted(set(self.public.values()) - {self.public[place] for place in places}))
+        _run(*self.inside("inet"), "nft", "-f", "-", given=SPLIT.replace("SOME", some).replace("REST", rest))
+
+    def join(self) -> None:
+        """Undo `split`."""
+        _run(*self.inside("inet"), "nft", "delete", "table", "ip", "split")
 
     def close(self) -> None:
         """End what runs inside, and remove the namespaces with their links and rules."""

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step
-from tests.system.netns import PUBLIC, Internet, NotHereError
+from tests.system.local_swarm import TINY_MODEL, digests_by_step
+from tests.system.netns import Internet, NotHereError
+from tests.system.spread_swarm import SpreadSwarm, places_of
 
 PACED = """[model]
 factory = "tests.system.paced_model:make"
@@ -65,22 +66,6 @@ PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 def memory_mb(pid: int) -> float:
     """Resident megabytes of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES / 1e6
-
-
-class SpreadSwarm(LocalSwarm):
-    """A swarm whose peers each have a place in an internet; coordinator and relay have the place `pub`."""
-
-    HOST = PUBLIC["pub"]
-
-    def __init__(self, folder: Path, run_toml: str, internet: Internet) -> None:
-        self.internet = internet
-        super().__init__(folder, run_toml)
-
-    def inside(self, name: str) -> tuple[str, ...]:
-        return self.internet.inside(name if name in self.internet.public else "pub")
-
-    def address(self, name: str) -> str:
-        return self.internet.public[name]
 
 
 @dataclass(frozen=True)
@@ -182,7 +167,7 @@ def main() -> int:
     parser.add_argument("--coordinator", action="store_true", help="kill the coordinator in turn, too")
     parser.add_argument("--keep", type=Path, help="an empty folder for the peers' homes and logs")
     options = parser.parse_args()
-    places = {"pub": PUBLIC["pub"]} | {f"peer{number}": f"11.{10 + number}.0.2" for number in range(options.peers)}
+    places = places_of(f"peer{number}" for number in range(options.peers))
     try:
         internet = Internet(places, homes={})
     except NotHereError as why:

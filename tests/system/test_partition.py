@@ -1,0 +1,83 @@
+"""The network breaks in two halves and heals: at most one half goes on, and then all do, with equal states."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.local_swarm import TINY_MODEL, digests_by_step, processes_with, wait_for
+from tests.system.netns import Internet, NotHereError
+from tests.system.spread_swarm import SpreadSwarm, places_of
+
+pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(300)]
+
+NEAR, FAR = ("ada", "bob"), ("cyd", "dan")
+RUN = f"""
+name = "partition"
+{TINY_MODEL}
+[data]
+source = "DATA"
+context = 32
+[clock]
+steps = 100000
+batch_samples = 16
+min_peers = 2
+snapshot_every = 20
+deadline_ms_min = 1000
+deadline_ms_max = 10000
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+SPLIT_SECONDS = 45.0
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[SpreadSwarm]:
+    try:
+        internet = Internet(places_of((*NEAR, *FAR)), homes={})
+    except NotHereError as why:
+        pytest.skip(f"no network namespaces here: {why}")
+    text = tmp_path / "text.txt"
+    text.write_bytes(Path(os.__file__).read_bytes())
+    try:
+        swarm = SpreadSwarm(tmp_path, RUN.replace("DATA", str(text)), internet)
+        try:
+            yield swarm
+        finally:
+            swarm.close()
+    finally:
+        internet.close()
+    assert processes_with(str(tmp_path)) == [], "something was left running"
+
+
+def test_one_half_at_most_goes_on_and_after_the_break_all_do(swarm: SpreadSwarm) -> None:
+    """The coordinator is with the first half; the other half's peers still reach each other."""
+    for name in (*NEAR, *FAR):
+        swarm.join(name)
+    for name in (*NEAR, *FAR):
+        swarm.wait_step(name, 8)
+    swarm.internet.split(FAR)
+    stood = {name: swarm.last_step(name) for name in FAR}
+    began = time.monotonic()
+    wait_for(
+        "step of the half with the coordinator", lambda: swarm.last_step("ada") > max(stood.values()) + 5, SPLIT_SECONDS
+    )
+    print(f"the half with the coordinator went on within {time.monotonic() - began:.1f} s")
+    for name, step in stood.items():
+        assert swarm.last_step(name) <= step + 1, "a half without the coordinator went on, beyond what was under way"
+    swarm.internet.join()
+    healed = swarm.last_step("ada")
+    for name in (*NEAR, *FAR):
+        swarm.wait_step(name, healed + 5)
+    for name in FAR:
+        before = sum(line["accepted"] for line in swarm.steps(name))
+        wait_for(f"vote of {name} that counts", lambda n=name, b=before: sum(x["accepted"] for x in swarm.steps(n)) > b)
+    different = [s for s, d in digests_by_step(*(swarm.steps(n) for n in (*NEAR, *FAR))).items() if len(d) > 1]
+    assert not different, f"replicas differ after steps {different[:5]}"
+    for name in FAR:
+        steps = [line["step"] for line in swarm.steps(name)]
+        assert steps == list(range(steps[0], steps[-1] + 1)), f"{name} lost a step or applied one twice"
