@@ -16,6 +16,8 @@ from protos.identity import peer_id, public_key_of
 from protos.v1 import coordinator_pb2 as pb
 
 NAMES_SHOWN_MAX = 5
+PEER_SHOWN = 8
+"""The end of a peer id, as `swarmentum status` and logs show it; `--json` has the whole."""
 PeerName = Annotated[
     str, typer.Argument(metavar="PEER", help="Its peer id, or the beginning or the end of it; see `list`.")
 ]
@@ -36,9 +38,14 @@ def list_peers(run: RunName, home: Home = None, as_json: Json = False) -> None:
     for row in rows:
         figures = str(row["step"]), str(row["votes_accepted"])
         table.add_row(
-            row["peer"], row["phase"], row["standing"], *figures, escape(row["device"]), escape(row["reason"])
+            row["peer"][-PEER_SHOWN:],
+            row["phase"],
+            row["standing"],
+            *figures,
+            escape(row["device"]),
+            escape(row["reason"]),
         )
-    Console().print(table)
+    Console().print(table if rows else "No peer has come yet.")
 
 
 @app.command(epilog=EXIT_CODES)
