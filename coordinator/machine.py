@@ -578,24 +578,26 @@ def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim], trials: 
     return Entry(
         step=tick.step,
         parent_hash=tick.parent_hash,
-        contributions=_contributions(run, tick, counted),
+        contributions=_contributions(run, current, counted),
         lr_bits=tick.lr_bits,
         parent_state_digest=run.agreed_digests.get(tick.step - 1, b""),
         returned_samples=rules.bounded(merge([*run.returned_samples, *unused]), POOL_RANGES_MAX - 1),
         next_sample=run.next_sample,
-        trials=_contributions(run, tick, trials),
+        trials=_contributions(run, current, trials),
         exclusions=trust.exclusions(run.standings),
         readmitted=trust.readmissions(run.standings),
     )
 
 
-def _contributions(run: Run, tick: Tick, claims: Mapping[bytes, Claim]) -> tuple[Contribution, ...]:
+def _contributions(run: Run, current: OpenStep, claims: Mapping[bytes, Claim]) -> tuple[Contribution, ...]:
     """With how likely each is checked. Not at all after the first attempt: some votes are on that one's samples."""
-    checked = run.config.trust.enabled and tick.attempt == 1
+    checked = run.config.trust.enabled and current.tick.attempt == 1
+    places = {key: place for place, key in enumerate(current.claims, 1)} if checked else {}
     found = []
     for key, c in sorted(claims.items()):
         permille = run.standings.get(key, trust.Standing()).check_permille if checked else 0
-        found.append(Contribution(key, c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss, permille))
+        facts = c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss
+        found.append(Contribution(key, *facts, check_permille=permille, arrival=places.get(key, 0)))
     return tuple(found)
 
 
@@ -827,7 +829,7 @@ def _remember_trust(run: Run, record: EntryCommitted) -> Run:
         run = replace(run, peers=peers, standings=trust.logged(run.standings, entry, checked=checked))
     if not checked:
         return run
-    audit = trust.audit_of(run.config.trust, entry, record.hash, tuple(run.step.claims) if run.step else ())
+    audit = trust.audit_of(run.config.trust, entry, record.hash)
     audits = {step: audit for step, audit in run.audits.items() if step > entry.step - VERDICT_STEPS}
     return replace(run, audits={**audits, entry.step: audit})
 

@@ -231,6 +231,14 @@ def live_mask(step: OpenStep, now_ms: int) -> int:
     return step.here if now_ms >= step.deadline_at_ms else everyone(step) & ~step.gone
 
 
+def heard(run: Run, author: bytes, claim: Claim) -> bool:
+    """Whether this is what an author is held to have announced for the open step, or the step is decided."""
+    if run.step is None or claim.step <= run.head_step:
+        return claim.step <= run.head_step
+    held = run.step.claims.get(author)
+    return held is not None and (held.step, held.payload_sha256) == (claim.step, claim.payload_sha256)
+
+
 def everyone(step: OpenStep) -> int:
     """Bit mask of the whole roster."""
     return (1 << len(step.tick.roster)) - 1

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from coordinator import rules
 from coordinator.events import (
@@ -180,7 +181,8 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
         refusals = await self._handled(context, lambda: runtime.handle(event))
         if body.leaving:
             await self._handled(context, lambda: runtime.handle(Disconnected(opened.public_key, leaving=True)))
-        return pb.ReportResponse(refusals=refusals)
+        taken = event.claim is not None and rules.heard(runtime.run, opened.public_key, event.claim)
+        return pb.ReportResponse(refusals=refusals, announcement_taken=taken)
 
     async def ListEntries(  # noqa: N802
         self, request: pb.ListEntriesRequest, context: Context
@@ -320,6 +322,11 @@ class OperatorService(_Door, rpc.OperatorServiceServicer):
     def _operator(self, envelope: envelope_pb2.SignedEnvelope, body_type: type[_B]) -> _B:
         opened = self._open(envelope, Kind.KIND_ADMIN, signer=self._hub.identity.public_key)
         body = parse(body_type, opened.body)
+        if len(UnknownFieldSet(body)):
+            # one kind of envelope for all: what was signed as an exclusion must not be played as something else
+            raise Refusal(
+                Reason.MALFORMED, f"not a {body_type.__name__}: it has fields that this coordinator does not know"
+            )
         nonce: bytes = body.nonce
         if len(nonce) != limits.NONCE_BYTES:
             raise Refusal(Reason.MALFORMED, f"nonce of {len(nonce)} bytes, expected {limits.NONCE_BYTES}")

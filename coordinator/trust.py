@@ -34,6 +34,7 @@ BAD, GOOD = 1.0, -0.5
 2.2 and -0.55; a good one takes more here, because up to a fifth of the checks may be decided by liars at first."""
 TYPICAL_KEPT = 32
 TYPICAL_NEEDED = 8
+SUBJECTS_NEEDED = 3
 TELLING_MIN = 6.0
 """`difference` says something only where it is typically so large. Early in a run, when all samples pull the same way, and for
 few samples of a large batch, 31 % of honest checks were below 0 at a typical 2, and 2 % at a typical 13 (docs/security.md)."""
@@ -102,7 +103,8 @@ class Recent:
     """What the last checks found, a figure each; at most TYPICAL_KEPT."""
 
     differences: tuple[float, ...] = ()
-    overlaps: tuple[float, ...] = ()
+    overlaps: Mapping[bytes, float] = field(default_factory=dict)
+    """The last with an earlier payload, by subject: who is checked more often than others weighs no more. Of counted peers."""
 
     @property
     def difference(self) -> float:
@@ -114,20 +116,25 @@ class Recent:
 
     @property
     def copied_overlap(self) -> float:
-        """From which overlap on votes are nobody's own; more than a whole payload while too few checks were made."""
-        if len(self.overlaps) < TYPICAL_NEEDED:
+        """From which overlap with an earlier payload on votes are copies; more than a whole one while too few are known."""
+        if len(self.overlaps) < SUBJECTS_NEEDED:
             return 2.0
-        middle = statistics.median(self.overlaps)
+        middle = statistics.median(self.overlaps.values())
         return middle + COPIED_WAY * (1.0 - middle)
 
-    def more(self, difference: float, overlap: float) -> Recent:
+    def more(self, difference: float, overlaps: Mapping[bytes, float]) -> Recent:
         """With one more check."""
-        return Recent((*self.differences, difference)[-TYPICAL_KEPT:], (*self.overlaps, overlap)[-TYPICAL_KEPT:])
+        kept = {key: value for key, value in self.overlaps.items() if key not in overlaps} | dict(overlaps)
+        for key in list(kept)[: max(len(kept) - TYPICAL_KEPT, 0)]:
+            del kept[key]
+        return Recent((*self.differences, difference)[-TYPICAL_KEPT:], kept)
 
 
-def audit_of(trust: TrustConfig, entry: Entry, entry_hash: bytes, arrival: tuple[bytes, ...]) -> Audit:
+def audit_of(trust: TrustConfig, entry: Entry, entry_hash: bytes) -> Audit:
     """The checks that an entry draws."""
-    payloads = {c.public_key: c.payload_sha256 for c in (*entry.contributions, *entry.trials)}
+    parts = sorted((*entry.contributions, *entry.trials), key=lambda c: c.arrival)
+    payloads = {c.public_key: c.payload_sha256 for c in parts}
+    arrival = tuple(c.public_key for c in parts if c.arrival)
     return Audit(checks.drawn(entry_hash, entry, trust.checkers), payloads, arrival)
 
 
@@ -135,9 +142,9 @@ def suspicion(trust: TrustConfig, verdict: Verdict, recent: Recent, *, copied: b
     """BAD for votes of somebody who did not work on these samples, else GOOD. `copied`: see `repeats`."""
     if verdict.own < trust.agreement_min:
         return BAD
-    if copied and verdict.overlap >= recent.copied_overlap:
-        return BAD
     usual = recent.difference
+    if copied and not usual and verdict.overlap >= recent.copied_overlap:
+        return BAD  # where differences tell something, they tell copies, and whose work it was
     part = COPY_PART if copied else LAZY_PART
     return BAD if usual and verdict.difference < part * usual else GOOD
 
@@ -158,16 +165,16 @@ def judge(
             continue
         copied = repeats(trust, subject, said, weights, arrival)
         found = [suspicion(trust, verdict, recent, copied=copied) for verdict in said]
-        figures = figures.more(
-            weighted_median([verdict.difference for verdict in said], weights),
-            weighted_median([verdict.overlap for verdict in said], weights),
-        )
+        before = after.get(subject, Standing())
+        alike = {}
+        if before.counted and not before.excluded and any(verdict.like for verdict in said):
+            alike = {subject: weighted_median([verdict.overlap for verdict in said], weights)}
+        figures = figures.more(weighted_median([verdict.difference for verdict in said], weights), alike)
         middle = weighted_median(found, weights)
         for verdict, one in zip(said, found, strict=True):
             checker = after.get(verdict.checker, Standing())
             weight = min(checker.weight + WEIGHT_BACK, 1.0) if one == middle else max(checker.weight / 2, WEIGHT_MIN)
             after[verdict.checker] = replace(checker, weight=weight)
-        before = after.get(subject, Standing())
         bad = [verdict for verdict, one in zip(said, found, strict=True) if one > 0]
         after[subject] = _moved(trust, before, middle, bad, copied=copied)
     return after, figures

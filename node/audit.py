@@ -19,7 +19,7 @@ from node.optim.payload import Format
 from node.optim.transforms import Transform
 from protos.assignment import Range, assign
 from protos.checks import checked_samples, drawn
-from protos.log import SignedEntry, Tick, Verdict
+from protos.log import Entry, SignedEntry, Tick, Verdict
 from protos.run_config import TrustConfig
 
 
@@ -44,19 +44,23 @@ def verdicts(
     Costs one gradient over `check_samples` samples a check, at most CHECKS_MAX of them, and one more.
     """
     mine = [subject for subject, who in drawn(signed.hash, signed.entry, trust.checkers).items() if me in who]
-    mine = [subject for subject in mine if subject in votes]
     if not mine or tick.attempt != 1 or tick.step != signed.entry.step:
         return ()
+    # what counts is always here, unless it did not pass the door: such votes are nobody's work
+    invalid = {c.public_key for c in signed.entry.contributions} - votes.keys()
+    mine = [subject for subject in mine if subject in votes or subject in invalid]
     shares = assign(tick.pool, tick.roster)
     hashes = {c.public_key: c.payload_sha256 for c in (*signed.entry.contributions, *signed.entry.trials)}
 
     def of(key: bytes) -> Tensor:
         return gradient(checked_samples(signed.hash, key, shares[key], trust.check_samples))
 
-    other = of(me)
+    other = None if invalid.issuperset(mine) else of(me)
     found = []
     for subject in mine:
-        f = find(subject, votes, of(subject), other)
+        f = NOTHING
+        if subject not in invalid and other is not None:
+            f = find(subject, earlier(signed.entry, votes, subject), of(subject), other)
         found.append(Verdict(tick.step, me, subject, hashes[subject], f.own, f.difference, f.overlap, f.like))
     return tuple(found)
 
@@ -83,8 +87,18 @@ class Finding:
     like: bytes
 
 
+NOTHING = Finding(own=0.0, difference=0.0, overlap=0.0, like=b"")
+"""Of bytes that are no votes."""
+
+
+def earlier(entry: Entry, votes: Mapping[bytes, Seen], subject: bytes) -> dict[bytes, Seen]:
+    """A subject's votes and those that the coordinator heard of before them: whom it could have copied."""
+    places = {c.public_key: c.arrival for c in (*entry.contributions, *entry.trials)}
+    return {key: seen for key, seen in votes.items() if key == subject or 0 < places.get(key, 0) < places[subject]}
+
+
 def find(subject: bytes, payloads: Mapping[bytes, Seen], own: Tensor, other: Tensor) -> Finding:
-    """Check a peer's votes of a step, given the gradients on its own samples and on the checker's, and everybody's votes."""
+    """Check a peer's votes of a step, given the gradients on its own samples and on the checker's, and earlier votes."""
     seen = payloads[subject]
     alike = sorted((overlap(seen, other_seen), key) for key, other_seen in payloads.items() if key != subject)
     most, like = alike[-1] if alike else (0.0, b"")

@@ -38,6 +38,7 @@ class Contribution:
     tokens: int
     loss: float
     check_permille: int = 0
+    arrival: int = 0
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ def _contribution_body(c: Contribution) -> log_pb2.Contribution:
         tokens=c.tokens,
         loss=c.loss,
         check_permille=c.check_permille,
+        arrival=c.arrival,
     )
 
 
@@ -270,7 +272,9 @@ def _contributions(parts: Sequence[log_pb2.Contribution]) -> tuple[Contribution,
         _in_range(max(c.samples, c.tokens) <= limits.SAMPLE_INDEX_MAX, "samples or tokens")
         _in_range(c.payload_bytes <= limits.PAYLOAD_BYTES_MAX, f"payload of {c.payload_bytes} bytes")
     return tuple(
-        Contribution(c.public_key, c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss, c.check_permille)
+        Contribution(
+            c.public_key, c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss, c.check_permille, c.arrival
+        )
         for c in parts
     )
 

@@ -144,6 +144,37 @@ def _patience(size: int, *, impatient: bool) -> float:
     return (limits.IMPATIENT_SECONDS if impatient else limits.STREAM_IDLE_SECONDS_MAX) + size / rate
 
 
+class OtherLengthError(Exception):
+    """A holder names another length than the one that the buffer was begun with."""
+
+
+class Begun:
+    """A blob that is under way. Its length is the one that was named or, if others are taken, that a holder offers."""
+
+    def __init__(self, total: int, total_max: int | None) -> None:
+        self.buffer, self.total = bytearray(), total
+        self._total_max = total_max
+        self._tried: set[int] = set()
+
+    @property
+    def missing(self) -> int:
+        """Bytes."""
+        return self.total - len(self.buffer)
+
+    def offered(self, total: int) -> None:
+        """Go by another length. Raises Refusal if none is taken, `OtherLengthError` if the buffer has to go first.
+
+        Each length is begun with once: of two holders that contradict each other for ever, one is not asked again.
+        """
+        if self._total_max is None or not 0 < total <= self._total_max or total in self._tried:
+            raise Refusal(Reason.OUT_OF_RANGE, f"offers {total} bytes, expected {self.total}")
+        self._tried.add(total)
+        self.total = total
+        if self.buffer:
+            self.buffer.clear()
+            raise OtherLengthError
+
+
 class BlobFetcher:
     """Pulls blobs. Concurrent requests for one blob share one transfer; a broken one resumes from another holder."""
 
@@ -164,7 +195,7 @@ class BlobFetcher:
         task = self._running.get(sha256)
         if task is None:
             task = asyncio.get_running_loop().create_task(
-                self._pull(sha256, size, list(dict.fromkeys(holders)), size_max or size)
+                self._pull(sha256, Begun(size, size_max), list(dict.fromkeys(holders)))
             )
             self._running[sha256] = task
             task.add_done_callback(lambda done: self._ended(sha256, done))
@@ -176,16 +207,20 @@ class BlobFetcher:
         if not task.cancelled():
             task.exception()
 
-    async def _pull(self, sha256: bytes, size: int, holders: list[bytes], size_max: int) -> bytes:
-        buffer, problems, resumed = bytearray(), list[str](), False
+    async def _pull(self, sha256: bytes, blob: Begun, holders: list[bytes]) -> bytes:
+        buffer, problems, resumed = blob.buffer, list[str](), False
         async with self._slots:
             left, slow = self._in_order(holders), set[bytes]()
             while left and (stream := await self._open_first(left, problems)) is not None:
                 began, why = len(buffer), "other bytes than it named"
                 impatient = len(left) > 1 and stream.holder not in slow
                 try:
-                    async with asyncio.timeout(_patience(size - len(buffer), impatient=impatient)) as deadline:
-                        found = await self._transfer(stream, sha256, size, buffer, size_max)
+                    async with asyncio.timeout(_patience(blob.missing, impatient=impatient)) as deadline:
+                        found = await self._transfer(stream, sha256, blob, deadline, impatient=impatient)
+                except OtherLengthError:
+                    stream.writer.close()  # what it goes on to send does not fit; it is asked again, from the start
+                    self._drop(stream.holder)
+                    continue
                 except (NetworkError, Refusal, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                     stream.writer.close()
                     if isinstance(error, Refusal):
@@ -289,8 +324,14 @@ class BlobFetcher:
         others = [key for key in holders if key != self._host.identity.public_key]
         return sorted(others, key=lambda key: key in self._away)
 
-    async def _transfer(self, stream: Stream, sha256: bytes, size: int, buffer: bytearray, size_max: int) -> bool:
-        """Append what is missing; False if the holder does not have it. What arrived stays when the stream breaks."""
+    async def _transfer(
+        self, stream: Stream, sha256: bytes, blob: Begun, deadline: asyncio.Timeout, *, impatient: bool
+    ) -> bool:
+        """Append what is missing; False if the holder does not have it. What arrived stays when the stream breaks.
+
+        Where another length is taken, the deadline follows it. Raises `OtherLengthError`, at most once for each length.
+        """
+        buffer = blob.buffer
         request = update_pb2.BlobRequest(sha256=sha256, offset=len(buffer), previous_ms=stream.previous_ms)
         began, stream.previous_ms = (time.monotonic(), len(buffer)), 0
         self._wire.sent += await _write_frame(stream.writer, request.SerializeToString())
@@ -299,13 +340,14 @@ class BlobFetcher:
         response = parse(update_pb2.BlobResponse, frame)
         if not response.found:
             return False
-        if not buffer and 0 < response.total_bytes <= size_max:
-            size = response.total_bytes
-        if response.total_bytes != size or response.remaining_bytes != size - len(buffer):
-            raise Refusal(Reason.OUT_OF_RANGE, f"offers {response.total_bytes} bytes, expected {size}")
-        while len(buffer) < size:
+        if response.total_bytes != blob.total:
+            blob.offered(response.total_bytes)
+            deadline.reschedule(asyncio.get_running_loop().time() + _patience(blob.missing, impatient=impatient))
+        if response.remaining_bytes != blob.missing:
+            raise Refusal(Reason.OUT_OF_RANGE, f"offers {response.remaining_bytes} bytes, {blob.missing} are missing")
+        while blob.missing:
             part = await asyncio.wait_for(
-                stream.reader.read(min(CHUNK_BYTES, size - len(buffer))), limits.STREAM_IDLE_SECONDS_MAX
+                stream.reader.read(min(CHUNK_BYTES, blob.missing)), limits.STREAM_IDLE_SECONDS_MAX
             )
             if not part:
                 raise NetworkError("the stream ended early")

@@ -224,9 +224,14 @@ class CoordinatorClient:
 
     async def report(self, body: pb.ReportBody) -> list[str]:
         """Send a report; returns what was refused, and why."""
+        return list((await self.tell(body)).refusals)
+
+    async def tell(self, body: pb.ReportBody) -> pb.ReportResponse:
+        """Send a report; returns the whole answer."""
         body.session_id, body.sequence = self._session, self._next()
-        response = await self._call("Report", pb.ReportRequest(envelope=self._seal(Kind.KIND_REPORT, body)))
-        return list(response.refusals)
+        request = pb.ReportRequest(envelope=self._seal(Kind.KIND_REPORT, body))
+        response: pb.ReportResponse = await self._call("Report", request)
+        return response
 
     async def entries(self, from_step: int) -> tuple[list[bytes], int]:
         """A page of the log as serialised envelopes, and the head's step."""

@@ -101,9 +101,9 @@ class Outbox:
         facts.append(fact)
         return True
 
-    def says(self, facts: list[object], announcement: bytes) -> bool:
-        """Whether a report with these facts had this announcement in it."""
-        return any(isinstance(fact, tuple) and fact[0] == "payload" and fact[1][1] == announcement for fact in facts)
+    def says(self, fact: object, announcement: bytes) -> bool:
+        """Whether a fact of a report is this announcement."""
+        return isinstance(fact, tuple) and fact[0] == "payload" and fact[1][1] == announcement
 
     def sent(self, facts: list[object]) -> None:
         """The coordinator has these facts. Applied states but the last two, and old snapshots, need no keeping.

@@ -205,6 +205,7 @@ class Session:
         self._witness.start(step, head)
         self._inbox.move_head(step, head)
         self._outbox.move_head(step)
+        self._show_decided(step)
         self.committed_step, self._tick = step, None
         first = self._following is None
         self._following = self._spawn(self._follow_and_deliver())
@@ -293,11 +294,16 @@ class Session:
             return None
         return self._payloads.get(sha256)
 
-    async def _show(self) -> None:
-        """The coordinator has the announcement, or the step is decided."""
-        withheld, self._withheld = self._withheld, None
-        if withheld is not None and withheld.step > self._chain.step:
-            await self._gossip(withheld.envelope)
+    def _show_decided(self, step: int) -> None:
+        """Whoever needs the votes of a decided step has read their hash in the log."""
+        if self._withheld is not None and self._withheld.step <= step:
+            self._withheld = None
+
+    async def _show(self, vowed: Vowed) -> None:
+        """The coordinator has the announcement."""
+        if self._withheld == vowed:
+            self._withheld = None
+            await self._gossip(vowed.envelope)
 
     def _vowed(self, data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
         """The one announcement that this peer ever signs for a step, with its payload kept; None if that is lost."""
@@ -469,8 +475,7 @@ class Session:
             if exclusion.public_key == self._identity.public_key and step > self._admitted_at_step:
                 await self._emit(Failed(RefusedError(exclusion.reason)))
         self.committed_step = step
-        if self._withheld is not None and self._withheld.step <= step:
-            self._withheld = None  # whoever needs it has read its hash in the log
+        self._show_decided(step)
         said = self._announcements(signed)
         self._inbox.move_head(step, signed.hash)
         self._outbox.move_head(step)
@@ -561,7 +566,7 @@ class Session:
         if contribution.payload_bytes > self._door.bytes_max:
             return b""
         give_up = time.monotonic() + self._overlay.patience_seconds
-        delay = limits.RETRY_SECONDS_MIN
+        delay, size_max = limits.RETRY_SECONDS_MIN, None
         while (data := self._payloads.get(contribution.payload_sha256)) is None:
             try:
                 await self._pull(
@@ -569,13 +574,14 @@ class Session:
                     contribution.payload_sha256,
                     contribution.payload_bytes,
                     contribution.public_key,
-                    size_max=self._door.bytes_max,  # its author may have named another length to the coordinator
+                    size_max,
                 )
             except NetworkError as error:
                 newest = self._snapshots[-1].step if self._snapshots else -1
                 if newest >= step or time.monotonic() > give_up:
                     return None
                 self._log.info("payload missing; trying again", step=step, why=str(error))
+                size_max = self._door.bytes_max  # its author may have named another length to the coordinator
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
         return data
@@ -586,6 +592,8 @@ class Session:
             return held
         roster = [share.public_key for share in self._tick.roster] if self._tick is not None else []
         holders = [author, *roster, *(self._snapshots[-1].holders if self._snapshots else ())]
+        if size_max is not None:  # the author last: it gains by holding others up
+            holders = [*dict.fromkeys(key for key in holders if key != author), author]
         data = await self.fetcher.fetch(sha256, size, holders, size_max)
         if self._payloads.put(step, sha256, data):
             self.counters.payload_bytes_received += len(data)
@@ -626,7 +634,7 @@ class Session:
         step = announced.step
         try:
             data = await self._pull_announced(announced)
-            self._door.open(data, step)
+            self._door.open(data, step, announced.payload_bytes)
         except Refusal as refusal:
             self._count(refusal)
             self._log.warning("refused a payload", step=step, author=short(announced.author), why=str(refusal))
@@ -692,7 +700,7 @@ class Session:
                 continue
             body, facts = report
             try:
-                refusals = await self.client.report(body)
+                response = await self.client.tell(body)
             except NetworkError as error:
                 self._log.info("report not taken; telling again", step=self._chain.step, why=str(error))
                 await asyncio.sleep(limits.RETRY_SECONDS_MIN)
@@ -701,11 +709,20 @@ class Session:
             except RefusedError as error:
                 await self._emit(Failed(error))
                 return
+            withheld = self._withheld
+            said = [f for f in facts if withheld is not None and self._outbox.says(f, withheld.envelope)]
+            if withheld is not None and said and response.announcement_taken:
+                self._spawn(self._show(withheld))
+            elif said:  # it was not heard: until it is, or the step is decided, nobody sees the votes
+                facts = [fact for fact in facts if fact not in said]
+                self._spawn(self._tell_again())
             self._outbox.sent(facts)
-            if self._withheld is not None and self._outbox.says(facts, self._withheld.envelope):
-                self._spawn(self._show())
-            for refusal in refusals:
+            for refusal in response.refusals:
                 self._log.info("the coordinator did not take something", step=self._chain.step, why=refusal)
+
+    async def _tell_again(self) -> None:
+        await asyncio.sleep(limits.RETRY_SECONDS_MIN)
+        self._dirty.set()
 
     # ---- the overlay -------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ class SampleRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("public_key", "payload_sha256", "payload_bytes", "samples", "tokens", "loss", "check_permille")
+    __slots__ = ("public_key", "payload_sha256", "payload_bytes", "samples", "tokens", "loss", "check_permille", "arrival")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_SHA256_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class Contribution(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     CHECK_PERMILLE_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     payload_sha256: bytes
     payload_bytes: int
@@ -30,7 +31,8 @@ class Contribution(_message.Message):
     tokens: int
     loss: float
     check_permille: int
-    def __init__(self, public_key: _Optional[bytes] = ..., payload_sha256: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., samples: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., check_permille: _Optional[int] = ...) -> None: ...
+    arrival: int
+    def __init__(self, public_key: _Optional[bytes] = ..., payload_sha256: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., samples: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., check_permille: _Optional[int] = ..., arrival: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("step", "checker", "subject", "payload_sha256", "own", "difference", "overlap", "like")

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from coordinator.events import Claim, Connected, EntryCommitted, Joined, Reported
-from node.audit import Seen, agreement, difference, find, overlap, seen_votes, transformed
+from node.audit import Seen, agreement, difference, earlier, find, overlap, seen_votes, transformed
 from node.data.corpus import open_corpus
 from node.data.samples import Samples
 from node.model.loss import loss
@@ -429,7 +429,7 @@ class Trial:
         for subject, checkers in drawn.items():
             for checker in checkers:
                 self.checks += 1
-                figures = find(subject, seen, gradient(subject), gradient(checker))
+                figures = find(subject, earlier(entry, seen, subject), gradient(subject), gradient(checker))
                 own, difference = figures.own, figures.difference
                 if self.kinds[self.keys.index(checker)] in ("flip", "collude"):
                     own = difference = LIE if self.kinds[self.keys.index(subject)] != "honest" else -LIE

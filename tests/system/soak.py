@@ -75,7 +75,8 @@ class Measured:
     steps_a_minute: float
     memory_mb_before: float
     memory_mb_after: float
-    losses: tuple[float, ...]
+    losses: dict[int, float]
+    """By step."""
     digests_equal: bool
 
 
@@ -116,7 +117,7 @@ class Soak:
             else:
                 self.pause(FAULT_SECONDS)
         pace = 60 * (self.swarm.last_step(lasting) - first) / (time.monotonic() - began)
-        losses = tuple(float(line["loss"]) for line in self.swarm.steps(lasting))
+        losses = {int(line["step"]): float(line["loss"]) for line in self.swarm.steps(lasting)}
         return Measured(pace, before, memory_mb(pid), losses, self._all_equal())
 
     def pause(self, seconds: float) -> None:
@@ -194,8 +195,7 @@ def _compare(options: argparse.Namespace, folder: Path, internet: Internet) -> d
         finally:
             soak.swarm.close()
     quiet, storm = found[False], found[True]
-    upto = min(len(quiet.losses), len(storm.losses))
-    last = slice(upto - LOSS_STEPS, upto)
+    last = sorted(quiet.losses.keys() & storm.losses.keys())[-LOSS_STEPS:]
     return {
         "peers": options.peers,
         "uplink_kbit": options.uplink_kbit,
@@ -206,10 +206,10 @@ def _compare(options: argparse.Namespace, folder: Path, internet: Internet) -> d
         "ratio": round(storm.steps_a_minute / quiet.steps_a_minute, 3),
         "memory_mb_before": round(storm.memory_mb_before, 1),
         "memory_mb_after": round(storm.memory_mb_after, 1),
-        "loss_steps": [last.start + 1, last.stop],
-        "loss_quiet": round(statistics.mean(quiet.losses[last]), 4),
-        "loss_quiet_spread": round(statistics.stdev(quiet.losses[last]), 4),
-        "loss_faults": round(statistics.mean(storm.losses[last]), 4),
+        "loss_steps": [last[0], last[-1]],
+        "loss_quiet": round(statistics.mean(quiet.losses[step] for step in last), 4),
+        "loss_quiet_spread": round(statistics.stdev(quiet.losses[step] for step in last), 4),
+        "loss_faults": round(statistics.mean(storm.losses[step] for step in last), 4),
         "digests_equal": quiet.digests_equal and storm.digests_equal,
     }
 

@@ -448,6 +448,9 @@ async def test_only_the_operator_excludes_and_readmits(tmp_path: Path) -> None:
             await stub.ExcludePeer(request("ExcludePeer"))
         with pytest.raises(grpc.RpcError, match="replayed"):
             await stub.ReadmitPeer(request("ReadmitPeer"))
+        captured = request("ExcludePeer", nonce=b"m" * 16).envelope
+        with pytest.raises(grpc.RpcError, match="malformed"):
+            await stub.ReadmitPeer(pb.ReadmitPeerRequest(envelope=captured))
         await eventually(lambda: here.runtime.run.standings[key(0)].by_operator)
 
 

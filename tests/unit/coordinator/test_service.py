@@ -63,6 +63,22 @@ async def begin(here: Served, swarm: list[LivePeer]) -> None:
     assert here.runtime.run.phase is Phase.OPEN
 
 
+async def test_a_peer_hears_whether_its_announcement_counts_as_heard(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
+        await begin(here, swarm)
+        ada, bob = swarm
+        tick = tick_of(await ada.until("tick"))
+
+        async def tell(peer: LivePeer, **changed: object) -> pb.ReportResponse:
+            return await peer.client.tell(pb.ReportBody(announcement=peer.announcement(tick, **changed)))
+
+        assert (await tell(ada)).announcement_taken
+        assert (await tell(ada)).announcement_taken, "said again"
+        assert not (await tell(ada, payload_sha256=digest_of(9))).announcement_taken, "another payload"
+        assert not (await tell(bob, parent_hash=bytes(32))).announcement_taken, "of another log"
+        assert not (await bob.client.tell(pb.ReportBody())).announcement_taken
+
+
 async def test_two_peers_to_the_end(tmp_path: Path) -> None:
     async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
         await begin(here, swarm)

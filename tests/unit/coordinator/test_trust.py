@@ -25,7 +25,7 @@ GOOD_OVERLAP = 0.3
 def figures(
     difference: float = GOOD_DIFFERENCE, overlap: float = GOOD_OVERLAP, n: int = trust.TYPICAL_NEEDED
 ) -> Recent:
-    return Recent((difference,) * n, (overlap,) * n)
+    return Recent((difference,) * n, {key(50 + number): overlap for number in range(n)})
 
 
 TYPICAL = figures()
@@ -127,7 +127,33 @@ def test_a_copy_is_out_where_differences_say_nothing_and_who_was_first_is_not_ac
 
 def test_where_everybodys_votes_are_alike_nobody_is_accused_for_that() -> None:
     assert judged(5, alike(5, 4, overlap=0.9), figures(difference=2.0, overlap=0.85))[key(5)].score == 0
-    assert judged(5, alike(5, 4), figures(n=3))[key(5)].score == 0, "too few figures"
+    few = figures(difference=2.0, n=trust.SUBJECTS_NEEDED - 2)
+    assert judged(1, alike(5, 4), few)[key(5)].score == 0, "too few figures"
+
+
+def test_votes_that_fit_their_own_samples_as_well_as_usual_are_no_copy() -> None:
+    """Somebody faster may compute what a peer will vote for, and say it first: the samples tell whose work it was."""
+    assert judged(5, alike(5, 4))[key(5)].score == 0
+
+
+def test_copiers_do_not_make_copies_typical() -> None:
+    recent = figures(difference=2.0, n=0)
+    standings = {key(n): Standing(counted=True) for n in range(PEERS)} | {key(9): Standing()}
+    arrival = [key(n) for n in range(10)]
+
+    def check(verdicts: list[Verdict]) -> None:
+        nonlocal standings, recent
+        standings, recent = trust.judge(ON, standings, recent, verdicts, arrival)
+
+    for honest in (1, 2, 3):
+        check([verdict(n, honest, difference=1.0, overlap=0.3, like=key(0)) for n in (0, 4, 5)])
+    for _ in range(40):  # one that is checked all the time, and a newcomer
+        check([verdict(n, 5, difference=1.0, overlap=0.6, like=key(0)) for n in (0, 2, 4)])
+        check([verdict(n, 9, difference=1.0, overlap=1.0, like=key(0)) for n in (0, 2, 4)])
+    assert recent.copied_overlap == pytest.approx(0.65)
+    assert set(recent.overlaps) == {key(n) for n in (1, 2, 3, 5)}
+    check([verdict(n, 4, difference=1.0, overlap=1.0, like=b"") for n in (0, 2, 3)])
+    assert key(4) not in recent.overlaps, "nobody was earlier"
 
 
 def test_a_partial_copy_has_to_fit_its_samples_better_than_other_votes() -> None:

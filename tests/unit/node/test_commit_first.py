@@ -26,18 +26,22 @@ SECONDS_MAX = 10.0
 
 
 class Coordinator:
-    """Takes reports when it is told to; fails the first `failures` times."""
+    """Takes reports when it is told to; fails the first `failures` times, and refuses the next `refusals`."""
 
-    def __init__(self, failures: int = 0) -> None:
-        self.failures, self.heard, self.answer = failures, asyncio.Event(), asyncio.Event()
+    def __init__(self, failures: int = 0, refusals: int = 0) -> None:
+        self.failures, self.refusals = failures, refusals
+        self.heard, self.answer = asyncio.Event(), asyncio.Event()
 
-    async def report(self, body: pb.ReportBody) -> list[str]:
+    async def tell(self, body: pb.ReportBody) -> pb.ReportResponse:
         self.heard.set()
         await self.answer.wait()
         if self.failures:
             self.failures -= 1
             raise NetworkError("lost on the way")
-        return []
+        if self.refusals:
+            self.refusals -= 1
+            return pb.ReportResponse(refusals=["not connected: join and follow first"])
+        return pb.ReportResponse(announcement_taken=body.HasField("announcement"))
 
 
 def session(folder: Path, coordinator: Coordinator, *, commits_first: bool) -> Any:
@@ -63,7 +67,7 @@ async def until(what: Any) -> None:
 
 
 async def test_votes_are_shown_once_the_coordinator_has_their_announcement(tmp_path: Path) -> None:
-    coordinator = Coordinator(failures=1)
+    coordinator = Coordinator(failures=1, refusals=1)
     ada = session(tmp_path, coordinator, commits_first=True)
     telling = asyncio.ensure_future(ada._report_forever())
     await ada.publish(VOTES, announcement())
@@ -72,7 +76,7 @@ async def test_votes_are_shown_once_the_coordinator_has_their_announcement(tmp_p
     ada._gossip.assert_not_awaited()
     coordinator.answer.set()  # the first time it fails: they stay hidden until the report was taken
     await until(lambda: ada._shown(SHA256) == VOTES)
-    assert coordinator.failures == 0
+    assert (coordinator.failures, coordinator.refusals) == (0, 0), "shown though the coordinator had not taken it"
     await until(lambda: ada._gossip.await_count)
     await ada.publish(VOTES, announcement())
     assert ada._shown(SHA256) == VOTES, "said again after a new tick: what was shown stays so"
