@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,11 @@ class Scalar(Model):
 class Samples:
     """As `node.data.Samples`; a sample is a function of its index."""
 
-    def micro_batches(self, start: int, stop: int, micro_batch: int) -> Any:
-        for first in range(start, stop, micro_batch):
-            last = min(first + micro_batch, stop)
-            yield np.array([np.random.default_rng(i).integers(0, VOCABULARY, CONTEXT + 1) for i in range(first, last)])
+    def micro_batches(self, ranges: Iterable[Range], micro_batch: int) -> Any:
+        samples = [index for part in ranges for index in range(part.start, part.stop)]
+        for first in range(0, len(samples), micro_batch):
+            some = samples[first : first + micro_batch]
+            yield np.array([np.random.default_rng(i).integers(0, VOCABULARY, CONTEXT + 1) for i in some])
 
 
 def never() -> bool:
