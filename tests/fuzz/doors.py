@@ -23,7 +23,7 @@ from node.archive import files
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.snapshot.pieces import describe, load, open_manifest, pack
-from node.swarm.blobs import BlobFetcher, BlobServer, Stream, WireBytes
+from node.swarm.blobs import Begun, BlobFetcher, BlobServer, OtherLengthError, Stream, WireBytes
 from node.swarm.dht import _OwnRecordsOnly, open_record
 from node.swarm.inbox import Inbox
 from node.wire.codec import Update, encode_update
@@ -196,10 +196,13 @@ def blob_stream(data: bytes) -> None:
         answer.feed_data(data)
         answer.feed_eof()
         fetcher = BlobFetcher(None, WireBytes(), lambda refusal: None)  # type: ignore[arg-type]
-        buffer = bytearray()
-        with suppress(NetworkError, Refusal, asyncio.IncompleteReadError):
-            await fetcher._transfer(Stream(HASH, answer, _Sink()), HASH, 64, buffer)  # type: ignore[arg-type]
-        assert len(buffer) <= 64, "more bytes were kept than were asked for"
+        stream = Stream(HASH, answer, _Sink())  # type: ignore[arg-type]
+        for total_max, most in ((None, 64), (256, 256)):
+            blob = Begun(64, total_max)
+            with suppress(NetworkError, Refusal, asyncio.IncompleteReadError, OtherLengthError):
+                async with asyncio.timeout(None) as deadline:
+                    await fetcher._transfer(stream, HASH, blob, deadline, impatient=False)
+            assert len(blob.buffer) <= most, "more bytes were kept than were asked for"
 
     asyncio.run(both())
 
