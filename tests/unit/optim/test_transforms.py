@@ -43,7 +43,8 @@ def test_inverse_is_exact_and_near_the_real_one(transform: Transform) -> None:
     assert (found[0].numpy().astype(object) == whole).all()
     matrix = torch.from_numpy(transform.matrix)
     real = matrix.T @ sums.double() @ matrix
-    assert float((found / transform.scale - real).abs().max()) < 2e-3 * SUM_MAX
+    # the whole numbers are off by up to 1/2 of 1/4096: 4.6e-4 * SUM_MAX rms, so this is 6.5 standard deviations
+    assert float((found / transform.scale - real).abs().max()) < 3e-3 * SUM_MAX
 
 
 @settings(max_examples=25, deadline=None)
