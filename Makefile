@@ -47,7 +47,8 @@ else
 	$(BIN)/python -m pytest -m "not nightly" --durations=15 $(SWARMS)
 endif
 
-nightly: .venv/.dev ## Run all tests of swarms, the long ones too, and three minutes of faults.
+nightly: .venv/.dev ## Run all tests, the long ones too and with new random examples, and three minutes of faults.
+	$(BIN)/python -m pytest --hypothesis-profile=default -n auto --dist loadfile $(addprefix --ignore=,$(SWARMS))
 	$(BIN)/python -m pytest $(SWARMS)
 	$(BIN)/python -m tests.system.soak --peers 8 --minutes 3
 

@@ -1,5 +1,5 @@
 """For all tests: what a test leaves unclosed is found at that test, not in the middle of a later one; and every test draws
-the same random numbers each time, alone or after others.
+the same random numbers each time, alone or after others. New ones for hypothesis: `pytest --hypothesis-profile=default`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
 
 PROCESS_MARKS = {"system", "netns", "interop"}
 LOG_BYTES_SHOWN = 800
