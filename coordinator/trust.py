@@ -41,8 +41,8 @@ few samples of a large batch, 31 % of honest checks were below 0 at a typical 2,
 LAZY_PART, COPY_PART = 1 / 4, 1 / 2
 """Below this part of the typical difference a check is bad; for votes that repeat an earlier payload, below the larger part."""
 COPIED_WAY = 1 / 2
-"""How far from the typical overlap to a whole copy: votes that repeat more of an earlier payload than that are bad, whatever
-else they are. With 32 samples a peer, honest ones went 0.2 of the way at most, copies with 30 % made up 0.6
+"""How far from the typical overlap to a whole copy. Where differences tell nothing, votes that repeat more of an earlier
+payload than that are bad. With 32 samples a peer, honest ones went 0.2 of the way at most, copies with 30 % made up 0.6
 (docs/security.md)."""
 
 

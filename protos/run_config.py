@@ -259,7 +259,7 @@ class TrustConfig(_Section):
     """How well votes have to fit their author's own samples, in standard deviations of votes that know nothing."""
 
     overlap_max: float = Field(default=0.5, gt=0, le=1)
-    """A payload of which so much is in an earlier one is a copy; honest ones were at most 0.35 alike."""
+    """A payload of which so much is in an earlier one is a copy; honest ones were at most 0.47 alike."""
 
     exclude_at: float = Field(default=5.0, gt=1, le=1000)
     """A peer is excluded at this score: each bad check adds 1, each good one takes a half."""

@@ -101,7 +101,8 @@ class Outbox:
         facts.append(fact)
         return True
 
-    def says(self, fact: object, announcement: bytes) -> bool:
+    @staticmethod
+    def says(fact: object, announcement: bytes) -> bool:
         """Whether a fact of a report is this announcement."""
         return isinstance(fact, tuple) and fact[0] == "payload" and fact[1][1] == announcement
 
