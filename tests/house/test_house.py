@@ -78,7 +78,9 @@ def test_importing_the_coordinators_side_does_nothing(package: str) -> None:
 
 def test_importing_the_peers_side_does_nothing() -> None:
     theirs = "grpc,torch,transformers,safetensors.torch,hivemind,structlog,typer,rich,matplotlib.pyplot,plotext"
-    facts = _import_all("node", theirs, without=("node.watch",))
+    # triton comes with a CUDA build of torch; .ci/run installs it
+    no_triton = () if find_spec("triton") else ("node.optim.triton_step",)
+    facts = _import_all("node", theirs, without=("node.watch", *no_triton))
     assert facts["imported"] >= 20  # type: ignore[operator]
 
 
