@@ -83,8 +83,9 @@ class Election:
 
     async def _lead(self, held: Held, replay: Replay) -> str:
         """Act until the lease is lost; returns why."""
-        holding = asyncio.ensure_future(self._hold(held))
-        beginning = asyncio.ensure_future(self._begin(held, replay))
+        fenced = asyncio.Event()  # of this holding alone: what refused an earlier one says nothing about it
+        holding = asyncio.ensure_future(self._hold(held, fenced))
+        beginning = asyncio.ensure_future(self._begin(held, replay, fenced))
         try:
             await asyncio.wait({holding, beginning}, return_when=asyncio.FIRST_COMPLETED)
             if beginning.done():
@@ -95,7 +96,7 @@ class Election:
             beginning.cancel()
             await asyncio.gather(holding, beginning, return_exceptions=True)
 
-    async def _begin(self, held: Held, replay: Replay) -> None:
+    async def _begin(self, held: Held, replay: Replay, fenced: asyncio.Event) -> None:
         """Read the rest, after which nobody else can write, and go on from there."""
         while True:
             try:
@@ -104,18 +105,18 @@ class Election:
             except JournalError as error:
                 self._log.warning("the journal fails; trying again", error=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
-        self._hub.act(replay, self._journal.fenced(held.token))
+        self._hub.act(replay, self._journal.fenced(held.token), fenced.set)
         self._looked_at = float("-inf")  # who acts is another one now
         self._log.info("acts", token=held.token, runs=len(self._hub.runs))
         await self._show(True)
         self.known.set()
 
-    async def _hold(self, held: Held) -> str:
+    async def _hold(self, held: Held, fenced: asyncio.Event) -> str:
         """Renew the lease until that fails; returns why."""
         while left := held.left(time.monotonic()):
             self._held = held
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._hub.fenced.wait(), min(RENEW_SECONDS, left))
+                await asyncio.wait_for(fenced.wait(), min(RENEW_SECONDS, left))
                 return "another coordinator acts"
             try:
                 async with asyncio.timeout(held.left(time.monotonic())):

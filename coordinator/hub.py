@@ -6,6 +6,7 @@ A coordinator that stands by has no runs here.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -47,23 +48,21 @@ class Hub:
         self.runs: dict[bytes, RunRuntime] = {}
         self.stands_by: str | None = None
         """Why this coordinator does not act; None while it does."""
-        self.fenced = asyncio.Event()
-        """Another coordinator has the lease: this one may not act any more."""
         self._genesis: dict[bytes, log_pb2.Genesis] = {}
         self._journal = self._acting = journal
+        self._fenced: Callable[[], None] = lambda: None
         self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
     def restore(self) -> None:
         """Read every run back from the journal, and act. Called inside the event loop, before serving."""
         replay = Replay(self._journal)
         replay.catch_up(monotonic_ms())
-        self.act(replay, self._journal)
+        self.act(replay, self._journal, lambda: None)
 
-    def act(self, replay: Replay, journal: Journal) -> None:
-        """Go on with the runs that were read, writing to `journal`."""
-        self._acting, self.stands_by = journal, None
+    def act(self, replay: Replay, journal: Journal, fenced: Callable[[], None]) -> None:
+        """Go on with the runs that were read, writing to `journal`; `fenced` is called when it refuses a write for good."""
+        self._acting, self._fenced, self.stands_by = journal, fenced, None
         self.metrics.acts.set(1)
-        self.fenced.clear()
         for run, genesis in replay.runs(monotonic_ms()):
             self._add(run, genesis)
 
@@ -92,7 +91,7 @@ class Hub:
 
     def _add(self, run: Run, genesis: log_pb2.Genesis) -> None:
         self._genesis[run.run_id] = genesis
-        self.runs[run.run_id] = RunRuntime(run, self._acting, self.identity, self.metrics, self._io, self.fenced.set)
+        self.runs[run.run_id] = RunRuntime(run, self._acting, self.identity, self.metrics, self._io, self._fenced)
         self.metrics.observe(run)
 
     async def stop(self) -> None:
