@@ -541,7 +541,7 @@ def _commit(run: Run, now_ms: int) -> Outcome:
     entry = _entry(run, current, accepted, trials)
     body = entry_body(entry)
     record = EntryCommitted(entry, body, entry_hash(body))
-    run = _slower(run, current, accepted.keys() | trials.keys())
+    run = _paced(run, current, accepted.keys() | trials.keys())
     run = _remember(run, record, now_ms)
     # Until the last payload counted, not until the deadline: a step that waits in vain must not make the next wait longer.
     duration = max(current.counted_at_ms - current.opened_ms, 0)
@@ -601,12 +601,16 @@ def _contributions(run: Run, current: OpenStep, claims: Mapping[bytes, Claim]) -
     return tuple(found)
 
 
-def _slower(run: Run, current: OpenStep, counted: Iterable[bytes]) -> Run:
-    """Roster members that missed the step get a smaller share of the next."""
-    missed = {share.public_key for share in current.tick.roster} - set(counted)
-    for key in sorted(missed & run.peers.keys()):
+def _paced(run: Run, current: OpenStep, counted: Iterable[bytes]) -> Run:
+    """Roster members that missed the step get a smaller share of the next, also if their speed is not known yet."""
+    usual, counted = rules.usual_speed(run.ready), set(counted)
+    for key in sorted(current.tick.places.keys() & run.peers.keys()):
         peer = run.peers[key]
-        run = _with_peer(run, replace(peer, samples_per_second=peer.samples_per_second * rules.MISSED_STEP_SPEED))
+        if key not in counted:
+            speed = (peer.samples_per_second or usual) * rules.MISSED_STEP_SPEED
+            run = _with_peer(run, replace(peer, samples_per_second=speed, missed=peer.missed + 1))
+        elif peer.missed:
+            run = _with_peer(run, replace(peer, missed=0))
     return run
 
 
@@ -754,7 +758,8 @@ def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
         run = replace(run, returned_samples=left, next_sample=following)
     run = replace(run, roster=tuple(share.public_key for share in tick.roster), left=frozenset())
     deadline = now_ms + rules.deadline_ms(run.config.clock, run.durations_ms)
-    opened = rules.seen(OpenStep(tick, now_ms, deadline), run.peers)
+    rarely = rules.rarely_awaited(run.config.clock, tick, run.peers)
+    opened = rules.seen(OpenStep(tick, now_ms, deadline, rarely=rarely), run.peers)
     if before is not None and before.tick.step == tick.step:
         opened = _carry_over(before, opened)
     run = _move(run, Phase.OPEN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator import trust
@@ -14,6 +14,7 @@ from coordinator.state import GUESTS_MAX, TICKETS_MAX, Issued, OpenStep, Peer, P
 from protos.assignment import Range, Share, assign, merge, shares
 from protos.identity import peer_id, short
 from protos.limits import READMITTED_MAX
+from protos.log import Tick
 from protos.run_config import ClockConfig, OptimizerConfig
 from protos.ticket import Ticket
 
@@ -21,6 +22,9 @@ from protos.ticket import Ticket
 SPEED_EMA = 0.5
 # A roster member that missed a step is taken to be this much slower than we thought.
 MISSED_STEP_SPEED = 0.5
+# Who missed so many steps in a row is waited for when it has missed 4, 8, 16, 32, and then every 32nd.
+PATIENCE_STEPS = 4
+PATIENCE_AGAIN_MAX = 32
 NAMES_SHOWN_MAX = 4
 
 
@@ -270,10 +274,12 @@ def should_close(clock: ClockConfig, step: OpenStep, left: int, now_ms: int) -> 
     roster, connected = step.tick.roster, step.here.bit_count()
     if connected < min(clock.min_peers, len(roster)) and not clock.strict:
         return False, f"{connected} of {clock.min_peers} peers needed are connected"
-    awaited = (everyone(step) if clock.strict else live_mask(step, now_ms)) & ~step.counted
+    wanted = everyone(step) if clock.strict else live_mask(step, now_ms) & ~step.rarely
+    awaited = wanted & ~step.counted
     votes = step.counted.bit_count()
     if not awaited and votes:
-        return True, f"all {votes} payloads are held"
+        late = f", but for {_names(step, slow)}: too slow lately" if (slow := step.rarely & ~step.counted) else ""
+        return True, f"all {votes} payloads are held{late}"
     names = _names(step, awaited)
     if clock.strict:
         gone = f"; {left} of them left: waiting for {clock.min_peers} ready peers" if left else ""
@@ -353,11 +359,35 @@ def bounded(ranges: tuple[Range, ...], ranges_max: int) -> tuple[Range, ...]:
     return tuple(sorted(sorted(ranges, key=lambda part: (-len(part), part))[:ranges_max]))
 
 
+def usual_speed(peers: Iterable[Peer]) -> float:
+    """What a peer that was not measured is taken for: the mean of those that were."""
+    known = [peer.samples_per_second for peer in peers if peer.samples_per_second > 0]
+    return statistics.fmean(known) if known else 1.0
+
+
+def awaited_after(missed: int) -> bool:
+    """Whether a step waits for a peer that has missed so many in a row.
+
+    Ever more rarely, so that who cannot keep up holds nobody up; and again and again, because each miss halves its share: a
+    peer that is a hundred times slower than the others has its chance once that is small enough.
+    """
+    return missed < PATIENCE_STEPS or missed % min(1 << (missed.bit_length() - 1), PATIENCE_AGAIN_MAX) == 0
+
+
+def rarely_awaited(clock: ClockConfig, tick: Tick, peers: Mapping[bytes, Peer]) -> int:
+    """Bit mask of the roster members that this step does not wait for; nobody if too few would be left."""
+    mask = 0
+    for public_key, place in tick.places.items():
+        peer = peers.get(public_key)
+        mask |= (peer is not None and not awaited_after(peer.missed)) << place
+    left = len(tick.roster) - mask.bit_count()
+    return mask if left >= min(clock.min_peers, len(tick.roster)) else 0
+
+
 def roster_of(run: Run, samples: int) -> tuple[Share, ...]:
     """The next tick's roster: every ready peer, with shares by measured speed (strict: equal)."""
     ready = run.ready
-    known = [peer.samples_per_second for peer in ready if peer.samples_per_second > 0]
-    usual = statistics.fmean(known) if known else 1.0
+    usual = usual_speed(ready)
     speeds = [(peer.public_key, 1.0 if run.config.clock.strict else peer.samples_per_second or usual) for peer in ready]
     return shares(samples, speeds)
 

@@ -63,9 +63,9 @@ PEER_MOVES: dict[PeerPhase, frozenset[PeerPhase]] = {
 
 @dataclass(frozen=True)
 class Peer:
-    """One peer. `applied_step` is -1 until it has reported a state; `samples_per_second` 0 until measured.
+    """One peer. `applied_step` is -1 until it has reported a state; `samples_per_second` 0 until measured or guessed.
 
-    `gone`: it hung up. An absent peer that is not gone is expected: this coordinator was started a moment ago.
+    `missed`: how many steps in a row had it in their roster and not its votes. `gone`: it hung up. An absent peer that is not gone is expected: this coordinator was started a moment ago.
     """
 
     public_key: bytes
@@ -76,6 +76,7 @@ class Peer:
     applied_step: int = -1
     state_digest: bytes = b""
     samples_per_second: float = 0.0
+    missed: int = 0
     votes_accepted: int = 0
     loss: float = 0.0
 
@@ -84,7 +85,7 @@ class Peer:
 class OpenStep:
     """The open step. `holders[(author, payload hash)]` is a bit mask over the roster's order.
 
-    So are `here` (connected) and `gone` (hung up), and `counted`: the authors whose payload enough of the electors hold, when
+    So are `here` (connected), `gone` (hung up), `rarely` (has missed many steps: this one does not wait for it), and `counted`: the authors whose payload enough of the electors hold, when
     those were `counted_within` (-1: not counted yet). There have been `counted_votes` of them since `counted_at_ms`. What
     follows from other fields is kept because it is asked for after every report (`rules.seen`, `rules.counted`).
     """
@@ -94,6 +95,7 @@ class OpenStep:
     deadline_at_ms: int
     here: int = 0
     gone: int = 0
+    rarely: int = 0
     counted: int = 0
     counted_within: int = -1
     counted_votes: int = 0

@@ -12,6 +12,7 @@ One thread; the network side has its own, and hands over events in order. Bytes 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,10 @@ SENT_MAX = 16
 RESYNCS_IN_A_ROW_MAX = 5
 SNAPSHOT_TRIES_MAX = 8
 SNAPSHOT_RETRY_SECONDS = 0.5
+# A source is slow if reading took more than this part of the time of as many steps, and more seconds than that.
+SLOW_SOURCE_PART = 0.5
+SLOW_SOURCE_STEPS = 5
+SLOW_SOURCE_SECONDS = 1.0
 
 
 class Stopping(Protocol):
@@ -91,6 +96,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.sent: dict[bytes, int] = {}
+        self.reading: deque[tuple[float, float]] = deque(maxlen=SLOW_SOURCE_STEPS)
+        self.told_slow = False
         self.tick: Tick | None = None
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
 
@@ -177,6 +184,7 @@ class Trainer:
             return self.stopping() or (not late and self.swarm.committed_step >= tick.step)
 
         factor = tick.lr / self.config.optimizer.lr
+        read_before = self.samples.reading_seconds
         try:
             result = replica.gradients(
                 self.samples, opened.ranges or (), self.micro_batch, self.autocast, decided, factor
@@ -184,10 +192,26 @@ class Trainer:
         except NonFiniteGradient as error:
             self._abstain(tick.step, error)
             return None
+        self._note_reading(self.samples.reading_seconds - read_before, time.monotonic() - started)
         if not result.samples or decided():
             self.log.info("too late for this step", step=tick.step, samples=result.samples)
             return None
         return Ready(result, time.monotonic() - started)
+
+    def _note_reading(self, reading: float, whole: float) -> None:
+        """Count the time that the data took, and say so once where it is most of a few steps'."""
+        self.summary.reading_seconds += reading
+        self.reading.append((reading, whole))
+        if self.told_slow or len(self.reading) < SLOW_SOURCE_STEPS:
+            return
+        read, all_of_it = (sum(times) for times in zip(*self.reading, strict=True))
+        if read > max(SLOW_SOURCE_PART * all_of_it, SLOW_SOURCE_SECONDS):
+            self.told_slow = True
+            self.log.warning(
+                "the data source is slow: this peer gets fewer samples than it could compute; a local disk is faster",
+                step=self.replica.step,
+                reading_percent=round(100 * read / all_of_it),
+            )
 
     def _abstain(self, step: int, error: ArithmeticError) -> None:
         self.log.warning("abstaining: the gradient is not finite", step=step, why=str(error))

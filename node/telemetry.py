@@ -30,6 +30,7 @@ class Summary:
     digest: str = ""
     votes_accepted: int = 0
     tokens: int = 0
+    reading_seconds: float = 0.0
     loss: float = float("nan")
     payload_bytes_sent: int = 0
     payload_bytes_received: int = 0
@@ -101,6 +102,7 @@ class _Collector:
             "steps_applied": summary.steps_applied,
             "votes_accepted": summary.votes_accepted,
             "tokens": summary.tokens,
+            "reading_seconds": summary.reading_seconds,
             "resyncs": summary.resyncs,
             "announcements_received": counters.announcements,
             "payload_bytes_sent": counters.payload_bytes_sent,

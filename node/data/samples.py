@@ -9,6 +9,7 @@ Refuses: a source that is too short; token ids outside of the vocabulary.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -41,6 +42,8 @@ class Samples:
             )
         self._tokens, self._seed = tokens, seed
         self.context = context
+        self.reading_seconds = 0.0
+        """What `micro_batches` has taken so far: with a slow source, most of a step."""
         self.validation_windows = max(1, int(len(tokens) // context * HELD_OUT_FRACTION))
         self._split = len(tokens) - (self.validation_windows * context + 1)
         self.windows = (self._split - 1) // context
@@ -62,7 +65,10 @@ class Samples:
         rest = [part for part in ranges if len(part)]
         while rest:
             parts, rest = take(rest, micro_batch)
-            yield np.concatenate([self.batch(part.start, part.stop) for part in parts])
+            began = time.monotonic()
+            batch = np.concatenate([self.batch(part.start, part.stop) for part in parts])
+            self.reading_seconds += time.monotonic() - began
+            yield batch
 
     def validation(self, samples_max: int | None = None) -> Batch:
         """Held-out windows, spread evenly over the tail, int64 [n, context + 1]."""

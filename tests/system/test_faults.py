@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from node.archive import ledger
+from protos.identity import Identity, peer_id
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
@@ -117,6 +119,37 @@ def test_a_data_source_that_is_cut_off_meanwhile_ends_its_peer_with_a_clear_erro
     assert "text.txt has become shorter since this peer began" in told.splitlines()[-1], told[-2000:]
     assert "Traceback" not in told
     all_equal(swarm, "ada", "bob", "fay")
+
+
+def test_a_peer_whose_data_source_is_slow_gets_a_small_share_and_is_told(swarm: LocalSwarm) -> None:
+    """As any slow peer: the others go on, and what it is given becomes what it can read in time."""
+    home = ("--home", str(swarm.folder / "gil"), "--listen", "127.0.0.1:0", "--threads", "1")
+    swarm.start("gil", "tests.system.slow_data", "0.25", "join", swarm.link, *home, "--json")
+    wait_for("word that its source is slow", lambda: slow_source(swarm, "gil"))
+    [told] = slow_source(swarm, "gil")
+    assert told["reading_percent"] > 50
+    before, counted = contributed(swarm), accepted(swarm, "gil")
+    wait_for("votes of gil that count", lambda: accepted(swarm, "gil") > counted + 5)
+    after = contributed(swarm)
+    samples = {name: after[name] - before[name] for name in ("gil", "ada", "bob")}
+    assert 0 < samples["gil"] < min(samples["ada"], samples["bob"]) / 2, samples
+    swarm.processes["gil"].interrupt()
+    code, summary = swarm.processes["gil"].finish(30)
+    assert code == 130
+    assert summary["reading_seconds"] > 1
+    all_equal(swarm, "ada", "bob", "gil")
+
+
+def contributed(swarm: LocalSwarm) -> dict[str, int]:
+    """Samples by peer, as the log has them."""
+    samples = {account.id: account.samples for account in ledger.of(swarm.link).accounts}
+    keys = {name: Identity.load_or_create(swarm.folder / name / "identity.key") for name in ("ada", "bob", "gil")}
+    return {name: samples.get(peer_id(key.public_key), 0) for name, key in keys.items()}
+
+
+def slow_source(swarm: LocalSwarm, name: str) -> list[dict[str, Any]]:
+    event = "the data source is slow: this peer gets fewer samples than it could compute; a local disk is faster"
+    return swarm.events(name, event)
 
 
 def test_with_too_few_peers_the_run_waits_and_goes_on_at_the_same_step(swarm: LocalSwarm) -> None:

@@ -323,6 +323,30 @@ def test_deadline_closes_without_the_missing_and_returns_their_samples() -> None
     assert sum(len(part) for part in harness.entries[0].returned_samples) > 0
 
 
+def test_a_newcomer_that_is_too_slow_gets_less_and_less_holds_up_fewer_steps_and_has_its_chance() -> None:
+    """Nobody has measured it: it was taken for as fast as the others for ever, and each step waited for it in vain."""
+    harness = opened_together(3, batch_samples=64)
+    shares, waited = [], []
+    while len(shares) < 9:
+        tick = harness.ticks[-1]
+        shares.append(next(share.samples for share in tick.roster if share.public_key == key(2)))
+        contribute(harness, 0, 1)
+        waited.append(harness.run.head_step < tick.step)
+        if waited[-1]:
+            assert harness.run.step is not None
+            harness.now = harness.run.step.deadline_at_ms
+            harness.feed(TimerFired())
+        for n in range(3):
+            harness.feed(Reported(key(n), applied=((tick.step, digest_of(tick.step)),)))
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == 64 // 3
+    assert shares[6] == 1
+    assert waited == [True] * 5 + [False] * 3 + [True]
+    contribute(harness, 0, 1, 2)
+    assert harness.run.peers[key(2)].missed == 0
+    assert key(2) in {c.public_key for c in harness.entries[-1].contributions}
+
+
 @pytest.mark.parametrize("contributors", [(), (0,)])
 def test_deadline_without_a_quorum_keeps_the_step_and_asks_again(contributors: tuple[int, ...]) -> None:
     harness = opened()

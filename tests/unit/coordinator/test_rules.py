@@ -187,6 +187,27 @@ def test_should_close(
     assert reason in why
 
 
+def test_who_keeps_missing_steps_is_waited_for_ever_more_rarely() -> None:
+    waits = [missed for missed in range(130) if rules.awaited_after(missed)]
+    assert waits == [0, 1, 2, 3, 4, 8, 16, 32, 64, 96, 128]
+
+
+def test_a_step_does_not_wait_for_who_is_too_slow_unless_too_few_would_be_left() -> None:
+    run = run_of(READY, READY, READY, min_peers=2)
+    slow = replace(run, peers={**run.peers, key(2): replace(run.peers[key(2)], missed=5)})
+    step = open_step(slow, {0: [0, 1], 1: [0, 1]})
+    rarely = rules.rarely_awaited(run.config.clock, step.tick, slow.peers)
+    assert rarely == 0b100
+    closes, why = decided(slow, replace(step, rarely=rarely), 0)
+    assert closes
+    assert "too slow lately" in why
+    everybody = {n: replace(peer, missed=5) for n, peer in run.peers.items()}
+    assert rules.rarely_awaited(run.config.clock, step.tick, everybody) == 0
+    assert not decided(slow, replace(open_step(slow, {}), rarely=rarely), 0)[0], "nobody has voted"
+    strict = run_of(READY, READY, READY, strict=True)
+    assert not decided(strict, replace(step, rarely=rarely), 0)[0]
+
+
 def test_who_hung_up_is_not_waited_for() -> None:
     run = run_of(READY, READY, ABSENT)
     run = replace(run, peers={**run.peers, key(2): replace(run.peers[key(2)], gone=True)})
