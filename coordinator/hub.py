@@ -48,6 +48,8 @@ class Hub:
         self.runs: dict[bytes, RunRuntime] = {}
         self.stands_by: str | None = None
         """Why this coordinator does not act; None while it does."""
+        self.coordinators: tuple[str, ...] = ()
+        """Where all of them are, the one that acts first; empty if there is but one."""
         self._genesis: dict[bytes, log_pb2.Genesis] = {}
         self._journal = self._acting = journal
         self._fenced: Callable[[], None] = lambda: None

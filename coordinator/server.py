@@ -123,7 +123,12 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         tasks = [asyncio.ensure_future(_signalled())]
         if shared(url):
             lease = Lease(url, serving.advertise, identity, certificate.sha256)
-            election = Election(lease, journal, hub, front.show, lambda here: serving.naming(here).write(home))
+
+            def met(here: tuple[str, ...]) -> None:
+                hub.coordinators = here if len(here) > 1 else ()
+                serving.naming(here).write(home)
+
+            election = Election(lease, journal, hub, front.show, met)
             tasks.append(await stack.enter_async_context(_elected(election, hub)))
             serving = serving.naming(election.here)
         log = structlog.get_logger("coordinator")

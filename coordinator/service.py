@@ -182,7 +182,7 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
         if body.leaving:
             await self._handled(context, lambda: runtime.handle(Disconnected(opened.public_key, leaving=True)))
         taken = event.claim is not None and rules.heard(runtime.run, opened.public_key, event.claim)
-        return pb.ReportResponse(refusals=refusals, announcement_taken=taken)
+        return pb.ReportResponse(refusals=refusals, announcement_taken=taken, coordinators=self._hub.coordinators)
 
     async def ListEntries(  # noqa: N802
         self, request: pb.ListEntriesRequest, context: Context

@@ -87,9 +87,9 @@ class OpenStep:
     """The open step. `holders[(author, payload hash)]` is a bit mask over the roster's order.
 
     So are `here` (connected), `gone` (hung up), `rarely` (has missed many steps: this one does not wait for it), and `counted`:
-    the authors whose payload enough of the electors hold, when those were `counted_within` (-1: not counted yet). There have been
-    `counted_votes` of them since `counted_at_ms`. What follows from other fields is kept because it is asked for after every
-    report (`rules.seen`, `rules.counted`).
+    the authors whose payload enough of the electors hold, when those were `counted_within` (-1: not counted yet). There have
+    been `counted_votes` of them since `counted_at_ms`. What follows from other fields is kept because it is asked for after
+    every report (`rules.seen`, `rules.counted`).
     """
 
     tick: Tick

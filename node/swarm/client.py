@@ -19,6 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from node.swarm import settings as limits
+from node.swarm.coordinators import Coordinators
 from protos import limits as contract
 from protos.envelope import Kind, seal
 from protos.errors import NetworkError, RefusedError
@@ -98,9 +99,10 @@ def fetch_certificate(address: str, sha256: bytes, seconds_max: float = limits.C
 
 
 class CoordinatorClient:
-    """Calls to the one of the invite's coordinators that acts."""
+    """Calls to the one of the run's coordinators that acts. `known`: where they are."""
 
     def __init__(self, invite: Invite, identity: Identity | None) -> None:
+        self.known = Coordinators(invite.coordinators)
         self._invite = invite
         self._identity = identity
         self._channel: Any = None
@@ -114,13 +116,13 @@ class CoordinatorClient:
     @property
     def several(self) -> bool:
         """Whether there is another coordinator to move to."""
-        return len(self._invite.coordinators) > 1
+        return len(self.known.addresses) > 1
 
     async def connect(self) -> None:
         """Open a channel to a coordinator with the pinned certificate; of several, to the one that acts, when one does."""
         await self.close()
         if not self.several:
-            [address] = self._invite.coordinators
+            [address] = self.known.addresses
             pem = await asyncio.to_thread(fetch_certificate, address, self._invite.certificate_sha256)
             self._channel = _channel(address, pem, _OPTIONS)
             return
@@ -142,7 +144,7 @@ class CoordinatorClient:
         """
         if not self.several:
             return False
-        asked = [asyncio.ensure_future(self._acts(address)) for address in self._invite.coordinators]
+        asked = [asyncio.ensure_future(self._acts(address)) for address in self.known.addresses]
         failures: list[NetworkError | RefusedError] = []
         try:
             for answer in asyncio.as_completed(asked):
@@ -231,6 +233,7 @@ class CoordinatorClient:
         body.session_id, body.sequence = self._session, self._next()
         request = pb.ReportRequest(envelope=self._seal(Kind.KIND_REPORT, body))
         response: pb.ReportResponse = await self._call("Report", request)
+        self.known.learn(response.coordinators)
         return response
 
     async def entries(self, from_step: int) -> tuple[list[bytes], int]:

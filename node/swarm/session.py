@@ -19,6 +19,7 @@ from node.swarm import settings as limits
 from node.swarm.blobs import PROTOCOL, Arrivals, BlobFetcher, BlobServer, WireBytes
 from node.swarm.client import CoordinatorClient, SessionLostError, software_version
 from node.swarm.connections import Connections
+from node.swarm.coordinators import Coordinators
 from node.swarm.dht import Discovery
 from node.swarm.events import (
     Agreed,
@@ -120,6 +121,7 @@ class Session:
         self.counters = Counters()
         self.host = outside.host(identity, identity_path, overlay)
         self.client = outside.client(invite, identity)
+        self.client.known = Coordinators(invite.coordinators, payloads.folder.parent / "coordinators.json")
         self.host.on_refusal = self._count
         self.fetcher = BlobFetcher(self.host, self.counters.wire, self._count)
         self.committed_step = 0
@@ -160,12 +162,11 @@ class Session:
     # ---- life --------------------------------------------------------------------------------------------------------
 
     async def connect(self) -> pb.GetRunResponse:
-        """Reach the coordinator and read the run's facts. RefusedError if an invite's ticket admits nobody any more: the
-        coordinator's clock says so, before a model is built."""
+        """Reach the coordinator and read the run's facts. RefusedError, before a model is built, if this peer is not admitted:
+        excluded, not on the list, no place left, or with a ticket that admits nobody any more."""
         await self.client.connect()
         response, config = await self.client.get_run()
-        if config.admission.mode == "invite":
-            await self.client.may_join()
+        await self.client.may_join()
         self._commits_first = config.trust.enabled
         return response
 

@@ -288,12 +288,14 @@ class AppliedState(_message.Message):
     def __init__(self, step: _Optional[int] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("refusals", "announcement_taken")
+    __slots__ = ("refusals", "announcement_taken", "coordinators")
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    COORDINATORS_FIELD_NUMBER: _ClassVar[int]
     refusals: _containers.RepeatedScalarFieldContainer[str]
     announcement_taken: bool
-    def __init__(self, refusals: _Optional[_Iterable[str]] = ..., announcement_taken: _Optional[bool] = ...) -> None: ...
+    coordinators: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, refusals: _Optional[_Iterable[str]] = ..., announcement_taken: _Optional[bool] = ..., coordinators: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListEntriesRequest(_message.Message):
     __slots__ = ("run_id", "from_step")

@@ -51,10 +51,15 @@ KEYS = ("identity.key", "tls.key", "tls.crt")
 
 
 class Coordinators(LocalSwarm):
-    """Two of them, `one` and `two`, and three peers. In an `internet`, `one` is in a place of its own."""
+    """Two of them, `one` and `two`, and three peers. In an `internet`, `one` is in a place of its own.
 
-    def __init__(self, folder: Path, server: Postgres, internet: Internet | None = None) -> None:
-        self.folder, self.server, self.internet = folder, server, internet
+    If `one_first`, the other comes when the run is under way: the invite does not name it.
+    """
+
+    def __init__(
+        self, folder: Path, server: Postgres, internet: Internet | None = None, *, one_first: bool = False
+    ) -> None:
+        self.folder, self.server, self.internet, self.one_first = folder, server, internet, one_first
         self.url = server.database()
         self.processes: dict[str, Process] = {}
         self.ports: dict[str, int] = {}
@@ -70,19 +75,15 @@ class Coordinators(LocalSwarm):
                            "--reachability", "auto", "--json")  # fmt: skip
         self.bootstrap: list[str] = relay.first_json()["addresses"]
         self.serve_one("one")
-        (folder / "two").mkdir()
-        for name in KEYS:
-            shutil.copy(folder / "one" / name, folder / "two" / name)
-        self.serve_one("two")
+        if not self.one_first:
+            self.serve_two()
         text = folder / "text.txt"
         text.write_bytes(Path(os.__file__).read_bytes())
         file = folder / "run.toml"
         file.write_text(RUN.replace("DATA", str(text)).replace("BOOTSTRAP", json.dumps(self.bootstrap[0])))
-        wait_for("both addresses", lambda: len(self.known("two")) == 2 and len(self.known("one")) == 2)
-        # asked of the one that stands by: it knows who acts
-        create = self.start(
-            "create", "coordinator", "run", "create", str(file), "--home", str(folder / "two"), "--json"
-        )
+        # asked of the one that stands by, if there is one: it knows who acts
+        home = str(folder / ("one" if self.one_first else "two"))
+        create = self.start("create", "coordinator", "run", "create", str(file), "--home", home, "--json")
         self.link = create.first_json()["invite"]
         create.finish()
         self.invite = Invite.parse(self.link)
@@ -90,6 +91,14 @@ class Coordinators(LocalSwarm):
             self.join(name)
         for name in PEERS:
             self.wait_step(name, 10)
+
+    def serve_two(self) -> None:
+        """The other coordinator comes, with the same keys."""
+        (self.folder / "two").mkdir()
+        for name in KEYS:
+            shutil.copy(self.folder / "one" / name, self.folder / "two" / name)
+        self.serve_one("two")
+        wait_for("both addresses", lambda: len(self.known("two")) == 2 and len(self.known("one")) == 2)
 
     def inside(self, name: str) -> tuple[str, ...]:
         if self.internet is None:
@@ -130,25 +139,26 @@ class Coordinators(LocalSwarm):
     def newest(self) -> int:
         return max(self.last_step(name) for name in PEERS)
 
-    def take_over(self, other: str, moment: datetime) -> float:
-        """Seconds from the moment of a fault to the first entry that the other coordinator commits after it; all apply it."""
+    def take_over(self, other: str, moment: datetime, peers: tuple[str, ...] = PEERS) -> float:
+        """Seconds from the moment of a fault to the other coordinator's first entry after it; `peers` apply it."""
 
         def entries() -> list[dict[str, Any]]:
             steps = self.events(other, "step")
             return [e for e in steps if datetime.fromisoformat(e["timestamp"]) > moment]
 
         first = wait_for(f"entry by {other}", entries, TAKE_OVER_SECONDS_MAX + 30)[0]
-        for name in PEERS:
+        for name in peers:
             self.wait_step(name, first["step"] + 5)
         return (datetime.fromisoformat(first["timestamp"]) - moment).total_seconds()
 
-    def check(self) -> None:
+    def check(self, always_there: tuple[str, ...] = PEERS) -> None:
         """No step lost, none twice, replicas and logs equal."""
         seen: dict[int, set[str]] = {}
         for name in PEERS:
             steps = self.steps(name)
             numbers = [line["step"] for line in steps]
-            assert numbers == list(range(1, len(numbers) + 1)), f"{name} lost a step or applied one twice"
+            whole = list(range(1, len(numbers) + 1))
+            assert name not in always_there or numbers == whole, f"{name} lost a step or applied one twice"
             for line in steps:
                 seen.setdefault(line["step"], set()).add(line["entry"])
         different = {s: d for s, d in digests_by_step(*(self.steps(n) for n in PEERS)).items() if len(d) > 1}
@@ -249,6 +259,50 @@ def test_a_stopped_coordinator_that_goes_on(swarm: Coordinators) -> None:
     taken.append(swarm.take_over(acting, moment))
     report("SIGSTOP, and kill -9 in the end", taken)
     swarm.check()
+
+
+@pytest.mark.nightly
+def test_old_invites_and_exclusions_outlive_the_coordinator_that_made_them(tmp_path: Path, server: Postgres) -> None:
+    """A second coordinator comes to a run, and the first is lost: an operator who moves to another machine does this."""
+    for swarm in in_the_end_nothing_is_left(Coordinators(tmp_path, server, one_first=True)):
+        move_to_another_machine(swarm)
+
+
+def move_to_another_machine(swarm: Coordinators) -> None:
+    assert len(swarm.invite.coordinators) == 1
+    swarm.serve_two()
+    for name in PEERS:
+        wait_for(f"word of {name} that there are two", lambda name=name: swarm.events(name, "coordinators"))
+    cyd = Identity.load_or_create(swarm.folder / "cyd" / "identity.key").peer_id
+    operate(swarm, "one", "exclude", cyd, "--reason", "its owner asked")
+    assert swarm.processes["cyd"].finish()[0] == 4
+    at = swarm.newest()
+    swarm.wait_step("ada", at + 3)
+
+    moment = datetime.now(UTC)
+    swarm.processes["one"].kill()
+    seconds = swarm.take_over("two", moment, ("ada", "bob"))
+    swarm.processes["bob"].kill()
+    at = swarm.newest()
+    swarm.join("bob")  # with the old link, while the only coordinator that it names is dead
+    swarm.wait_step("bob", at + 5)
+    assert any(line["accepted"] for line in swarm.steps("bob") if line["step"] > at)
+
+    refused = swarm.join("cyd")
+    assert refused.finish()[0] == 4
+    assert "excluded by the operator of this run: its owner asked" in refused.log.read_text().splitlines()[-1]
+    operate(swarm, "two", "readmit", cyd)
+    swarm.join("cyd")
+    swarm.wait_step("cyd", swarm.newest() + 5)
+    report("kill -9 of the only one in the invite", [seconds])
+    swarm.check(always_there=("ada",))
+
+
+def operate(swarm: Coordinators, home: str, command: str, peer: str, *flags: str) -> None:
+    """`swarmentum-coordinator peer COMMAND`, asked of one of the two."""
+    words = ("peer", command, "failover", peer, "--home", str(swarm.folder / home), "--json", *flags)
+    code, _ = swarm.start("operator", "coordinator", *words).finish()
+    assert code == 0, (swarm.folder / "operator.log").read_text()
 
 
 def stopped(pid: int) -> bool:

@@ -1,0 +1,49 @@
+"""Where a run's coordinators are: what counts, what is kept, and what is not taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from node.swarm.coordinators import Coordinators
+from protos.invite import COORDINATORS_MAX
+
+INVITED = ("one.example:7700",)
+
+
+def test_what_was_named_last_comes_first_and_the_invites_stay(tmp_path: Path) -> None:
+    known = Coordinators(INVITED, tmp_path / "run" / "coordinators.json")
+    assert known.addresses == INVITED
+    known.learn(["two.example:7700", "one.example:7700"])
+    known.learn([])  # of a coordinator that is alone, or older than this
+    assert known.addresses == ("two.example:7700", "one.example:7700")
+    known.learn(["three.example:7700", "[::1]:7700"])
+    again = Coordinators(INVITED, tmp_path / "run" / "coordinators.json")
+    assert again.addresses == known.addresses == ("three.example:7700", "[::1]:7700", "one.example:7700")
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "a b:1", "x" * 300 + ":1", "host:port", "host:123456", "a:1\n"])
+def test_what_is_no_address_is_not_taken(address: str) -> None:
+    known = Coordinators(INVITED)
+    known.learn([address, "two.example:1"])
+    assert known.addresses == ("two.example:1", *INVITED)
+
+
+def test_no_more_than_an_invite_can_name() -> None:
+    known = Coordinators(INVITED)
+    known.learn([f"host{n}:1" for n in range(100)])
+    assert len(known.addresses) == COORDINATORS_MAX + 1
+
+
+@pytest.mark.parametrize("damaged", ["", "{", '{"a": 1}', "[1, null]", "\x00"])
+def test_a_damaged_file_is_as_none(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "coordinators.json").write_text(damaged)
+    assert Coordinators(INVITED, tmp_path / "coordinators.json").addresses == INVITED
+
+
+def test_a_disk_that_takes_nothing_ends_nobody(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file where the folder should be")
+    known = Coordinators(INVITED, tmp_path / "run" / "coordinators.json")
+    known.learn(["two.example:1"])
+    assert known.addresses == ("two.example:1", *INVITED)
