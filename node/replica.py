@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
 import torch
 from torch import Tensor, nn
 
 from node.data.samples import Samples
-from node.model.gradients import GradResult, accumulate_gradients
+from node.model.gradients import GradResult, accumulate_gradients, free_cache, no_room
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig, Votes
 from node.optim.digest import state_digest
@@ -30,6 +31,7 @@ from node.snapshot.private import PrivateState, load_private, save_private
 from node.snapshot.store import PieceStore
 from node.wire.codec import Update, encode_update, payload_hash
 from protos.assignment import Range, take
+from protos.errors import OperatorError
 from protos.log import SignedEntry
 from protos.run_config import OptimizerConfig
 
@@ -136,6 +138,7 @@ class Replica:
         self._manifests: list[Manifest] = []
         self._stored_at: dict[int, float] = {}
         self._digest: bytes | None = None
+        self._fits: int | None = None  # samples for which the device had room at a time, as far as is known
 
     @property
     def device(self) -> torch.device:
@@ -232,9 +235,29 @@ class Replica:
         autocast: Any,
         should_stop: Callable[[], bool],
     ) -> GradResult:
-        """The mean gradient over the samples of `ranges`."""
-        batches = samples.micro_batches(ranges, micro_batch)
-        return accumulate_gradients(self.model, batches, self.device, autocast, should_stop)
+        """The mean gradient over the samples of `ranges`, fewer at a time where the device has no room for `micro_batch`."""
+        parts = tuple(ranges)
+        self._fits = min(self._fits or micro_batch, micro_batch)
+        while True:
+            size = max(min(self._fits, sum(map(len, parts))), 1)
+            try:
+                batches = samples.micro_batches(parts, size)
+                return accumulate_gradients(self.model, batches, self.device, autocast, should_stop)
+            except RuntimeError as error:
+                if not no_room(error):
+                    raise
+                if size == 1:
+                    what = str(error).splitlines()[0]
+                    raise OperatorError(
+                        f"{self.device} has no room for one sample of this model ({what}); close what else uses its memory, "
+                        "try --precision bf16, or join with another device (--device)"
+                    ) from error
+            # after the except: until then the error holds on to the tensors of the pass that failed
+            self._fits = size // 2
+            self.model.zero_grad(set_to_none=True)
+            free_cache(self.device)
+            log = structlog.get_logger("peer")
+            log.warning("out of memory: going on with fewer samples at a time", step=self.step, micro_batch=self._fits)
 
     @property
     def state(self) -> Mapping[str, Tensor | Pieces]:

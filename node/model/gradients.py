@@ -65,6 +65,18 @@ def accumulate_gradients(
     return GradResult(loss_mean=total.item() / samples if samples else math.nan, tokens=tokens, samples=samples)
 
 
+def no_room(error: RuntimeError) -> bool:
+    """Whether torch failed for want of memory, on whatever device."""
+    words = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
+
+
+def free_cache(device: torch.device) -> None:
+    """Give back what torch keeps for later: after a failure it lies in pieces of the wrong sizes."""
+    if device.type in ("cuda", "mps"):
+        getattr(torch, device.type).empty_cache()
+
+
 class Pace:
     """Keeps the host at most one micro-batch ahead of a CUDA device, so that `should_stop` is asked in time."""
 

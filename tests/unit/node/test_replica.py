@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from node.data.samples import Samples
+from node.model.gradients import GradResult
+from node.model.spec import ModelSpec, build
 from node.replica import Replica
 from node.snapshot.pieces import assemble
 from node.snapshot.store import PieceStore
 from node.wire.validate import UpdateDoor
+from protos.assignment import Range
+from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.log import Contribution, Entry, SignedEntry, lr_to_bits, seal_entry
 from protos.run_config import OptimizerConfig
+from tests.unit.model.test_spec import TINY
 
 RUN = b"r" * 32
 COORDINATOR, ADA, BOB = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
@@ -111,3 +119,53 @@ def test_a_snapshot_gives_the_same_state_and_old_ones_go(tmp_path: Path) -> None
     assert late.packed()[0].root == ada.packed()[0].root
     assert store.get(roots[-1]) is not None
     assert store.total_bytes <= store.bytes_max
+
+
+class Hungry(torch.nn.Module):
+    """A model for which there is no room beyond `room` samples: it then asks torch for more memory than any machine has."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.inner, self.room = build(ModelSpec(TINY), 1), room
+        self.seen: list[int] = []
+
+    def forward(self, input_ids: torch.Tensor, **given: Any) -> Any:
+        self.seen.append(len(input_ids))
+        if len(input_ids) > self.room:
+            torch.empty(1 << 52)
+        return self.inner(input_ids=input_ids, **given)
+
+
+def over(model: torch.nn.Module, samples: int, at_a_time: int) -> tuple[Replica, GradResult]:
+    of = Replica(RUN, model, OptimizerConfig(), 128)
+    text = Samples(np.arange(4000) % 250, 16, seed=1)
+    return of, of.gradients(text, [Range(0, samples)], at_a_time, None, lambda: False)
+
+
+def test_with_too_little_memory_fewer_samples_go_through_at_a_time() -> None:
+    model = Hungry(room=3)
+    of, result = over(model, samples=7, at_a_time=16)
+    assert model.seen == [7, 3, 3, 1], "7 do not fit, half as many do"
+    whole = Hungry(room=7)
+    _, alike = over(whole, samples=7, at_a_time=7)
+    assert (result.samples, result.tokens) == (alike.samples, alike.tokens)
+    assert result.loss_mean == pytest.approx(alike.loss_mean, rel=1e-5)
+    for mine, other in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-6)
+    model.seen.clear()
+    of.gradients(Samples(np.arange(4000) % 250, 16, seed=1), [Range(7, 12)], 16, None, lambda: False)
+    assert model.seen == [3, 2], "it remembers"
+
+
+def test_no_room_for_one_sample_is_a_clear_error() -> None:
+    with pytest.raises(OperatorError, match=r"cpu has no room for one sample of this model \(.*; close what else"):
+        over(Hungry(room=0), samples=4, at_a_time=4)
+
+
+def test_other_failures_of_torch_are_not_taken_for_want_of_memory() -> None:
+    class Wrong(Hungry):
+        def forward(self, input_ids: torch.Tensor, **given: Any) -> Any:
+            return torch.ones(2, 3) @ torch.ones(2, 3)
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        over(Wrong(room=0), samples=4, at_a_time=4)
