@@ -65,7 +65,8 @@ PEER_MOVES: dict[PeerPhase, frozenset[PeerPhase]] = {
 class Peer:
     """One peer. `applied_step` is -1 until it has reported a state; `samples_per_second` 0 until measured or guessed.
 
-    `missed`: how many steps in a row had it in their roster and not its votes. `gone`: it hung up. An absent peer that is not gone is expected: this coordinator was started a moment ago.
+    `missed`: how many steps in a row had it in their roster and not its votes. `gone`: it hung up. An absent peer that is not
+    gone is expected: this coordinator was started a moment ago.
     """
 
     public_key: bytes
@@ -85,9 +86,10 @@ class Peer:
 class OpenStep:
     """The open step. `holders[(author, payload hash)]` is a bit mask over the roster's order.
 
-    So are `here` (connected), `gone` (hung up), `rarely` (has missed many steps: this one does not wait for it), and `counted`: the authors whose payload enough of the electors hold, when
-    those were `counted_within` (-1: not counted yet). There have been `counted_votes` of them since `counted_at_ms`. What
-    follows from other fields is kept because it is asked for after every report (`rules.seen`, `rules.counted`).
+    So are `here` (connected), `gone` (hung up), `rarely` (has missed many steps: this one does not wait for it), and
+    `counted`: the authors whose payload enough of the electors hold, when those were `counted_within` (-1: not counted yet).
+    There have been `counted_votes` of them since `counted_at_ms`. What follows from other fields is kept because it is asked
+    for after every report (`rules.seen`, `rules.counted`).
     """
 
     tick: Tick
