@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from coordinator import rules, trust
+from coordinator import admission, rules, trust
 from coordinator.events import (
     Append,
     Arm,
@@ -130,14 +130,14 @@ def _early(run: Run, now_ms: int) -> list[Effect]:
 
 
 def _joined(run: Run, event: Joined) -> Outcome:
-    denial, reason = rules.admit(run, event.public_key, event.layout_digest, event.ticket, event.unix_ms)
+    denial, reason = admission.admit(run, event.public_key, event.layout_digest, event.ticket, event.unix_ms)
     if denial is not None:
         return run, [Refuse(event.public_key, reason, denial)]
     effects: list[Effect] = []
     if not run.layout_digest:
         record = LayoutFixed(event.layout_digest, event.parameters)
         run, effects = _remember(run, record, 0), [Append(record)]
-    if not rules.is_guest(run, event.public_key):
+    if not admission.is_guest(run, event.public_key):
         assert event.ticket is not None, "admitted without a ticket"
         used = TicketUsed(event.ticket.ticket_id, event.public_key)
         run, effects = _remember(run, used, 0), [*effects, Append(used)]
@@ -164,13 +164,13 @@ def _holds_nothing(run: Run, public_key: bytes) -> Run:
 
 def _connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
     peer = run.peers.get(public_key)
-    if peer is None or not rules.is_guest(run, public_key):
+    if peer is None or not admission.is_guest(run, public_key):
         return run, [Refuse(public_key, "join first")]
     standing = run.standings.get(public_key)
     if standing is not None and standing.excluded:
         return run, [Refuse(public_key, standing.excluded)]
     if peer.phase is PeerPhase.ABSENT:
-        has_room, reason = rules.room(run, public_key)
+        has_room, reason = admission.room(run, public_key)
         if not has_room:
             return run, [Refuse(public_key, reason)]
         run = _with_peer(run, replace(_move_peer(peer, PeerPhase.SYNCING), gone=False))
@@ -665,7 +665,7 @@ def _asked(run: Run, event: Asked) -> Outcome:
 
 
 def _ticket_asked(run: Run, event: TicketAsked) -> Outcome:
-    may, reason = rules.may_issue(run, event.ticket, event.unix_ms)
+    may, reason = admission.may_issue(run, event.ticket, event.unix_ms)
     if not may:
         return run, [Refuse(b"", reason)]
     record = TicketMade(event.ticket)
@@ -687,7 +687,7 @@ def _revocation_asked(run: Run, event: RevocationAsked) -> Outcome:
 
 def _exclusion_asked(run: Run, event: ExclusionAsked) -> Outcome:
     """Out at once. Its stream ends: it asks again, and hears why."""
-    may, reason = rules.may_exclude(run, event.public_key)
+    may, reason = admission.may_exclude(run, event.public_key)
     if not may:
         return run, [Refuse(b"", reason)]
     record = PeerExcluded(event.public_key, event.reason)
@@ -695,7 +695,7 @@ def _exclusion_asked(run: Run, event: ExclusionAsked) -> Outcome:
 
 
 def _readmission_asked(run: Run, event: ReadmissionAsked) -> Outcome:
-    may, reason = rules.may_readmit(run, event.public_key)
+    may, reason = admission.may_readmit(run, event.public_key)
     if not may:
         return run, [Refuse(b"", reason)]
     record = PeerReadmitted(event.public_key)
