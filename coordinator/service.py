@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from coordinator import rules
+from coordinator import admission, rules
 from coordinator.events import (
     Asked,
     Claim,
@@ -118,7 +118,7 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             ticket = _ticket(body.ticket, opened.run_id, self._hub.identity.public_key)
         except Refusal as refusal:
             await self._refuse(context, refusal)
-        denial, reason = rules.may_enter(runtime.run, opened.public_key, ticket, unix_ms())
+        denial, reason = admission.may_enter(runtime.run, opened.public_key, ticket, unix_ms())
         if denial is not None:
             self._hub.metrics.not_admitted(runtime.run, denial)
             await self._abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
@@ -269,7 +269,7 @@ class OperatorService(_Door, rpc.OperatorServiceServicer):
         now, found = unix_ms(), []
         for name, issued in run.tickets.items():
             used = users.get(name, [])
-            state, _ = rules.ticket_state(issued, len(used), now)
+            state, _ = admission.ticket_state(issued, len(used), now)
             found.append(pb.TicketStatus(ticket=ticket_body(issued.ticket), users=used, state=state.value))
         return pb.ListTicketsResponse(tickets=found)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from coordinator.events import Claim, SnapshotFact
+from coordinator.events import Claim, Effect, SnapshotFact
 from coordinator.trust import Audit, Recent, Standing
 from protos.assignment import Range
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
@@ -86,10 +86,10 @@ class Peer:
 class OpenStep:
     """The open step. `holders[(author, payload hash)]` is a bit mask over the roster's order.
 
-    So are `here` (connected), `gone` (hung up), `rarely` (has missed many steps: this one does not wait for it), and `counted`:
-    the authors whose payload enough of the electors hold, when those were `counted_within` (-1: not counted yet). There have
-    been `counted_votes` of them since `counted_at_ms`. What follows from other fields is kept because it is asked for after
-    every report (`rules.seen`, `rules.counted`).
+    So are `here` (connected), `gone` (hung up), `rarely` (has missed many steps: this one does not wait for it), and
+    `counted`: the authors whose payload enough of the electors hold, when those were `counted_within` (-1: not counted yet).
+    There have been `counted_votes` of them since `counted_at_ms`. What follows from other fields is kept because it is asked
+    for after every report (`rules.seen`, `rules.counted`).
     """
 
     tick: Tick
@@ -104,6 +104,11 @@ class OpenStep:
     counted_at_ms: int = 0
     claims: Mapping[bytes, Claim] = field(default_factory=dict)
     holders: Mapping[tuple[bytes, bytes], int] = field(default_factory=dict)
+
+    def bit(self, public_key: bytes) -> int:
+        """The roster member's place in masks; 0 for anyone else."""
+        place = self.tick.places.get(public_key)
+        return 0 if place is None else 1 << place
 
 
 @dataclass(frozen=True)
@@ -157,3 +162,7 @@ class Run:
     def ready(self) -> list[Peer]:
         """Peers that take part in the next tick."""
         return self.with_phase(PeerPhase.READY)
+
+
+Outcome = tuple[Run, list[Effect]]
+"""The run after something happened, and what is to be done, in this order."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator import machine
+from coordinator import transitions
 from coordinator.events import (
     Append,
     Arm,
@@ -578,7 +578,7 @@ def test_who_holds_another_payload_than_its_author_claims_hears_the_authors_word
 
 
 def test_memory_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "PEERS_KEPT", 6)
+    monkeypatch.setattr(transitions, "PEERS_KEPT", 6)
     harness = opened(2)
     contribute(harness, 0, 1)
     for n in range(10, 40):

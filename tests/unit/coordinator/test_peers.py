@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator import __main__ as command
-from coordinator import operator, rules, trust
+from coordinator import admission, operator, trust
 from coordinator.events import (
     Append,
     Connected,
@@ -253,7 +253,7 @@ def test_each_no_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_as_many_readmissions_as_an_entry_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "READMITTED_MAX", 1)
+    monkeypatch.setattr(admission, "READMITTED_MAX", 1)
     harness = opened_together()
     exclude(harness, 7)
     exclude(harness, 8)

@@ -13,9 +13,8 @@ from coordinator import rules
 from coordinator.events import Claim, SnapshotFact
 from coordinator.state import OpenStep, Peer, PeerPhase, Run
 from protos.assignment import Range, Share, assign, merge
-from protos.identity import peer_id
 from protos.log import Tick
-from protos.run_config import AdmissionConfig, OptimizerConfig
+from protos.run_config import OptimizerConfig
 from tests.unit.coordinator.driver import LAYOUT, RUN_ID, config, key, sha
 
 READY, SYNCING, ABSENT = PeerPhase.READY, PeerPhase.SYNCING, PeerPhase.ABSENT
@@ -133,18 +132,6 @@ def test_measured_speed_moves_half_way() -> None:
     assert rules.measured_speed(0.0, claim) == 50.0
     assert rules.measured_speed(30.0, claim) == 40.0
     assert math.isfinite(rules.measured_speed(30.0, replace(claim, compute_ms=0)))
-
-
-def test_admit_says_why_not() -> None:
-    run = run_of(READY, SYNCING, max_peers=2)
-    assert rules.admit(run, key(0), LAYOUT)[0] is None, "it is here already"
-    assert "full" in rules.admit(run, key(5), LAYOUT)[1]
-    assert "layout" in rules.admit(run_of(READY), key(5), sha("other"))[1]
-    admission = AdmissionConfig(mode="allow_list", allowed=[peer_id(key(1))])
-    listed = run.config.model_copy(update={"admission": admission})
-    only = replace(run_of(), config=listed)
-    assert rules.admit(only, key(1), LAYOUT)[0] is None
-    assert "allow-list" in rules.admit(only, key(2), LAYOUT)[1]
 
 
 def open_step(run: Run, held: dict[int, list[int]]) -> OpenStep:

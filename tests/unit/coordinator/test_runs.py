@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import machine
-from coordinator.events import EntryCommitted, PeerLeft, SendEntry, SendNotice, SendTick, SnapshotAgreed
+from coordinator.events import Connected, EntryCommitted, PeerLeft, SendEntry, SendNotice, SendTick, SnapshotAgreed
 from coordinator.state import PeerPhase, Phase
 from tests.unit.coordinator.driver import RUN_ID, PlayedPeer, Swarm, config, digest_of, joined, key, snapshot_at
 
@@ -196,7 +195,7 @@ def test_finish_with_a_peer_that_never_applies_ends_at_the_deadline() -> None:
     stuck = PlayedPeer(5, stream=99)
     swarm.play(lambda: swarm.run.head_step == 3)
     swarm.feed(joined(5))
-    swarm.feed(machine.Connected(key(5)))
+    swarm.feed(Connected(key(5)))
     swarm.finish()
     assert stuck.number == 5
     assert swarm.run.peers[key(5)].phase is PeerPhase.SYNCING

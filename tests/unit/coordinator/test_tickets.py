@@ -10,7 +10,7 @@ import grpc
 import pytest
 import sqlalchemy as sa
 
-from coordinator import rules, service
+from coordinator import admission, service
 from coordinator import state as limits
 from coordinator.events import (
     Append,
@@ -89,7 +89,7 @@ def test_each_no_has_its_reason() -> None:
     (DAY, "1 day"), (40 * DAY, "40 days"),
 ])  # fmt: skip
 def test_span(ms: int, words: str) -> None:
-    assert rules.span(ms) == words
+    assert admission.span(ms) == words
 
 
 def test_what_the_operator_made_counts_and_not_what_the_ticket_says() -> None:
@@ -146,12 +146,12 @@ def test_other_modes_ask_for_no_ticket_and_make_none() -> None:
 
 
 def test_tickets_and_guests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "TICKETS_MAX", 3)
-    monkeypatch.setattr(rules, "GUESTS_MAX", 4)
+    monkeypatch.setattr(admission, "TICKETS_MAX", 3)
+    monkeypatch.setattr(admission, "GUESTS_MAX", 4)
     made = harness(TICKET, OTHER)
 
     def no(ticket: Ticket, at: int = NOW) -> str:
-        return rules.may_issue(made.run, ticket, at)[1]
+        return admission.may_issue(made.run, ticket, at)[1]
 
     third = Ticket(b"3" * 16, 0, 2)
     assert "made before" in no(TICKET)
@@ -159,9 +159,9 @@ def test_tickets_and_guests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert no(third, NOW + DAY) == "made", "an expired ticket waits for nobody"
     assert asks(made, 0, TICKET) == ""
     assert "2 of 4 places" in no(replace(third, uses=3), NOW + DAY), "but its guest keeps its place"
-    monkeypatch.setattr(rules, "GUESTS_MAX", 1)
+    monkeypatch.setattr(admission, "GUESTS_MAX", 1)
     assert "1 guests, as many as a run can have" in asks(made, 1, OTHER), "a clock that went back opens no more places"
-    monkeypatch.setattr(rules, "GUESTS_MAX", 4)
+    monkeypatch.setattr(admission, "GUESTS_MAX", 4)
     made.feed(RevocationAsked(TICKET.ticket_id, with_peers=True))
     assert no(replace(third, uses=3)) == "made"
     made.feed(TicketAsked(third, NOW))

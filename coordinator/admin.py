@@ -1,0 +1,77 @@
+"""What the operator asks: tickets made and revoked, peers excluded and readmitted.
+
+Refuses what `admission.py` does not allow, with its reason. That it was the operator who asked is verified at the door
+(`service.py`).
+"""
+
+from __future__ import annotations
+
+from coordinator import admission, membership, memory
+from coordinator.events import (
+    Append,
+    Asked,
+    Disconnected,
+    Effect,
+    EndStream,
+    ExclusionAsked,
+    PeerExcluded,
+    PeerReadmitted,
+    ReadmissionAsked,
+    Refuse,
+    RevocationAsked,
+    TicketAsked,
+    TicketMade,
+    TicketRevoked,
+)
+from coordinator.state import Outcome, Run
+
+
+def asked(run: Run, event: Asked) -> Outcome:
+    """One request of the operator: done, or refused with a reason."""
+    match event:
+        case TicketAsked():
+            return _ticket_asked(run, event)
+        case RevocationAsked():
+            return _revocation_asked(run, event)
+        case ExclusionAsked():
+            return _exclusion_asked(run, event)
+        case ReadmissionAsked():
+            return _readmission_asked(run, event)
+
+
+def _ticket_asked(run: Run, event: TicketAsked) -> Outcome:
+    may, reason = admission.may_issue(run, event.ticket, event.unix_ms)
+    if not may:
+        return run, [Refuse(b"", reason)]
+    record = TicketMade(event.ticket)
+    return memory.remember(run, record, 0), [Append(record)]
+
+
+def _revocation_asked(run: Run, event: RevocationAsked) -> Outcome:
+    """Guests that have to go leave first: after a crash in between, no step waits for one that may not come back."""
+    if event.ticket_id not in run.tickets:
+        return run, [Refuse(b"", "this run has no such ticket")]
+    effects: list[Effect] = []
+    leaving = [key for key, came_with in run.guests.items() if event.with_peers and came_with == event.ticket_id]
+    for key in leaving:
+        run, more = membership.disconnected(run, Disconnected(key, leaving=True))
+        effects += more
+    record = TicketRevoked(event.ticket_id, event.with_peers)
+    return memory.remember(run, record, 0), [*effects, Append(record), *(EndStream(key) for key in leaving)]
+
+
+def _exclusion_asked(run: Run, event: ExclusionAsked) -> Outcome:
+    """Out at once. Its stream ends: it asks again, and hears why."""
+    may, reason = admission.may_exclude(run, event.public_key)
+    if not may:
+        return run, [Refuse(b"", reason)]
+    record = PeerExcluded(event.public_key, event.reason)
+    return memory.remember(run, record, 0), [Append(record), EndStream(event.public_key)]
+
+
+def _readmission_asked(run: Run, event: ReadmissionAsked) -> Outcome:
+    may, reason = admission.may_readmit(run, event.public_key)
+    if not may:
+        return run, [Refuse(b"", reason)]
+    record = PeerReadmitted(event.public_key)
+    return memory.remember(run, record, 0), [Append(record)]

@@ -1,0 +1,101 @@
+"""The entry that decides a step: which of the held payloads count, which samples go back to the pool, who missed it.
+
+Refuses to say when a step is decided (`steps.py`) and to judge votes itself: verdicts are added up in `trust.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from coordinator import agreement, memory, rules, transitions, trust
+from coordinator.events import Append, Claim, EntryCommitted, Judged, SendEntry
+from coordinator.state import DURATIONS_KEPT, OpenStep, Outcome, Run
+from protos.assignment import assign, merge
+from protos.checks import VERDICT_STEPS
+from protos.limits import POOL_RANGES_MAX
+from protos.log import Contribution, Entry, entry_body, entry_hash
+
+
+def commit(run: Run, now_ms: int) -> Outcome:
+    """Decide the open step by the payloads that its mask `counted` names. The next one is for the caller to open."""
+    current = run.step
+    assert current is not None
+    before = current.tick.step - 1
+    run, effects = agreement.final_digest(run, before) if before > 0 else (run, [])
+    run, more = _judged(run, current.tick.step - VERDICT_STEPS)
+    effects += more
+    held = {key: c for key, c in current.claims.items() if current.counted >> current.tick.places[key] & 1}
+    accepted, trials = _believed(run, held)
+    entry = _entry(run, current, accepted, trials)
+    body = entry_body(entry)
+    record = EntryCommitted(entry, body, entry_hash(body))
+    run = _paced(run, current, accepted.keys() | trials.keys())
+    run = memory.remember(run, record, now_ms)
+    # Until the last payload counted, not until the deadline: a step that waits in vain must not make the next wait longer.
+    duration = max(current.counted_at_ms - current.opened_ms, 0)
+    run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
+    return run, [*effects, Append(record), SendEntry(entry.step)]
+
+
+def _judged(run: Run, at_step: int) -> Outcome:
+    """What was found about a step's votes, once nobody has more time to say something."""
+    audit = run.audits.get(at_step)
+    if audit is None or not audit.verdicts:
+        return run, []
+    record = Judged(at_step, tuple(audit.verdicts[name] for name in sorted(audit.verdicts)), audit.arrival)
+    return memory.remember(run, record, 0), [Append(record)]
+
+
+def _believed(run: Run, held: Mapping[bytes, Claim]) -> tuple[Mapping[bytes, Claim], Mapping[bytes, Claim]]:
+    """(payloads that count, payloads on probation) of those that are held. Where none would count, all do."""
+    if not run.config.trust.enabled:
+        return held, {}
+    good = {key: claim for key, claim in held.items() if not run.standings.get(key, trust.Standing()).excluded}
+    counted = {key: claim for key, claim in good.items() if run.standings.get(key, trust.Standing()).counted}
+    if not counted:  # the first step of a run; or nobody else is left, and the step has to be decided
+        return good or held, {}
+    return counted, {key: claim for key, claim in good.items() if key not in counted}
+
+
+def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim], trials: Mapping[bytes, Claim]) -> Entry:
+    tick = current.tick
+    ranges = assign(tick.pool, tick.roster)
+    unused = [part for key, parts in ranges.items() if key not in counted for part in parts]
+    return Entry(
+        step=tick.step,
+        parent_hash=tick.parent_hash,
+        contributions=_contributions(run, current, counted),
+        lr_bits=tick.lr_bits,
+        parent_state_digest=run.agreed_digests.get(tick.step - 1, b""),
+        returned_samples=rules.bounded(merge([*run.returned_samples, *unused]), POOL_RANGES_MAX - 1),
+        next_sample=run.next_sample,
+        trials=_contributions(run, current, trials),
+        exclusions=trust.exclusions(run.standings),
+        readmitted=trust.readmissions(run.standings),
+    )
+
+
+def _contributions(run: Run, current: OpenStep, claims: Mapping[bytes, Claim]) -> tuple[Contribution, ...]:
+    """With how likely each is checked. Not at all after the first attempt: some votes are on that one's samples."""
+    checked = run.config.trust.enabled and current.tick.attempt == 1
+    places = {key: place for place, key in enumerate(current.claims, 1)} if checked else {}
+    found = []
+    for key, c in sorted(claims.items()):
+        permille = run.standings.get(key, trust.Standing()).check_permille if checked else 0
+        facts = c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss
+        found.append(Contribution(key, *facts, check_permille=permille, arrival=places.get(key, 0)))
+    return tuple(found)
+
+
+def _paced(run: Run, current: OpenStep, counted: Iterable[bytes]) -> Run:
+    """Roster members that missed the step get a smaller share of the next, also if their speed is not known yet."""
+    usual, counted = rules.usual_speed(run.ready), set(counted)
+    for key in sorted(current.tick.places.keys() & run.peers.keys()):
+        peer = run.peers[key]
+        if key not in counted:
+            speed = (peer.samples_per_second or usual) * rules.MISSED_STEP_SPEED
+            run = transitions.with_peer(run, replace(peer, samples_per_second=speed, missed=peer.missed + 1))
+        elif peer.missed:
+            run = transitions.with_peer(run, replace(peer, missed=0))
+    return run

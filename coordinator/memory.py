@@ -1,0 +1,161 @@
+"""What a record does to a run: the same when it is written and when it is read back from the journal after a crash.
+
+Refuses to decide anything, and to believe a journal whose ticks and entries do not follow from each other. What is in no record
+(who is connected, who holds what) is told again by the peers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator import rules, transitions, trust
+from coordinator.events import (
+    EntryCommitted,
+    Equivocated,
+    Judged,
+    LayoutFixed,
+    PeerExcluded,
+    PeerLeft,
+    PeerReadmitted,
+    Record,
+    SnapshotAgreed,
+    TicketMade,
+    TicketRevoked,
+    TicketUsed,
+    TickOpened,
+)
+from coordinator.state import DIGEST_STEPS_KEPT, Issued, OpenStep, Peer, PeerPhase, Phase, Run
+from protos.checks import VERDICT_STEPS
+from protos.log import Tick
+
+
+def remember(run: Run, record: Record, now_ms: int) -> Run:
+    """The run after this record. `now_ms`: deadlines of a step that it opens, or of the run's end, count from then."""
+    match record:
+        case LayoutFixed():
+            return replace(run, layout_digest=record.layout_digest, parameters=record.parameters)
+        case TickOpened():
+            return _remember_tick(run, record.tick, now_ms)
+        case EntryCommitted():
+            return _remember_entry(run, record, now_ms)
+        case PeerLeft():
+            return replace(run, left=run.left | {record.public_key})
+        case SnapshotAgreed():
+            kept = {s: r for s, r in run.reported_snapshots.items() if s >= record.snapshot.step}
+            return replace(run, snapshot=record.snapshot, reported_snapshots=kept)
+        case Judged():
+            audits = {step: audit for step, audit in run.audits.items() if step > record.step}
+            standings, recent = trust.judge(
+                run.config.trust, run.standings, run.recent_checks, record.verdicts, record.arrival
+            )
+            return replace(run, standings=standings, recent_checks=recent, audits=audits)
+        case TicketMade():
+            return replace(run, tickets={**run.tickets, record.ticket.ticket_id: Issued(record.ticket)})
+        case TicketUsed():
+            return replace(run, guests={**run.guests, record.public_key: record.ticket_id})
+        case TicketRevoked():
+            return _remember_revocation(run, record)
+        case Equivocated():
+            standings = trust.convicted(run.standings, record.offence)
+            return _without(replace(run, standings=standings), record.offence.author)
+        case PeerExcluded():
+            standings = trust.removed(run.standings, record.public_key, record.reason)
+            return _without(replace(run, standings=standings), record.public_key)
+        case PeerReadmitted():
+            return replace(run, standings=trust.readmitted(run.standings, record.public_key))
+
+
+def _remember_revocation(run: Run, record: TicketRevoked) -> Run:
+    issued = replace(run.tickets[record.ticket_id], revoked=True)
+    run = replace(run, tickets={**run.tickets, record.ticket_id: issued})
+    if not record.with_peers:
+        return run
+    return replace(run, guests={key: name for key, name in run.guests.items() if name != record.ticket_id})
+
+
+def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
+    before = run.step
+    if tick.attempt == 1:
+        samples = sum(len(part) for part in tick.pool)
+        pool, left, following = rules.draw(run.returned_samples, run.next_sample, samples)
+        assert pool == tick.pool, "the journal's tick does not follow from the entries before it"
+        run = replace(run, returned_samples=left, next_sample=following)
+    run = replace(run, roster=tuple(share.public_key for share in tick.roster), left=frozenset())
+    deadline = now_ms + rules.deadline_ms(run.config.clock, run.durations_ms)
+    rarely = rules.rarely_awaited(run.config.clock, tick, run.peers)
+    opened = rules.seen(OpenStep(tick, now_ms, deadline, rarely=rarely), run.peers)
+    if before is not None and before.tick.step == tick.step:
+        opened = _carry_over(before, opened)
+    run = transitions.move(run, Phase.OPEN)
+    return replace(run, step=opened, reason=f"step {tick.step} is open")
+
+
+def _carry_over(before: OpenStep, opened: OpenStep) -> OpenStep:
+    """Claims of peers that are still in the roster stay; holders are told again, in the new roster's order."""
+    members = {share.public_key for share in opened.tick.roster}
+    old = [share.public_key for share in before.tick.roster]
+    new = {share.public_key: index for index, share in enumerate(opened.tick.roster)}
+    moves = [(1 << i, 1 << new[key]) for i, key in enumerate(old) if key in new]
+    holders = {
+        name: sum(to for bit, to in moves if mask & bit) for name, mask in before.holders.items() if name[0] in members
+    }
+    claims = {key: claim for key, claim in before.claims.items() if key in members}
+    return replace(opened, claims=claims, holders=holders)
+
+
+def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
+    entry = record.entry
+    assert entry.step == run.head_step + 1, f"entry {entry.step} after head {run.head_step}"
+    assert entry.parent_hash == run.head_hash, f"entry {entry.step} does not follow the head"
+    peers = dict(run.peers)
+    for c in entry.contributions:
+        peer = peers.get(c.public_key, Peer(c.public_key))
+        peers[c.public_key] = replace(peer, votes_accepted=peer.votes_accepted + 1, loss=c.loss)
+    run = transitions.bounded(_remember_trust(replace(run, peers=peers), record))
+    tokens = sum(c.tokens for c in entry.contributions)
+    loss = sum(c.loss * c.tokens for c in entry.contributions) / tokens if tokens else run.loss
+    agreed = {s: d for s, d in run.agreed_digests.items() if s >= entry.step - DIGEST_STEPS_KEPT}
+    if entry.parent_state_digest:
+        agreed[entry.step - 1] = entry.parent_state_digest
+    run = replace(
+        run,
+        head_step=entry.step,
+        head_hash=record.hash,
+        next_sample=entry.next_sample,
+        returned_samples=entry.returned_samples,
+        step=None,
+        left=frozenset(),
+        loss=loss,
+        payload_bytes_total=run.payload_bytes_total + sum(c.payload_bytes for c in entry.contributions),
+        agreed_digests=agreed,
+    )
+    if entry.step < run.config.clock.steps:
+        return transitions.move(run, Phase.WAITING)
+    return replace(transitions.move(run, Phase.FINISHED), finish_by_ms=now_ms + run.config.clock.deadline_ms_max)
+
+
+def _remember_trust(run: Run, record: EntryCommitted) -> Run:
+    """What an entry says about who is believed, and the checks that it draws."""
+    entry, peers, checked = record.entry, dict(run.peers), run.config.trust.enabled
+    for exclusion in entry.exclusions:
+        peer = peers.get(exclusion.public_key, Peer(exclusion.public_key))
+        peers[peer.public_key] = replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True)
+    if checked or entry.exclusions or entry.readmitted:
+        run = replace(run, peers=peers, standings=trust.logged(run.standings, entry, checked=checked))
+    if not checked:
+        return run
+    audit = trust.audit_of(run.config.trust, entry, record.hash)
+    audits = {step: audit for step, audit in run.audits.items() if step > entry.step - VERDICT_STEPS}
+    return replace(run, audits={**audits, entry.step: audit})
+
+
+def _without(run: Run, public_key: bytes) -> Run:
+    """A peer is out at once: its votes of the open step do not count, and nobody waits for it."""
+    current = run.step
+    if current is not None:
+        claims = {key: claim for key, claim in current.claims.items() if key != public_key}
+        holders = {name: mask for name, mask in current.holders.items() if name[0] != public_key}
+        left = run.left | {public_key} if run.config.clock.strict and public_key in run.roster else run.left
+        run = replace(run, left=left, step=replace(current, claims=claims, holders=holders, counted_within=-1))
+    peer = run.peers.get(public_key, Peer(public_key))
+    return transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))

@@ -1,0 +1,129 @@
+"""Clock steps: when one opens, is opened again for others, closes, and when the run is finished.
+
+Goes as far as the rules allow right now, and refuses to wait: for the time at which to look again it asks with an `Arm`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator import agreement, entries, memory, rules, transitions
+from coordinator.events import Append, Arm, NoticeKind, SendNotice, SendTick, TickOpened
+from coordinator.state import OpenStep, Outcome, PeerPhase, Phase, Run
+from protos.log import Tick, lr_to_bits
+
+
+def progress(run: Run, now_ms: int) -> Outcome:
+    """Open, close, reopen or finish, as far as the rules allow right now."""
+    if run.phase is Phase.WAITING:
+        return _try_open(run, now_ms)
+    if run.phase is Phase.OPEN:
+        return _try_close(run, now_ms)
+    return _try_finish(run, now_ms)
+
+
+def _try_open(run: Run, now_ms: int) -> Outcome:
+    ready, wanted = len(run.ready), run.config.clock.min_peers
+    if run.snapshot is None and ready >= wanted:
+        run, effects = agreement.agree_snapshot(run, 0)
+        if run.snapshot is None:
+            return replace(run, reason="waiting for the peers to store the initial state"), effects
+        run, more = _try_open(run, now_ms)
+        return run, effects + more
+    if ready < wanted:
+        return replace(run, reason=f"{ready} of {wanted} peers needed are ready"), []
+    return _open(run, now_ms)
+
+
+def _open(run: Run, now_ms: int) -> Outcome:
+    samples = max(run.config.clock.batch_samples, len(run.ready))
+    pool, _, _ = rules.draw(run.returned_samples, run.next_sample, samples)
+    lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, run.head_step + 1)
+    tick = Tick(run.head_step + 1, run.head_hash, 1, rules.roster_of(run, samples), pool, lr_to_bits(lr))
+    return _announce(run, tick, now_ms)
+
+
+def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
+    """The same step and samples again, for those who are ready now. Payloads that exist stay valid."""
+    current = run.step
+    assert current is not None
+    wanted, ready = run.config.clock.min_peers, run.ready
+    samples = sum(len(part) for part in current.tick.pool)
+    members = {peer.public_key: peer for peer in ready[:samples]}
+    if len(ready) < wanted or members.keys() == {share.public_key for share in current.tick.roster}:
+        text = f"{reason}: {len(ready)} of {wanted} peers needed are ready"
+        deadline = now_ms + run.config.clock.deadline_ms_max
+        run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
+        return run, [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
+    roster = rules.roster_of(replace(run, peers=members), samples)
+    return _announce(run, replace(current.tick, attempt=current.tick.attempt + 1, roster=roster), now_ms)
+
+
+def _ask_again(run: Run, current: OpenStep, now_ms: int) -> Outcome:
+    """A strict step has no deadline, but what was lost on the way has to be said again: the same tick once more."""
+    deadline = now_ms + run.config.clock.deadline_ms_max
+    run = replace(run, step=replace(current, deadline_at_ms=deadline))
+    return run, [SendTick(current.tick, deadline - now_ms), Arm(deadline)]
+
+
+def _announce(run: Run, tick: Tick, now_ms: int) -> Outcome:
+    record = TickOpened(tick)
+    run = memory.remember(run, record, now_ms)
+    assert run.step is not None
+    left = run.step.deadline_at_ms - now_ms
+    return run, [Append(record), SendTick(tick, left), Arm(run.step.deadline_at_ms)]
+
+
+def _try_close(run: Run, now_ms: int) -> Outcome:
+    current = run.step
+    assert current is not None
+    counted = rules.counted(run.config.clock, current, now_ms)
+    if counted.counted.bit_count() != current.counted_votes:
+        counted = replace(counted, counted_votes=counted.counted.bit_count(), counted_at_ms=now_ms)
+    current = counted
+    closes, reason = rules.should_close(run.config.clock, current, len(run.left), now_ms)
+    run = replace(run, reason=reason, step=current)
+    if closes:
+        run, effects = entries.commit(run, now_ms)
+        run, more = _after_commit(run, now_ms)
+        return run, effects + more
+    if now_ms >= current.deadline_at_ms and run.config.clock.strict:
+        return _ask_again(run, current, now_ms)
+    if now_ms >= current.deadline_at_ms:
+        return _reopen(run, f"no payload of step {current.tick.step} is held by a quorum", now_ms)
+    wanted, left = run.config.clock.min_peers, rules.live_mask(current, now_ms).bit_count()
+    deserted = left < min(wanted, len(current.tick.roster))
+    if run.config.clock.strict:
+        deserted = bool(run.left)
+    if deserted and len(run.ready) >= wanted:
+        return _reopen(run, "too few of the roster are left", now_ms)
+    return run, []
+
+
+def _after_commit(run: Run, now_ms: int) -> Outcome:
+    if run.phase is Phase.FINISHED:
+        return replace(run, reason="the last step is committed; peers are applying it"), [Arm(run.finish_by_ms)]
+    for peer in run.ready:
+        if peer.applied_step < run.head_step - 1:
+            run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.SYNCING))
+    run, effects = _try_open(run, now_ms)
+    if run.phase is Phase.WAITING:
+        effects.append(SendNotice(NoticeKind.WAITING, run.reason))
+    return run, effects
+
+
+def _try_finish(run: Run, now_ms: int) -> Outcome:
+    """Tell everyone once all connected peers and the last roster have applied the last step, or its deadline has passed."""
+    if run.finished_told:
+        return run, []
+    awaited = {key for key, peer in run.peers.items() if peer.phase is not PeerPhase.ABSENT}
+    awaited |= {key for key in run.roster if key not in run.peers or not run.peers[key].gone}
+    behind = sum(key not in run.peers or run.peers[key].applied_step < run.head_step for key in awaited)
+    if behind and now_ms < run.finish_by_ms:
+        return replace(run, reason=f"the last step is committed; {behind} peers are still applying it"), []
+    run, effects = agreement.final_digest(run, run.head_step)
+    if effects and now_ms < run.finish_by_ms:
+        return run, effects
+    text = f"finished: {run.head_step} steps"
+    run = replace(run, finished_told=True, reason=text)
+    return run, [*effects, SendNotice(NoticeKind.FINISHED, text, run.snapshot)]
