@@ -44,7 +44,7 @@ def _ticket_asked(run: Run, event: TicketAsked) -> Outcome:
     if not may:
         return run, [Refuse(b"", reason)]
     record = TicketMade(event.ticket)
-    return memory.remember(run, record, 0), [Append(record)]
+    return memory.written(run, record)
 
 
 def _revocation_asked(run: Run, event: RevocationAsked) -> Outcome:
@@ -74,4 +74,4 @@ def _readmission_asked(run: Run, event: ReadmissionAsked) -> Outcome:
     if not may:
         return run, [Refuse(b"", reason)]
     record = PeerReadmitted(event.public_key)
-    return memory.remember(run, record, 0), [Append(record)]
+    return memory.written(run, record)

@@ -32,8 +32,8 @@ def commit(run: Run, now_ms: int) -> Outcome:
     record = EntryCommitted(entry, body, entry_hash(body))
     run = _paced(run, current, accepted.keys() | trials.keys())
     run = memory.remember(run, record, now_ms)
-    # Until the last payload counted, not until the deadline: a step that waits in vain must not make the next wait longer.
-    duration = max(current.counted_at_ms - current.opened_ms, 0)
+    # What most needed, not the last one or the deadline: no few can make the next step wait longer for them.
+    duration = max(current.most_at_ms - current.opened_ms, 0)
     run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
     return run, [*effects, Append(record), SendEntry(entry.step)]
 
@@ -44,7 +44,7 @@ def _judged(run: Run, at_step: int) -> Outcome:
     if audit is None or not audit.verdicts:
         return run, []
     record = Judged(at_step, tuple(audit.verdicts[name] for name in sorted(audit.verdicts)), audit.arrival)
-    return memory.remember(run, record, 0), [Append(record)]
+    return memory.written(run, record)
 
 
 def _believed(run: Run, held: Mapping[bytes, Claim]) -> tuple[Mapping[bytes, Claim], Mapping[bytes, Claim]]:

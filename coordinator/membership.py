@@ -32,7 +32,7 @@ def joined(run: Run, event: Joined) -> Outcome:
     effects: list[Effect] = []
     if not run.layout_digest:
         record = LayoutFixed(event.layout_digest, event.parameters)
-        run, effects = memory.remember(run, record, 0), [Append(record)]
+        run, effects = memory.written(run, record)
     if not admission.is_guest(run, event.public_key):
         assert event.ticket is not None, "admitted without a ticket"
         used = TicketUsed(event.ticket.ticket_id, event.public_key)
@@ -92,5 +92,5 @@ def disconnected(run: Run, event: Disconnected) -> Outcome:
     if event.leaving and awaited and run.config.clock.strict:
         # Strict steps wait for absent peers, never for one that said goodbye.
         record = PeerLeft(run.head_step + 1, event.public_key)
-        return memory.remember(run, record, 0), [Append(record)]
+        return memory.written(run, record)
     return run, []

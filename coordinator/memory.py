@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from coordinator import rules, transitions, trust
 from coordinator.events import (
+    Append,
     EntryCommitted,
     Equivocated,
     Judged,
@@ -24,9 +25,14 @@ from coordinator.events import (
     TicketUsed,
     TickOpened,
 )
-from coordinator.state import DIGEST_STEPS_KEPT, Issued, OpenStep, Peer, PeerPhase, Phase, Run
+from coordinator.state import DIGEST_STEPS_KEPT, Issued, OpenStep, Outcome, Peer, PeerPhase, Phase, Run
 from protos.checks import VERDICT_STEPS
 from protos.log import Tick
+
+
+def written(run: Run, record: Record, now_ms: int = 0) -> Outcome:
+    """`remember`, with the effect that makes it durable before anyone is told."""
+    return remember(run, record, now_ms), [Append(record)]
 
 
 def remember(run: Run, record: Record, now_ms: int) -> Run:

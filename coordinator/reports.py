@@ -40,6 +40,8 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
     for offence in event.offences:
         run, more = _accused(run, event.public_key, offence)
         effects += more
+    if reason := run.standings.get(event.public_key, trust.Standing()).excluded:
+        return run, [*effects, Refuse(event.public_key, reason)]  # by its own word
     if event.claim is not None:
         run, more = _claimed(run, event.public_key, event.claim, now_ms)
         effects += more
@@ -58,7 +60,7 @@ def _accused(run: Run, reporter: bytes, offence: Offence) -> Outcome:
     if standing is not None and standing.equivocation is not None:
         return run, []  # others reported it, too
     record = Equivocated(offence)
-    return memory.remember(run, record, 0), [Append(record)]
+    return memory.written(run, record)
 
 
 def _checked(run: Run, event: Reported) -> Run:

@@ -26,6 +26,8 @@ MISSED_STEP_SPEED = 0.5
 # Who missed so many steps in a row is waited for when it has missed 4, 8, 16, 32, and then every 32nd.
 PATIENCE_STEPS = 4
 PATIENCE_AGAIN_MAX = 32
+# What every step may take beyond the usual time of most peers, as a part of it.
+DEADLINE_SLACK = 0.5
 NAMES_SHOWN_MAX = 4
 
 
@@ -42,12 +44,13 @@ def learning_rate(optimizer: OptimizerConfig, steps: int, step: int) -> float:
 
 
 def deadline_ms(clock: ClockConfig, durations_ms: Sequence[int]) -> int:
-    """How long a step may take: median + k * MAD of past steps, within the configured bounds."""
+    """How long a step may take, within bounds: half as long again as most peers usually need, or k * MAD more."""
     if len(durations_ms) < 3:
         return clock.deadline_ms_max
     median = statistics.median(durations_ms)
     spread = statistics.median(abs(value - median) for value in durations_ms)
-    return int(min(max(median + clock.deadline_mad_factor * spread, clock.deadline_ms_min), clock.deadline_ms_max))
+    most = median + max(clock.deadline_mad_factor * spread, DEADLINE_SLACK * median)
+    return int(min(max(most, clock.deadline_ms_min), clock.deadline_ms_max))
 
 
 def quorum_of(quorum: float, members: int) -> int:

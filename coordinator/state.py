@@ -88,8 +88,8 @@ class OpenStep:
 
     So are `here` (connected), `gone` (hung up), `rarely` (has missed many steps: this one does not wait for it), and
     `counted`: the authors whose payload enough of the electors hold, when those were `counted_within` (-1: not counted yet).
-    There have been `counted_votes` of them since `counted_at_ms`. What follows from other fields is kept because it is asked
-    for after every report (`rules.seen`, `rules.counted`).
+    There are `counted_votes` of them, and at `most_at_ms` there were more than half of the roster, or the most there have been.
+    What follows from other fields is kept because it is asked for after every report (`rules.seen`, `rules.counted`).
     """
 
     tick: Tick
@@ -101,7 +101,7 @@ class OpenStep:
     counted: int = 0
     counted_within: int = -1
     counted_votes: int = 0
-    counted_at_ms: int = 0
+    most_at_ms: int = 0
     claims: Mapping[bytes, Claim] = field(default_factory=dict)
     holders: Mapping[tuple[bytes, bytes], int] = field(default_factory=dict)
 

@@ -347,6 +347,36 @@ def test_a_newcomer_that_is_too_slow_gets_less_and_less_holds_up_fewer_steps_and
     assert key(2) in {c.public_key for c in harness.entries[-1].contributions}
 
 
+def test_who_comes_right_before_the_deadline_each_time_does_not_move_it() -> None:
+    """The deadline followed the last payload, so one peer could lead the steps up to `deadline_ms_max`."""
+    harness = opened_together(3, deadline_ms_min=100)
+    took = []
+    for _ in range(40):
+        tick, began = harness.ticks[-1], harness.now
+        harness.now += 400
+        contribute(harness, 0, 1)
+        assert harness.run.step is not None
+        harness.now = harness.run.step.deadline_at_ms - 1
+        contribute(harness, 0, 1, 2)
+        took.append(harness.now - began)
+        assert key(2) in {c.public_key for c in harness.entries[-1].contributions}
+        for n in range(3):
+            harness.feed(Reported(key(n), applied=((tick.step, digest_of(tick.step)),)))
+    assert took[-1] == 600 - 1
+
+
+def test_who_reports_its_own_offence_and_votes_in_one_breath_is_out() -> None:
+    harness = opened_together(3)
+    tick = harness.ticks[-1]
+    claims = [claim_of(tick, n) for n in range(3)]
+    harness.feed(Reported(key(0), claim=claims[0], offences=(offence_of(0),)))
+    assert harness.run.standings[key(0)].excluded
+    contribute(harness, 1, 2)
+    assert harness.run.head_step == 1
+    assert {c.public_key for c in harness.entries[0].contributions} == {key(1), key(2)}
+    assert [exclusion.public_key for exclusion in harness.entries[0].exclusions] == [key(0)]
+
+
 @pytest.mark.parametrize("contributors", [(), (0,)])
 def test_deadline_without_a_quorum_keeps_the_step_and_asks_again(contributors: tuple[int, ...]) -> None:
     harness = opened()

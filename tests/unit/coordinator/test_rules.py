@@ -28,8 +28,8 @@ def test_quorum_is_more_than_the_part(members: int, quorum: float, needed: int) 
 
 
 @pytest.mark.parametrize(("durations", "deadline"), [
-    ([], 60_000), ([5, 5], 60_000), ([5_000] * 9, 5_000), ([100] * 9, 2_000), ([90_000] * 9, 60_000),
-    ([4_000, 5_000, 6_000], 5_000 + 6 * 1_000), ([5_000, 5_000, 50_000], 5_000),
+    ([], 60_000), ([5, 5], 60_000), ([5_000] * 9, 7_500), ([100] * 9, 2_000), ([90_000] * 9, 60_000),
+    ([4_000, 5_000, 6_000], 5_000 + 6 * 1_000), ([5_000, 5_000, 50_000], 7_500),
 ])  # fmt: skip
 def test_deadline_is_median_and_spread_within_bounds(durations: list[int], deadline: int) -> None:
     assert rules.deadline_ms(config().clock, durations) == deadline
