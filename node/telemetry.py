@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from node.swarm.session import Counters
+from node.swarm.counters import Counters
 from protos.disk import writing
 from protos.errors import OperatorError
 

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import structlog
 
+from node.swarm.counters import Counters
 from node.swarm.events import Event, Snapshot, Welcome
-from node.swarm.session import About, Counters, Session
+from node.swarm.session import About, Session
 from protos.errors import NetworkError, StoppedError
 from protos.log import Verdict
 from protos.v1 import coordinator_pb2 as pb

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 
 from protos import limits
@@ -22,6 +23,8 @@ class Outbox:
     verdicts: dict[tuple[int, bytes], Verdict] = field(default_factory=dict)
     equivocations: dict[bytes, Equivocation] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by whoever has added something to tell; cleared by whoever tells it."""
     _told: set[object] = field(default_factory=set)
     _generation: int = 0
     _taken_in: int = 0

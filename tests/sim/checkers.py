@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from coordinator.events import EntryCommitted, Record
 from coordinator.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, Run
 from node.swarm import settings as limits
+from node.swarm.entries import ENTRIES_AHEAD_MAX
 from node.swarm.inbox import STEPS_AHEAD_MAX
-from node.swarm.session import ENTRIES_AHEAD_MAX, Session
+from node.swarm.session import Session
+from node.swarm.snapshots import SNAPSHOTS_KEPT
 from protos.equivocation import prove_exclusion
 from protos.errors import DivergedError, SwarmentumError
 from protos.limits import APPLIED_MAX, ROSTER_PEERS_MAX
@@ -91,11 +93,11 @@ class Checkers:
 
     def buffers(self, peer: str, session: Session) -> None:
         """A peer's memory of the network is bounded."""
-        assert len(session._inbox._seen) <= ROSTER_PEERS_MAX * STEPS_AHEAD_MAX, peer
-        assert session._entries.qsize() <= ENTRIES_AHEAD_MAX, peer
+        assert len(session._announcements._inbox._seen) <= ROSTER_PEERS_MAX * STEPS_AHEAD_MAX, peer
+        assert session._entries._collecting.qsize() <= ENTRIES_AHEAD_MAX, peer
         assert len(session._outbox.applied) <= APPLIED_MAX, peer
         assert len(session._outbox.holdings) <= 2 * ROSTER_PEERS_MAX, peer
-        assert len(session._snapshots) <= 2, peer
+        assert len(session._snapshots) <= SNAPSHOTS_KEPT, peer
         kept = session.fetcher._kept.values()
         assert all(len(streams) <= limits.STREAMS_KEPT_MAX for streams in kept), peer
 

@@ -37,6 +37,7 @@ from node.swarm.api import EVENTS_MAX, Swarm
 from node.swarm.client import CoordinatorClient, check_genesis
 from node.swarm.events import Committed, Event
 from node.swarm.payloads import Payloads
+from node.swarm.publication import Publication
 from node.swarm.session import Outside, Session
 from node.swarm.settings import OverlaySettings
 from node.swarm.vow import Vowed
@@ -322,7 +323,7 @@ class PeerProcess:
         self.thread.kill()
         session, self._session = self._session, None
         if session is not None:
-            for task in [*session._tasks, *session.fetcher._running.values()]:
+            for task in [*session._runtime.tasks, *session.fetcher._running.values()]:
                 task.cancel()
             assert isinstance(session.host, SimHost)
             session.host.vanish()
@@ -337,7 +338,7 @@ class PeerProcess:
     def _heard_as(self, message: bytes) -> None:
         """Somebody heard this announcement of ours; with another payload than we hold by, it is an offence."""
         session = self._session
-        vowed = None if session is None else session._vow.last
+        vowed = None if session is None else session._publication._vow.last
         said = parse(envelope_pb2.SignedEnvelope, message)
         if vowed is None or said.kind != Kind.KIND_ANNOUNCEMENT or said.public_key != self.identity.public_key:
             return
@@ -355,14 +356,14 @@ class PeerProcess:
         ):
             return message
         said = parse(update_pb2.Announcement, envelope.body)
-        payload = session._payloads.get(said.payload_sha256)
+        payload = session._publication._payloads.get(said.payload_sha256)
         if payload is None:
             return message
         votes = parse(update_pb2.UpdatePayload, payload)
         votes.votes = bytes(byte ^ 0xFF for byte in votes.votes)
         other = votes.SerializeToString(deterministic=True)
         said.payload_sha256 = payload_hash(other)
-        session._payloads.put(said.step, said.payload_sha256, other)
+        session._publication._payloads.put(said.step, said.payload_sha256, other)
         self.world.checkers.two_faced.add(self.identity.public_key)
         return seal(self.identity, Kind.KIND_ANNOUNCEMENT, envelope.run_id, said).SerializeToString(deterministic=True)
 
@@ -372,10 +373,10 @@ class PeerProcess:
         if session is None:
             return
         assert isinstance(session.host, SimHost)
-        right: dict[bytes, bytes] = {}
+        publication, right = session._publication, dict[bytes, bytes]()
 
         def vowed(data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
-            found = Session._vowed(session, data, announcement)
+            found = Publication._vowed(publication, data, announcement)
             if found is None:
                 return None
             envelope = parse(envelope_pb2.SignedEnvelope, found.envelope)
@@ -388,7 +389,7 @@ class PeerProcess:
             return Vowed(found.step, found.payload_sha256, told)
 
         session.host.two_faced = (lambda message: right.get(message, message)) if lies else None
-        session._vowed = vowed if lies else partial(Session._vowed, session)  # type: ignore[method-assign]
+        publication._vowed = vowed if lies else partial(Publication._vowed, publication)  # type: ignore[method-assign]
 
     def check_buffers(self) -> None:
         """What is remembered stays within its bounds."""

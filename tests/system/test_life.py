@@ -19,8 +19,8 @@ from node.swarm.blobs import PROTOCOL, BlobServer, WireBytes
 from node.swarm.blobs import _read_frame as read_frame
 from node.swarm.blobs import _write_frame as write_frame
 from node.swarm.dht import Discovery
+from node.swarm.gossip import topic_of
 from node.swarm.host import Host
-from node.swarm.session import topic_of
 from node.swarm.settings import OverlaySettings
 from node.wire.codec import payload_hash
 from protos.envelope import Kind, seal, signed_bytes

@@ -8,12 +8,13 @@ from typing import Any
 from unittest import mock
 
 from node.swarm.payloads import Payloads
-from node.swarm.session import Session
+from node.swarm.session import Outside, Session
 from node.swarm.settings import OverlaySettings
 from node.wire.codec import payload_hash
 from protos.errors import NetworkError
 from protos.identity import Identity
 from protos.invite import Invite
+from protos.log import Entry, seal_entry
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
 
@@ -48,11 +49,11 @@ def session(folder: Path, coordinator: Coordinator, *, commits_first: bool) -> A
     async def emit(event: object) -> None:
         raise AssertionError(event)
 
+    outside = Outside(host=lambda *_: mock.Mock(publish=mock.AsyncMock()), client=lambda *_: coordinator)  # type: ignore[arg-type,return-value]
     made = Session(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
-                   Payloads(folder / "payloads"), emit)  # fmt: skip
-    made._gossip = mock.AsyncMock()  # type: ignore[method-assign]
-    made.client = coordinator  # type: ignore[assignment]
-    made._commits_first, made._telling = commits_first, True
+                   Payloads(folder / "payloads"), emit, outside)  # fmt: skip
+    made._publication.commits_first = commits_first
+    made._reporter.resume()
     return made
 
 
@@ -69,32 +70,31 @@ async def until(what: Any) -> None:
 async def test_votes_are_shown_once_the_coordinator_has_their_announcement(tmp_path: Path) -> None:
     coordinator = Coordinator(failures=1, refusals=1)
     ada = session(tmp_path, coordinator, commits_first=True)
-    telling = asyncio.ensure_future(ada._report_forever())
+    telling = asyncio.ensure_future(ada._reporter.report_forever(ada._publication.answered))
     await ada.publish(VOTES, announcement())
     await asyncio.wait_for(coordinator.heard.wait(), SECONDS_MAX)
-    assert ada._shown(SHA256) is None
-    ada._gossip.assert_not_awaited()
+    assert ada._publication.shown(SHA256) is None
+    ada.host.publish.assert_not_awaited()
     coordinator.answer.set()  # the first time it fails: they stay hidden until the report was taken
-    await until(lambda: ada._shown(SHA256) == VOTES)
+    await until(lambda: ada._publication.shown(SHA256) == VOTES)
     assert (coordinator.failures, coordinator.refusals) == (0, 0), "shown though the coordinator had not taken it"
-    await until(lambda: ada._gossip.await_count)
+    await until(lambda: ada.host.publish.await_count)
     await ada.publish(VOTES, announcement())
-    assert ada._shown(SHA256) == VOTES, "said again after a new tick: what was shown stays so"
+    assert ada._publication.shown(SHA256) == VOTES, "said again after a new tick: what was shown stays so"
     telling.cancel()
 
 
 async def test_without_checks_they_are_shown_at_once(tmp_path: Path) -> None:
     ada = session(tmp_path, Coordinator(), commits_first=False)
     await ada.publish(VOTES, announcement())
-    assert ada._shown(SHA256) == VOTES
-    ada._gossip.assert_awaited_once()
+    assert ada._publication.shown(SHA256) == VOTES
+    ada.host.publish.assert_awaited_once()
 
 
 async def test_what_the_log_names_is_shown_though_no_answer_came(tmp_path: Path) -> None:
     ada = session(tmp_path, Coordinator(), commits_first=True)
     await ada.publish(VOTES, announcement())
-    entry = mock.Mock(hash=bytes(32), envelope=b"", entry=mock.Mock(step=1, exclusions=(), contributions=()))
-    ada._compare, ada._chain.take, ada._witness.saw = mock.Mock(return_value=True), mock.Mock(), mock.Mock()
-    ada._collect = mock.AsyncMock(return_value=None)
-    await ada._extend(entry, gossip=False)
-    assert ada._shown(SHA256) == VOTES
+    entry = seal_entry(COORDINATOR, RUN, Entry(1, RUN, (), 0, b"", (), 0))
+    await ada._entries.take(entry.envelope)
+    assert ada.committed_step == 1
+    assert ada._publication.shown(SHA256) == VOTES

@@ -10,7 +10,7 @@ import pytest
 
 from node.swarm.events import Failed
 from node.swarm.payloads import Payloads
-from node.swarm.session import About, Session
+from node.swarm.session import About, Outside, Session
 from node.swarm.settings import OverlaySettings
 from protos.identity import Identity
 from protos.invite import Invite
@@ -41,19 +41,17 @@ def test_an_exclusion_from_before_it_was_admitted_is_over(tmp_path: Path, admitt
         told.append(event)
 
     async def live() -> int:
+        client = mock.AsyncMock()
+        client.join.return_value = pb.JoinResponse(head_step=admitted_at)
         life = Session(INVITE, ADA, tmp_path / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
-                       Payloads(tmp_path / "payloads"), emit)  # fmt: skip
-        life.client = mock.AsyncMock()
-        life.client.join.return_value = pb.JoinResponse(head_step=admitted_at)
+                       Payloads(tmp_path / "payloads"), emit, Outside(client=lambda *_: client))  # fmt: skip
         life._about = About(bytes(32), 1, "cpu")
         await life._join()
         life._follow_and_deliver = mock.AsyncMock()  # type: ignore[method-assign]
         await life.follow_from(0, RUN)
         for signed in log(excluded_in=2, steps=3):
-            await life._extend(signed, gossip=False)
-        for task in [*life._tasks]:
-            task.cancel()
-        await asyncio.gather(*life._tasks, return_exceptions=True)
+            await life._entries.take(signed.envelope)
+        await life._runtime.stop()
         return life.committed_step
 
     assert asyncio.run(live()) == 3

@@ -11,7 +11,7 @@ import pytest
 
 from node.swarm.outbox import Outbox
 from node.swarm.payloads import Payloads
-from node.swarm.session import Session
+from node.swarm.session import Outside, Session
 from node.swarm.settings import OverlaySettings
 from node.swarm.vow import NAME, Vow
 from node.wire.codec import payload_hash
@@ -34,19 +34,18 @@ def session(folder: Path) -> Any:
         raise AssertionError(event)
 
     async def make() -> Session:
-        made = Session(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
-                       Payloads(folder / "payloads"), emit)  # fmt: skip
-        made._gossip = mock.AsyncMock()  # type: ignore[method-assign]
-        return made
+        host = mock.Mock(publish=mock.AsyncMock())
+        return Session(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
+                       Payloads(folder / "payloads"), emit, Outside(host=lambda *_: host))  # fmt: skip
 
     return asyncio.run(make())
 
 
 def publish(life: Any, step: int, data: bytes, loss: float = 1.0) -> bytes | None:
     """What is gossiped of it."""
-    life._gossip.reset_mock()
+    life.host.publish.reset_mock()
     asyncio.run(life.publish(data, update_pb2.Announcement(step=step, parent_hash=RUN, loss=loss)))
-    return life._gossip.await_args.args[0] if life._gossip.await_args else None
+    return life.host.publish.await_args.args[1] if life.host.publish.await_args else None
 
 
 def test_other_votes_for_the_same_step_are_never_announced(tmp_path: Path) -> None:

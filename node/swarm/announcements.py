@@ -1,0 +1,89 @@
+"""Others' announcements: heard, their payloads pulled, checked and held; what contradicts itself is evidence.
+
+Only members of the open step's roster are pulled from (node/swarm/inbox.py is the door). A peer says that it holds a payload
+when it has it and it passed the payloads' door, not before.
+"""
+
+from __future__ import annotations
+
+from node.swarm.collector import Door
+from node.swarm.inbox import Announced, Inbox
+from node.swarm.outbox import Outbox
+from node.swarm.pulls import Pulls
+from node.swarm.runtime import Runtime
+from node.swarm.view import View
+from protos.errors import NetworkError, Reason, Refusal
+from protos.identity import short
+from protos.log import Entry, Equivocation, Tick
+
+
+class Announcements:
+    """One peer's, of the steps after the head; `public_key` is its own. What it holds and finds goes into the outbox."""
+
+    def __init__(
+        self,
+        public_key: bytes,
+        inbox: Inbox,
+        pulls: Pulls,
+        door: Door,
+        outbox: Outbox,
+        view: View,
+        runtime: Runtime,
+    ) -> None:
+        self._public_key = public_key
+        self._inbox, self._pulls, self._door, self._outbox = inbox, pulls, door, outbox
+        self._view, self._runtime = view, runtime
+
+    def move_head(self, step: int, entry_hash: bytes) -> None:
+        """The log has grown (or was started again from a snapshot)."""
+        self._inbox.move_head(step, entry_hash)
+
+    def open_step(self, tick: Tick) -> None:
+        """The step's roster is known: what its members said already is heard now."""
+        for announced in self._inbox.open_step(tick.step, (share.public_key for share in tick.roster)):
+            if announced.author != self._public_key:
+                self._heard(announced)
+
+    def offer(self, data: bytes) -> None:
+        """Somebody else's announcement, unverified. Raises `Refusal`."""
+        announced = self._inbox.offer(data, self._door.bytes_max)
+        self._runtime.counters.announcements += 1
+        if self._inbox.may_pull(announced):
+            self._heard(announced)
+
+    def named_in(self, entry: Entry) -> dict[bytes, bytes]:
+        """What the authors of an entry's payloads said about them, by author: those that this peer heard."""
+        return {
+            c.public_key: envelope
+            for c in entry.contributions
+            if (envelope := self._inbox.envelope_of(entry.step, c.public_key, c.payload_sha256)) is not None
+        }
+
+    def _heard(self, announced: Announced) -> None:
+        """A roster member's announcement: its payload is pulled, or it is evidence against its author."""
+        first = self._inbox.contradicted(announced)
+        if first is None:
+            self._runtime.spawn(self._hold(announced))
+            return
+        step, author = announced.step, announced.author
+        self._runtime.refused(Refusal(Reason.EQUIVOCATED, f"two payloads for step {step} by {short(author)}"))
+        if self._outbox.accuse(author, Equivocation(first.envelope, announced.envelope)):
+            self._runtime.log.warning("a peer announced two payloads for one step", step=step, author=short(author))
+            self._outbox.changed.set()
+
+    async def _hold(self, announced: Announced) -> None:
+        """Pull an announced payload, check it, and report that we hold it. Others' faults end here."""
+        step, log = announced.step, self._runtime.log
+        try:
+            data = await self._pulls.announced(announced)
+            self._door.open(data, step, announced.payload_bytes)
+        except Refusal as refusal:
+            self._runtime.refused(refusal)
+            log.warning("refused a payload", step=step, author=short(announced.author), why=str(refusal))
+            return
+        except NetworkError as error:
+            log.info("announced payload not pulled", step=step, why=str(error))
+            return
+        if step > self._view.step:
+            self._outbox.holdings[announced.author, announced.payload_sha256] = step
+            self._outbox.changed.set()

@@ -1,0 +1,19 @@
+"""Figures of a peer's network side. Written by the network thread, read by others; they decide nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from node.swarm.blobs import Arrivals, WireBytes
+
+
+@dataclass
+class Counters:
+    """`refused` is by reason; the bytes of payloads are without framing."""
+
+    refused: dict[str, int] = field(default_factory=dict)
+    payload_bytes_sent: int = 0
+    payload_bytes_received: int = 0
+    announcements: int = 0
+    wire: WireBytes = field(default_factory=WireBytes)
+    arrivals: Arrivals = field(default_factory=Arrivals)

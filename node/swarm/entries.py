@@ -1,0 +1,144 @@
+"""The entries of the log, in order and each once, from the coordinator or from gossip, to the training thread.
+
+An entry moves the head when it comes, and is delivered when all its payloads are at hand; ENTRIES_AHEAD_MAX may wait for
+theirs. Two entries that cannot be in one log end the peer: it has all others hear both first (node/swarm/witness.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from node.swarm.announcements import Announcements
+from node.swarm.collector import Collector
+from node.swarm.events import Committed, Failed
+from node.swarm.gossip import Topic
+from node.swarm.outbox import Outbox
+from node.swarm.publication import Publication
+from node.swarm.runtime import Runtime
+from node.swarm.view import View
+from node.swarm.witness import Told, Witness
+from protos.errors import Refusal, RefusedError
+from protos.log import SignedEntry
+
+ENTRIES_AHEAD_MAX = 64
+ENTRY_PUBLISHERS = 2
+
+
+class Entries:
+    """One peer's; `public_key` is its own."""
+
+    def __init__(
+        self,
+        public_key: bytes,
+        *,
+        witness: Witness,
+        collector: Collector,
+        announcements: Announcements,
+        publication: Publication,
+        outbox: Outbox,
+        topic: Topic,
+        view: View,
+        runtime: Runtime,
+    ) -> None:
+        self._public_key = public_key
+        self._witness, self._collector = witness, collector
+        self._announcements, self._publication, self._outbox = announcements, publication, outbox
+        self._topic, self._view, self._runtime = topic, view, runtime
+        self._collecting: asyncio.Queue[asyncio.Task[Committed | None]] = asyncio.Queue(ENTRIES_AHEAD_MAX)
+        self._extending = asyncio.Lock()
+        self._accusing = False
+
+    def start(self, step: int, head: bytes) -> None:
+        """Go on after `step`, whose entry has this hash."""
+        self._view.start(step, head)
+        self._witness.start(step, head)
+        self._announcements.move_head(step, head)
+        self._outbox.move_head(step)
+        self._publication.show_decided(step)
+
+    def drop(self) -> list[asyncio.Task[Committed | None]]:
+        """Deliver nothing of what waits; its tasks are the caller's to cancel."""
+        tasks = []
+        while not self._collecting.empty():
+            tasks.append(self._collecting.get_nowait())
+        return tasks
+
+    async def take(self, data: bytes) -> None:
+        """An entry from the coordinator's stream. Returns when it has its place."""
+        try:
+            signed = self._view.chain.open(data)
+        except Refusal as refusal:
+            self._runtime.refused(refusal)
+            return
+        if self._compare(signed):
+            await self._extend(signed, gossip=True)
+
+    def overhear(self, data: bytes) -> None:
+        """An entry that others gossip. Raises `Refusal`."""
+        signed = self._view.chain.open(data)
+        if self._compare(signed) and signed.entry.step == self._view.step + 1:
+            self._runtime.spawn(self._extend(signed, gossip=False))
+
+    async def deliver_forever(self) -> None:
+        """Hand entries on in order, each once its payloads are there; ends when a re-sync was asked for."""
+        while True:
+            task = await self._collecting.get()
+            committed = await task
+            if committed is None:
+                return  # a resync was asked for
+            await self._runtime.emit(committed)
+
+    async def _extend(self, signed: SignedEntry, *, gossip: bool) -> None:
+        """The next entry, from the coordinator or from gossip: whichever comes first."""
+        async with self._extending:  # the queue may be full: whoever waits for room keeps its place
+            await self._extend_in_order(signed, gossip=gossip)
+
+    async def _extend_in_order(self, signed: SignedEntry, *, gossip: bool) -> None:
+        step = signed.entry.step
+        # had it already, or it comes again in order; or the coordinator said something else meanwhile
+        if step != self._view.step + 1 or not self._compare(signed):
+            return
+        self._view.chain.take(signed)
+        self._witness.saw(signed)
+        for exclusion in signed.entry.exclusions:
+            self._outbox.excluded(exclusion.public_key)
+            # What stands in the log up to where it was when the coordinator admitted us is over.
+            if exclusion.public_key == self._public_key and step > self._view.admitted_at_step:
+                await self._runtime.emit(Failed(RefusedError(exclusion.reason)))
+        self._view.committed_step = step
+        self._publication.show_decided(step)
+        said = self._said(signed)
+        self._announcements.move_head(step, signed.hash)
+        self._outbox.move_head(step)
+        await self._collecting.put(self._runtime.spawn(self._collector.collect(signed, said)))
+        if gossip and self._publishes(step):
+            self._runtime.spawn(self._topic.say(signed.envelope))
+
+    def _said(self, signed: SignedEntry) -> dict[bytes, bytes]:
+        """Announcements of an entry's payloads, by author; asked before the head moves, which forgets them."""
+        said, own = self._announcements.named_in(signed.entry), self._publication.named_in(signed.entry)
+        return said if own is None else said | {self._public_key: own}
+
+    def _publishes(self, step: int) -> bool:
+        """A few roster members, in turn, gossip each entry for those who only listen."""
+        roster = self._view.roster
+        turns = {roster[(step + i) % len(roster)] for i in range(min(ENTRY_PUBLISHERS, len(roster)))}
+        return self._public_key in turns
+
+    def _compare(self, signed: SignedEntry) -> bool:
+        """Whether a verified entry can be in one log with those that this peer goes by; if not, the peer stops and says so."""
+        told = self._witness.contradiction(signed)
+        if told is None:
+            return True
+        if not self._accusing:
+            self._accusing = True
+            self._runtime.spawn(self._accuse(told, signed))
+        return False
+
+    async def _accuse(self, told: Told, signed: SignedEntry) -> None:
+        """All shall notice, before we stop: those who were told the other entry hear ours, our own side hears theirs."""
+        error = self._witness.accuse(told, signed)
+        self._runtime.log.error("the coordinator signed two logs", step=signed.entry.step, why=str(error))
+        for envelope in filter(None, (told.envelope, signed.envelope)):
+            await self._topic.insist(envelope)
+        await self._runtime.emit(Failed(error))

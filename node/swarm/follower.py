@@ -1,0 +1,127 @@
+"""The coordinator's stream: followed through lost sessions and from one coordinator to the next; what it says goes on to
+whom it concerns. Ticks and notices become events for the training thread; entries are `entries`' to put in order.
+
+Ticks and entries count only with the coordinator's signature. Gives up after the configured patience without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+from node.swarm import settings as limits
+from node.swarm.announcements import Announcements
+from node.swarm.client import CoordinatorClient, SessionLostError
+from node.swarm.entries import Entries
+from node.swarm.events import Agreed, Failed, Finished, Opened, Resync, Waiting
+from node.swarm.reporter import Reporter
+from node.swarm.runtime import Runtime
+from node.swarm.snapshots import AgreedSnapshots, snapshot_of
+from node.swarm.view import View
+from protos.assignment import assign
+from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
+from protos.log import open_tick
+from protos.v1 import coordinator_pb2 as pb
+
+
+class Follower:
+    """One peer's; `public_key` is its own. `join` makes a session, `hear` takes what peers said, `expect` learns the roster."""
+
+    def __init__(
+        self,
+        public_key: bytes,
+        client: CoordinatorClient,
+        *,
+        entries: Entries,
+        announcements: Announcements,
+        snapshots: AgreedSnapshots,
+        reporter: Reporter,
+        join: Callable[[], Awaitable[object]],
+        hear: Callable[[bytes], None],
+        expect: Callable[[Iterable[bytes]], None],
+        patience_seconds: float,
+        view: View,
+        runtime: Runtime,
+    ) -> None:
+        self._public_key, self._client = public_key, client
+        self._entries, self._announcements, self._snapshots = entries, announcements, snapshots
+        self._reporter = reporter
+        self._join, self._hear, self._expect = join, hear, expect
+        self._patience_seconds = patience_seconds
+        self._view, self._runtime = view, runtime
+
+    async def follow_forever(self) -> None:
+        """The coordinator's stream, again and again, from the one that acts; gives up after the configured patience."""
+        delay, heard, lost, away = limits.RETRY_SECONDS_MIN, time.monotonic(), False, False
+        while True:
+            self._reporter.pause()
+            try:
+                lost = (away and await self._client.move()) or lost
+                away = False
+                if lost:
+                    await self._join()
+                    lost = False
+                async for event in self._client.follow(self._view.step):
+                    delay, heard = limits.RETRY_SECONDS_MIN, time.monotonic()
+                    await self._take(event)
+                problem: SwarmentumError = NetworkError("the coordinator ended the stream")
+                away = True
+            except SessionLostError as error:
+                problem, lost = error, True
+            except NetworkError as error:
+                problem, away = error, True
+            except RefusedError as error:
+                await self._runtime.emit(Failed(error))
+                return
+            silent = time.monotonic() - heard
+            if silent > self._patience_seconds:
+                why = f"no word from the coordinator for too long: {problem}"
+                await self._runtime.emit(Failed(NetworkError(why)))
+                return
+            self._runtime.log.info("coordinator away; trying again", step=self._view.step, why=str(problem))
+            await asyncio.sleep(delay)
+            soon = self._client.several and silent < limits.TAKE_OVER_SECONDS_MAX
+            delay = min(delay * 2, limits.TAKE_OVER_RETRY_SECONDS_MAX if soon else limits.RETRY_SECONDS_MAX)
+
+    async def _take(self, event: pb.FollowResponse) -> None:
+        what = event.WhichOneof("event")
+        if what == "entry":
+            await self._entries.take(event.entry.SerializeToString(deterministic=True))
+            return
+        self._reporter.resume()
+        if what == "tick":
+            await self._take_tick(event.tick)
+        elif what == "announcement":  # of a payload that we hold another one for: as if it were gossiped
+            self._hear(event.announcement.SerializeToString(deterministic=True))
+        elif what == "notice":
+            await self._take_notice(event.notice)
+
+    async def _take_tick(self, event: pb.TickEvent) -> None:
+        data, chain = event.envelope.SerializeToString(deterministic=True), self._view.chain
+        try:
+            tick = open_tick(data, run_id=chain.run_id, coordinator=chain.coordinator)
+        except Refusal as refusal:
+            self._runtime.refused(refusal)
+            return
+        if tick.step <= chain.step:
+            return
+        self._view.tick = tick
+        self._expect(self._view.roster)
+        self._reporter.announce_again()
+        self._announcements.open_step(tick)
+        ranges = assign(tick.pool, tick.roster).get(self._public_key)
+        await self._runtime.emit(Opened(tick, ranges, event.deadline_ms))
+
+    async def _take_notice(self, notice: pb.Notice) -> None:
+        snapshot = snapshot_of(notice.snapshot) if notice.HasField("snapshot") else None
+        if snapshot is not None:
+            self._snapshots.remember(snapshot)
+        if notice.kind == pb.NoticeKind.NOTICE_KIND_SNAPSHOT and snapshot is not None:
+            await self._runtime.emit(Agreed(snapshot))
+        elif notice.kind == pb.NoticeKind.NOTICE_KIND_RESYNC:
+            await self._runtime.emit(Resync(snapshot, notice.reason))
+        elif notice.kind == pb.NoticeKind.NOTICE_KIND_FINISHED:
+            await self._runtime.emit(Finished(notice.reason))
+        else:
+            await self._runtime.emit(Waiting(notice.reason))

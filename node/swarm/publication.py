@@ -1,0 +1,131 @@
+"""A peer's own payload of a step: announced once and for all, shown when it may be, said again until the step is decided.
+
+Refuses to sign a second announcement for a step (node/swarm/vow.py). Where peers check each other, nobody sees a payload
+before the coordinator has its announcement, so that whoever copies it is later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from node.swarm import settings as limits
+from node.swarm.gossip import Topic
+from node.swarm.outbox import Outbox
+from node.swarm.payloads import Payloads
+from node.swarm.runtime import Runtime
+from node.swarm.view import View
+from node.swarm.vow import Vow, Vowed
+from node.wire.codec import payload_hash
+from protos.envelope import Kind, seal
+from protos.identity import Identity
+from protos.log import Entry
+from protos.v1 import update_pb2
+
+
+class Publication:
+    """One peer's, in one run. Withheld is at most one payload: the last that was published."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: bytes,
+        payloads: Payloads,
+        outbox: Outbox,
+        topic: Topic,
+        view: View,
+        runtime: Runtime,
+    ) -> None:
+        self.commits_first = False
+        """Whether a payload is withheld until the coordinator has taken its announcement: the run's configuration says."""
+        self._identity, self._run_id = identity, run_id
+        self._payloads, self._outbox, self._topic = payloads, outbox, topic
+        self._view, self._runtime = view, runtime
+        self._vow = Vow(payloads.folder.parent, run_id, identity.public_key)
+        self._withheld: Vowed | None = None
+
+    async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
+        """Offer this peer's payload of a step, and say so; or what was said before, if it was another one."""
+        if announcement.step <= self._view.step:
+            return  # decided without us while we computed
+        vowed = self._vowed(data, announcement)
+        if vowed is None:
+            return
+        again = self._outbox.announcement == (vowed.step, vowed.envelope)
+        self._outbox.announcement = (vowed.step, vowed.envelope)
+        self._outbox.holdings[self._identity.public_key, vowed.payload_sha256] = vowed.step
+        if self.commits_first and not again:
+            self._withheld = vowed
+        self._outbox.changed.set()
+        if self._withheld is None:
+            await self._topic.say(vowed.envelope)
+
+    def _vowed(self, data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
+        """The one announcement that this peer ever signs for a step, with its payload kept; None if that is lost."""
+        step, sha256, last = announcement.step, payload_hash(data), self._vow.last
+        if last is not None and step <= last.step and (step, sha256) != (last.step, last.payload_sha256):
+            held = step == last.step and self._payloads.get(last.payload_sha256) is not None
+            what = "those are said again" if held else "they are not here: this peer sits the step out"
+            self._runtime.log.info(f"votes were announced before; {what}", step=step, announced_step=last.step)
+            return last if held else None
+        if self._payloads.put(step, sha256, data):
+            self._runtime.counters.payload_bytes_sent += len(data)
+        if last is not None and step == last.step:
+            return last
+        announcement.payload_sha256, announcement.payload_bytes = sha256, len(data)
+        envelope = seal(self._identity, Kind.KIND_ANNOUNCEMENT, self._run_id, announcement)
+        vowed = Vowed(step, sha256, envelope.SerializeToString(deterministic=True))
+        self._vow.keep(vowed)
+        return vowed
+
+    def shown(self, sha256: bytes) -> bytes | None:
+        """A payload, anybody's, for whoever asks; not the one that the coordinator does not know of yet."""
+        if self._withheld is not None and sha256 == self._withheld.payload_sha256:
+            return None
+        return self._payloads.get(sha256)
+
+    def show_decided(self, step: int) -> None:
+        """Whoever needs the votes of a decided step has read their hash in the log."""
+        if self._withheld is not None and self._withheld.step <= step:
+            self._withheld = None
+
+    def answered(self, facts: list[object], taken: bool) -> list[object]:
+        """The coordinator has answered a report of these facts: what is withheld is shown if its announcement was `taken`.
+
+        Returns the facts that it did not hear: until it does, or the step is decided, nobody sees the votes.
+        """
+        withheld = self._withheld
+        said = [f for f in facts if withheld is not None and self._outbox.says(f, withheld.envelope)]
+        if withheld is not None and said and taken:
+            self._runtime.spawn(self._show(withheld))
+            return []
+        return said
+
+    async def _show(self, vowed: Vowed) -> None:
+        """The coordinator has the announcement."""
+        if self._withheld == vowed:
+            self._withheld = None
+            await self._topic.say(vowed.envelope)
+
+    def named_in(self, entry: Entry) -> bytes | None:
+        """This peer's announcement, if an entry names the payload that it is about."""
+        own = self._outbox.announcement
+        mine = next((c for c in entry.contributions if c.public_key == self._identity.public_key), None)
+        kept = mine is not None and (mine.public_key, mine.payload_sha256) in self._outbox.holdings
+        if kept and own is not None and own[0] == entry.step:  # not a payload of an earlier life
+            return own[1]
+        return None
+
+    async def say_again_forever(self) -> None:
+        """Say our announcement again, ever less often, until its step is decided."""
+        said, delay = 0, limits.GOSSIP_AGAIN_SECONDS_MIN
+        while True:
+            await asyncio.sleep(delay)
+            announcement = self._outbox.announcement
+            if announcement is None or self._withheld is not None:
+                delay = limits.GOSSIP_AGAIN_SECONDS_MIN
+                continue
+            step, raw = announcement
+            if step == said:
+                await self._topic.say(raw)
+            delay = min(delay * 2, limits.GOSSIP_AGAIN_SECONDS_MAX) if step == said else limits.GOSSIP_AGAIN_SECONDS_MIN
+            said = step

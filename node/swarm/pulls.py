@@ -1,0 +1,95 @@
+"""How a peer gets payloads that are not its own: from its disk, or from any holder by hash, and kept for others.
+
+An announced payload is worth a few tries while its step is open; one that an entry names is needed, until a snapshot does
+instead. Refuses nothing that has the hash: whether the bytes are votes is for those who asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from node.swarm import settings as limits
+from node.swarm.blobs import BlobFetcher
+from node.swarm.inbox import Announced
+from node.swarm.payloads import Payloads
+from node.swarm.runtime import Runtime
+from node.swarm.snapshots import AgreedSnapshots
+from node.swarm.view import View
+from protos.errors import NetworkError
+from protos.log import Contribution
+
+
+class Pulls:
+    """One peer's, into its `payloads`. `patience_seconds` is how long an accepted payload is looked for."""
+
+    def __init__(
+        self,
+        fetcher: BlobFetcher,
+        payloads: Payloads,
+        view: View,
+        snapshots: AgreedSnapshots,
+        runtime: Runtime,
+        patience_seconds: float,
+    ) -> None:
+        self._fetcher, self._payloads = fetcher, payloads
+        self._view, self._snapshots = view, snapshots
+        self._runtime, self._patience_seconds = runtime, patience_seconds
+
+    async def announced(self, announced: Announced) -> bytes:
+        """Try while the step is open, a bounded number of times; afterwards the entry says whether it matters.
+
+        Raises NetworkError.
+        """
+        delay = limits.RETRY_SECONDS_MIN
+        for _ in range(limits.FETCH_ROUNDS_MAX - 1):
+            try:
+                return await self._pull(
+                    announced.step, announced.payload_sha256, announced.payload_bytes, announced.author
+                )
+            except NetworkError as error:
+                if announced.step <= self._view.step:
+                    raise
+                self._runtime.log.debug("pulling again", step=announced.step, why=str(error))
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
+        return await self._pull(announced.step, announced.payload_sha256, announced.payload_bytes, announced.author)
+
+    async def accepted(self, contribution: Contribution, step: int, bytes_max: int) -> bytes | None:
+        """A payload that the entry of `step` names; None if a snapshot has to do instead.
+
+        Its author may have named another length to the coordinator: up to `bytes_max`, any is taken in the end.
+        """
+        give_up = time.monotonic() + self._patience_seconds
+        delay, size_max = limits.RETRY_SECONDS_MIN, None
+        while (data := self._payloads.get(contribution.payload_sha256)) is None:
+            try:
+                await self._pull(
+                    step,
+                    contribution.payload_sha256,
+                    contribution.payload_bytes,
+                    contribution.public_key,
+                    size_max,
+                )
+            except NetworkError as error:
+                newest = self._snapshots.newest
+                if (newest is not None and newest.step >= step) or time.monotonic() > give_up:
+                    return None
+                self._runtime.log.info("payload missing; trying again", step=step, why=str(error))
+                size_max = bytes_max
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
+        return data
+
+    async def _pull(self, step: int, sha256: bytes, size: int, author: bytes, size_max: int | None = None) -> bytes:
+        held = self._payloads.get(sha256)
+        if held is not None:
+            return held
+        newest = self._snapshots.newest
+        holders = [author, *self._view.roster, *(newest.holders if newest is not None else ())]
+        if size_max is not None:  # the author last: it gains by holding others up
+            holders = [*dict.fromkeys(key for key in holders if key != author), author]
+        data = await self._fetcher.fetch(sha256, size, holders, size_max)
+        if self._payloads.put(step, sha256, data):
+            self._runtime.counters.payload_bytes_received += len(data)
+        return data
