@@ -7,6 +7,7 @@ theirs. Two entries that cannot be in one log end the peer: it has all others he
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from node.swarm.announcements import Announcements
 from node.swarm.collector import Collector
@@ -46,6 +47,7 @@ class Entries:
         self._topic, self._view, self._runtime = topic, view, runtime
         self._collecting: asyncio.Queue[asyncio.Task[Committed | None]] = asyncio.Queue(ENTRIES_AHEAD_MAX)
         self._extending = asyncio.Lock()
+        self._overheard: set[asyncio.Task[None]] = set()
         self._accusing = False
 
     def start(self, step: int, head: bytes) -> None:
@@ -56,9 +58,9 @@ class Entries:
         self._outbox.move_head(step)
         self._publication.show_decided(step)
 
-    def drop(self) -> list[asyncio.Task[Committed | None]]:
-        """Deliver nothing of what waits; its tasks are the caller's to cancel."""
-        tasks = []
+    def drop(self) -> list[asyncio.Task[Any]]:
+        """Deliver nothing of what waits, for its payloads or for a place; its tasks are the caller's to cancel, at once."""
+        tasks: list[asyncio.Task[Any]] = list(self._overheard)
         while not self._collecting.empty():
             tasks.append(self._collecting.get_nowait())
         return tasks
@@ -77,7 +79,9 @@ class Entries:
         """An entry that others gossip. Raises `Refusal`."""
         signed = self._view.chain.open(data)
         if self._compare(signed) and signed.entry.step == self._view.step + 1:
-            self._runtime.spawn(self._extend(signed, gossip=False))
+            task = self._runtime.spawn(self._extend(signed, gossip=False))
+            self._overheard.add(task)
+            task.add_done_callback(self._overheard.discard)
 
     async def deliver_forever(self) -> None:
         """Hand entries on in order, each once its payloads are there; ends when a re-sync was asked for."""
@@ -110,7 +114,12 @@ class Entries:
         said = self._said(signed)
         self._announcements.move_head(step, signed.hash)
         self._outbox.move_head(step)
-        await self._collecting.put(self._runtime.spawn(self._collector.collect(signed, said)))
+        task = self._runtime.spawn(self._collector.collect(signed, said))
+        try:
+            await self._collecting.put(task)
+        except asyncio.CancelledError:
+            task.cancel()  # it has no place from which it could be dropped
+            raise
         if gossip and self._publishes(step):
             self._runtime.spawn(self._topic.say(signed.envelope))
 
