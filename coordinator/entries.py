@@ -32,8 +32,8 @@ def commit(run: Run, now_ms: int) -> Outcome:
     record = EntryCommitted(entry, body, entry_hash(body))
     run = _paced(run, current, accepted.keys() | trials.keys())
     run = memory.remember(run, record, now_ms)
-    # What most needed, not the last one or the deadline: no few can make the next step wait longer for them.
-    duration = max(current.most_at_ms - current.opened_ms, 0)
+    # What most needed, not the last one: no few can make the next step wait longer for them. Where most were late, all of it.
+    duration = max((current.most_at_ms or now_ms) - current.opened_ms, 0)
     run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
     return run, [*effects, Append(record), SendEntry(entry.step)]
 
@@ -89,13 +89,9 @@ def _contributions(run: Run, current: OpenStep, claims: Mapping[bytes, Claim]) -
 
 
 def _paced(run: Run, current: OpenStep, counted: Iterable[bytes]) -> Run:
-    """Roster members that missed the step get a smaller share of the next, also if their speed is not known yet."""
-    usual, counted = rules.usual_speed(run.ready), set(counted)
+    """Roster members that missed the step get a smaller share of the next, and are waited for more rarely."""
+    counted = set(counted)
     for key in sorted(current.tick.places.keys() & run.peers.keys()):
-        peer = run.peers[key]
-        if key not in counted:
-            speed = (peer.samples_per_second or usual) * rules.MISSED_STEP_SPEED
-            run = transitions.with_peer(run, replace(peer, samples_per_second=speed, missed=peer.missed + 1))
-        elif peer.missed:
-            run = transitions.with_peer(run, replace(peer, missed=0))
+        awaited = not current.rarely & current.bit(key)
+        run = transitions.with_peer(run, rules.paced(run.peers[key], counted=key in counted, awaited=awaited))
     return run

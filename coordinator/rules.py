@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.events import Claim, SnapshotFact
@@ -21,11 +21,13 @@ from protos.run_config import ClockConfig, OptimizerConfig
 
 # Half of an update a step: a peer's speed follows a real change within a few steps, and one outlier fades as fast.
 SPEED_EMA = 0.5
-# A roster member that missed a step is taken to be this much slower than we thought.
-MISSED_STEP_SPEED = 0.5
-# Who missed so many steps in a row is waited for when it has missed 4, 8, 16, 32, and then every 32nd.
+# A miss halves a peer's share, at most so often; a step that counts its votes gives back a quarter of it.
+PACE_MISSED = 0.5
+PACE_AGAIN = 1.25
+PACE_MIN = 2.0**-20
+# So many steps wait for a peer in vain; from then on every 2nd does, 4th, 8th, 16th, 32nd.
 PATIENCE_STEPS = 4
-PATIENCE_AGAIN_MAX = 32
+MISSED_MAX = PATIENCE_STEPS + 4
 # What every step may take beyond the usual time of most peers, as a part of it.
 DEADLINE_SLACK = 0.5
 NAMES_SHOWN_MAX = 4
@@ -126,8 +128,10 @@ def should_close(clock: ClockConfig, step: OpenStep, left: int, now_ms: int) -> 
     roster, connected = step.tick.roster, step.here.bit_count()
     if connected < min(clock.min_peers, len(roster)) and not clock.strict:
         return False, f"{connected} of {clock.min_peers} peers needed are connected"
-    wanted = everyone(step) if clock.strict else live_mask(step, now_ms) & ~step.rarely
-    awaited = wanted & ~step.counted
+    live = everyone(step) if clock.strict else live_mask(step, now_ms)
+    prompt = live & ~step.rarely
+    enough = prompt.bit_count() >= min(clock.min_peers, len(roster)) and not clock.strict
+    awaited = (prompt if enough else live) & ~step.counted
     votes = step.counted.bit_count()
     if not awaited and votes:
         late = f", but for {_names(step, slow)}: too slow lately" if (slow := step.rarely & ~step.counted) else ""
@@ -211,37 +215,55 @@ def bounded(ranges: tuple[Range, ...], ranges_max: int) -> tuple[Range, ...]:
     return tuple(sorted(sorted(ranges, key=lambda part: (-len(part), part))[:ranges_max]))
 
 
-def usual_speed(peers: Iterable[Peer]) -> float:
-    """What a peer that was not measured is taken for: the mean of those that were."""
-    known = [peer.samples_per_second for peer in peers if peer.samples_per_second > 0]
-    return statistics.fmean(known) if known else 1.0
+def paced(peer: Peer, *, counted: bool, awaited: bool) -> Peer:
+    """A roster member after a step that counted its votes or not, and that waited for it or not.
 
-
-def awaited_after(missed: int) -> bool:
-    """Whether a step waits for a peer that has missed so many in a row.
-
-    Ever more rarely, so that who cannot keep up holds nobody up; and again and again, because each miss halves its share: a
-    peer that is a hundred times slower than the others has its chance once that is small enough.
+    Each miss halves its share, whatever its speed is said to be; that grows again with the steps that count it. Steps that
+    waited for it in vain let the others wait ever more rarely (`awaited`); one that counts it makes up for one of them.
     """
-    return missed < PATIENCE_STEPS or missed % min(1 << (missed.bit_length() - 1), PATIENCE_AGAIN_MAX) == 0
+    if counted:
+        return replace(peer, pace=min(peer.pace * PACE_AGAIN, 1.0), missed=max(peer.missed - 1, 0))
+    missed = min(peer.missed + awaited, MISSED_MAX)
+    return replace(peer, pace=max(peer.pace * PACE_MISSED, PACE_MIN), missed=missed)
+
+
+def is_awaited(missed: int, step: int) -> bool:
+    """Whether a step waits for a peer for which so many waited in vain: the first few do, then every 2nd, 4th ... 32nd.
+
+    So who cannot keep up holds nobody up, however many they are (all at the same steps), and has its chance again and again,
+    for when its share has become small enough.
+    """
+    return missed < PATIENCE_STEPS or step % (2 << (min(missed, MISSED_MAX) - PATIENCE_STEPS)) == 0
 
 
 def rarely_awaited(clock: ClockConfig, tick: Tick, peers: Mapping[bytes, Peer]) -> int:
-    """Bit mask of the roster members that this step does not wait for; nobody if too few would be left."""
-    mask = 0
-    for public_key, place in tick.places.items():
-        peer = peers.get(public_key)
-        mask |= (peer is not None and not awaited_after(peer.missed)) << place
-    left = len(tick.roster) - mask.bit_count()
-    return mask if left >= min(clock.min_peers, len(tick.roster)) else 0
+    """Bit mask of the roster members that this step does not wait for: the worst ones, so that `min_peers` are left, and most.
+
+    Where most are too slow, it is the deadline that has to follow them.
+    """
+    slow = [peer for key in tick.places if (peer := peers.get(key)) and not is_awaited(peer.missed, tick.step)]
+    members = len(tick.roster)
+    spare = max(min(members - clock.min_peers, (members - 1) // 2), 0)
+    worst = sorted(slow, key=lambda peer: (-peer.missed, peer.public_key))[:spare]
+    return sum(1 << tick.places[peer.public_key] for peer in worst)
+
+
+def most_counted(step: OpenStep) -> bool:
+    """Whether more than half of the peers that the step waits for are counted."""
+    asked = everyone(step) & ~step.gone & ~step.rarely
+    return 2 * (step.counted & asked).bit_count() > asked.bit_count()
 
 
 def roster_of(run: Run, samples: int) -> tuple[Share, ...]:
-    """The next tick's roster: every ready peer, with shares by measured speed (strict: equal)."""
+    """The next tick's roster: every ready peer, with shares by measured speed and pace (strict: equal).
+
+    Who was not measured is taken to be as fast as the mean of those that were.
+    """
     ready = run.ready
-    usual = usual_speed(ready)
-    speeds = [(peer.public_key, 1.0 if run.config.clock.strict else peer.samples_per_second or usual) for peer in ready]
-    return shares(samples, speeds)
+    known = [peer.samples_per_second for peer in ready if peer.samples_per_second > 0]
+    usual = statistics.fmean(known) if known else 1.0
+    speeds = [(peer.public_key, (peer.samples_per_second or usual) * peer.pace) for peer in ready]
+    return shares(samples, [(key, 1.0) for key, _ in speeds] if run.config.clock.strict else speeds)
 
 
 def measured_speed(before: float, claim: Claim) -> float:

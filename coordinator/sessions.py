@@ -17,9 +17,10 @@ CHALLENGES_MAX = 4096
 CHALLENGE_MS_MAX = 60_000
 SESSIONS_MAX = 16_384
 ADMIN_NONCES_MAX = 4096
-# Of one network address: so many challenges at once, and one more each so many ms. A NAT with hundreds of peers passes.
-ADDRESS_CHALLENGES_MAX = 300
-ADDRESS_CHALLENGE_MS = 200
+# Of one network address: so many challenges at once, and one more each so many ms. A peer needs two (it asks before it builds
+# its model), and a NAT with hundreds of peers passes.
+ADDRESS_CHALLENGES_MAX = 600
+ADDRESS_CHALLENGE_MS = 100
 ADDRESSES_KEPT = 4096
 # Of one connection: so many reports at once, and one more each so many ms. A peer makes some three a step.
 CONNECTION_REPORTS_MAX = 1000

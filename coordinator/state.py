@@ -63,10 +63,11 @@ PEER_MOVES: dict[PeerPhase, frozenset[PeerPhase]] = {
 
 @dataclass(frozen=True)
 class Peer:
-    """One peer. `applied_step` is -1 until it has reported a state; `samples_per_second` 0 until measured or guessed.
+    """One peer. `applied_step` is -1 until it has reported a state; `samples_per_second` 0 until measured.
 
-    `missed`: how many steps in a row had it in their roster and not its votes. `gone`: it hung up. An absent peer that is not
-    gone is expected: this coordinator was started a moment ago.
+    `pace`: the part of the share that its speed would give it; `missed`: how many more steps waited for it in vain than counted
+    its votes (both see `rules.paced`). `gone`: it hung up. An absent peer that is not gone is expected: this coordinator was
+    started a moment ago.
     """
 
     public_key: bytes
@@ -77,6 +78,7 @@ class Peer:
     applied_step: int = -1
     state_digest: bytes = b""
     samples_per_second: float = 0.0
+    pace: float = 1.0
     missed: int = 0
     votes_accepted: int = 0
     loss: float = 0.0
@@ -88,8 +90,8 @@ class OpenStep:
 
     So are `here` (connected), `gone` (hung up), `rarely` (has missed many steps: this one does not wait for it), and
     `counted`: the authors whose payload enough of the electors hold, when those were `counted_within` (-1: not counted yet).
-    There are `counted_votes` of them, and at `most_at_ms` there were more than half of the roster, or the most there have been.
-    What follows from other fields is kept because it is asked for after every report (`rules.seen`, `rules.counted`).
+    At `most_at_ms` (0: not yet) those were most of the peers that it waits for. What follows from other fields is kept because
+    it is asked for after every report (`rules.seen`, `rules.counted`).
     """
 
     tick: Tick
@@ -100,7 +102,6 @@ class OpenStep:
     rarely: int = 0
     counted: int = 0
     counted_within: int = -1
-    counted_votes: int = 0
     most_at_ms: int = 0
     claims: Mapping[bytes, Claim] = field(default_factory=dict)
     holders: Mapping[tuple[bytes, bytes], int] = field(default_factory=dict)

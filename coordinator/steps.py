@@ -77,12 +77,9 @@ def _announce(run: Run, tick: Tick, now_ms: int) -> Outcome:
 def _try_close(run: Run, now_ms: int) -> Outcome:
     current = run.step
     assert current is not None
-    counted = rules.counted(run.config.clock, current, now_ms)
-    votes = counted.counted.bit_count()
-    if votes != current.counted_votes:
-        at_ms = current.most_at_ms if 2 * current.counted_votes > len(current.tick.roster) else now_ms
-        counted = replace(counted, counted_votes=votes, most_at_ms=at_ms)
-    current = counted
+    current = rules.counted(run.config.clock, current, now_ms)
+    if not current.most_at_ms and rules.most_counted(current):
+        current = replace(current, most_at_ms=now_ms)
     closes, reason = rules.should_close(run.config.clock, current, len(run.left), now_ms)
     run = replace(run, reason=reason, step=current)
     if closes:

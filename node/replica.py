@@ -247,6 +247,8 @@ class Replica:
                 if not no_room(error):
                     raise
                 if size == 1:
+                    self.model.zero_grad(set_to_none=True)
+                    free_cache(self.device)
                     what = str(error).splitlines()[0]
                     raise OperatorError(
                         f"{self.device} has no room for one sample of this model ({what}); close what else uses its memory, "

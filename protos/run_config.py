@@ -206,8 +206,8 @@ class ClockConfig(_Section):
     """The deadline before there is a history, and its upper bound."""
 
     deadline_mad_factor: float = Field(default=6.0, gt=0, le=100)
-    """deadline = median + max(this * median absolute deviation, median / 2) of the times in which more than half of the roster
-    was ready, in past steps."""
+    """deadline = median + max(this * median absolute deviation, median / 2) of the times in which more than half of the peers
+    that past steps waited for were counted."""
 
     snapshot_every: int = Field(default=25, ge=1)
     """Steps between snapshots; a joiner loads one and replays what follows."""

@@ -7,7 +7,7 @@ theirs. Two entries that cannot be in one log end the peer: it has all others he
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeAlias
 
 from node.swarm.announcements import Announcements
 from node.swarm.collector import Collector
@@ -20,6 +20,8 @@ from node.swarm.view import View
 from node.swarm.witness import Told, Witness
 from protos.errors import Refusal, RefusedError
 from protos.log import SignedEntry
+
+_Collecting: TypeAlias = "asyncio.Queue[asyncio.Task[Committed | None]]"
 
 ENTRIES_AHEAD_MAX = 64
 ENTRY_PUBLISHERS = 2
@@ -45,13 +47,15 @@ class Entries:
         self._witness, self._collector = witness, collector
         self._announcements, self._publication, self._outbox = announcements, publication, outbox
         self._topic, self._view, self._runtime = topic, view, runtime
-        self._collecting: asyncio.Queue[asyncio.Task[Committed | None]] = asyncio.Queue(ENTRIES_AHEAD_MAX)
+        # Of the following that goes on; None between two, when the training thread loads a snapshot.
+        self._collecting: _Collecting | None = None
         self._extending = asyncio.Lock()
         self._overheard: set[asyncio.Task[None]] = set()
         self._accusing = False
 
     def start(self, step: int, head: bytes) -> None:
-        """Go on after `step`, whose entry has this hash."""
+        """Go on after `step`, whose entry has this hash: a following of its own, into which nothing of the last one comes."""
+        self._collecting = asyncio.Queue(ENTRIES_AHEAD_MAX)
         self._view.start(step, head)
         self._witness.start(step, head)
         self._announcements.move_head(step, head)
@@ -59,10 +63,11 @@ class Entries:
         self._publication.show_decided(step)
 
     def drop(self) -> list[asyncio.Task[Any]]:
-        """Deliver nothing of what waits, for its payloads or for a place; its tasks are the caller's to cancel, at once."""
+        """Deliver nothing more, and take no entry until the next start; what waits are tasks, the caller's to cancel."""
         tasks: list[asyncio.Task[Any]] = list(self._overheard)
-        while not self._collecting.empty():
-            tasks.append(self._collecting.get_nowait())
+        queue, self._collecting = self._collecting, None
+        while queue is not None and not queue.empty():
+            tasks.append(queue.get_nowait())
         return tasks
 
     async def take(self, data: bytes) -> None:
@@ -85,8 +90,10 @@ class Entries:
 
     async def deliver_forever(self) -> None:
         """Hand entries on in order, each once its payloads are there; ends when a re-sync was asked for."""
+        queue = self._collecting
+        assert queue is not None, "start first"
         while True:
-            task = await self._collecting.get()
+            task = await queue.get()
             committed = await task
             if committed is None:
                 return  # a resync was asked for
@@ -94,10 +101,12 @@ class Entries:
 
     async def _extend(self, signed: SignedEntry, *, gossip: bool) -> None:
         """The next entry, from the coordinator or from gossip: whichever comes first."""
+        queue = self._collecting
         async with self._extending:  # the queue may be full: whoever waits for room keeps its place
-            await self._extend_in_order(signed, gossip=gossip)
+            if queue is not None and queue is self._collecting:
+                await self._extend_in_order(signed, queue, gossip=gossip)
 
-    async def _extend_in_order(self, signed: SignedEntry, *, gossip: bool) -> None:
+    async def _extend_in_order(self, signed: SignedEntry, queue: _Collecting, *, gossip: bool) -> None:
         step = signed.entry.step
         # had it already, or it comes again in order; or the coordinator said something else meanwhile
         if step != self._view.step + 1 or not self._compare(signed):
@@ -116,10 +125,12 @@ class Entries:
         self._outbox.move_head(step)
         task = self._runtime.spawn(self._collector.collect(signed, said))
         try:
-            await self._collecting.put(task)
+            await queue.put(task)
         except asyncio.CancelledError:
             task.cancel()  # it has no place from which it could be dropped
             raise
+        if queue is not self._collecting:
+            task.cancel()  # the queue was dropped while this one waited for room in it
         if gossip and self._publishes(step):
             self._runtime.spawn(self._topic.say(signed.envelope))
 

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 from unittest import mock
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from node.optim import votes
+from node.optim.base import BaseConfig, BaseName
 from node.optim.demo import BACKEND_VARIABLE, DeMo, DeMoConfig
 from node.optim.reference import Reference
 from tests.bench.timing import medians_ms
@@ -26,13 +28,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--params", type=int, default=50_000_000, help="parameters, about (default 50 million)")
     parser.add_argument("--peers", type=int, default=4, help="peers whose votes are applied (default 4)")
     parser.add_argument("--group-size", type=int, default=128, choices=votes.GROUP_SIZES)
+    parser.add_argument("--base", default="sign", choices=get_args(BaseName), help="what moves the parameters")
+    parser.add_argument("--beta2", type=float, default=0.0, help="of the private second moment (default 0: none)")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds; medians are reported (default 7)")
     parser.add_argument("--device", default="cpu")
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
     named = parameters(options.params, options.device)
-    config = DeMoConfig(group_size=options.group_size)
+    config = DeMoConfig(group_size=options.group_size, beta2=options.beta2, base=BaseConfig(options.base))
     DeMo([("small", nn.Parameter(torch.zeros(64, 64, device=options.device)))], config)  # imports and compiles
     start = memory_bytes("VmRSS")
     demo = DeMo(named, config)
@@ -67,6 +71,8 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "peers_decoded": options.peers,
         "group_size": options.group_size,
+        "base": options.base,
+        "beta2": options.beta2,
         "payload_bytes": votes.vote_bytes(demo.layout.chunks, options.group_size),
     }
 

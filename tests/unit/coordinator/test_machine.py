@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator import transitions
+from coordinator import rules, transitions
 from coordinator.events import (
     Append,
     Arm,
@@ -232,8 +232,8 @@ def opened(peers: int = 3, **clock: object) -> Harness:
 
 
 def opened_together(peers: int = 3, **clock: object) -> Harness:
-    """The same where the run could go on with a peer less."""
-    harness = Harness(config(min_peers=peers - 1, snapshot_every=2, **clock))
+    """The same where the run could go on with a peer less, or with `min_peers`."""
+    harness = Harness(config(**{"min_peers": peers - 1, "snapshot_every": 2, **clock}))
     for n in range(peers):
         harness.feed(joined(n))
         harness.feed(Connected(key(n)))
@@ -327,7 +327,7 @@ def test_a_newcomer_that_is_too_slow_gets_less_and_less_holds_up_fewer_steps_and
     """Nobody has measured it: it was taken for as fast as the others for ever, and each step waited for it in vain."""
     harness = opened_together(3, batch_samples=64)
     shares, waited = [], []
-    while len(shares) < 9:
+    while len(shares) < 8:
         tick = harness.ticks[-1]
         shares.append(next(share.samples for share in tick.roster if share.public_key == key(2)))
         contribute(harness, 0, 1)
@@ -341,9 +341,12 @@ def test_a_newcomer_that_is_too_slow_gets_less_and_less_holds_up_fewer_steps_and
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == 64 // 3
     assert shares[6] == 1
-    assert waited == [True] * 5 + [False] * 3 + [True]
+    assert waited == [True] * 4 + [False, True, False, True]
+    before = harness.run.peers[key(2)]
+    contribute(harness, 2)
     contribute(harness, 0, 1, 2)
-    assert harness.run.peers[key(2)].missed == 0
+    after = harness.run.peers[key(2)]
+    assert (after.missed, after.pace) == (before.missed - 1, before.pace * rules.PACE_AGAIN)
     assert key(2) in {c.public_key for c in harness.entries[-1].contributions}
 
 
@@ -363,6 +366,50 @@ def test_who_comes_right_before_the_deadline_each_time_does_not_move_it() -> Non
         for n in range(3):
             harness.feed(Reported(key(n), applied=((tick.step, digest_of(tick.step)),)))
     assert took[-1] == 600 - 1
+
+
+def steps_of(harness: Harness, steps: int, arrivals: dict[int, int]) -> tuple[list[int], list[int]]:
+    """(how long each step took in ms, how many votes it counted), with peers whose votes come so long after the tick.
+
+    -1: one ms before the deadline; who is not named never votes.
+    """
+    took, votes = [], []
+    for _ in range(steps):
+        tick, began = harness.ticks[-1], harness.now
+        deadline = harness.run.step.deadline_at_ms if harness.run.step else 0
+        at = {n: deadline - 1 if ms < 0 else began + ms for n, ms in arrivals.items()}
+        inside: list[int] = []
+        for n in sorted(at, key=lambda n: at[n]):
+            if at[n] < deadline and harness.run.head_step < tick.step:
+                harness.now = at[n]
+                inside.append(n)
+                contribute(harness, *inside, holders=tuple(range(len(harness.run.roster))))
+        if harness.run.head_step < tick.step:
+            harness.now = deadline
+            harness.feed(TimerFired())
+        assert harness.run.head_step == tick.step
+        took.append(harness.now - began)
+        votes.append(len(harness.entries[-1].contributions))
+        for n in range(len(harness.run.peers)):
+            harness.feed(Reported(key(n), applied=((tick.step, digest_of(tick.step)),)))
+    return took, votes
+
+
+def test_idle_peers_do_not_help_one_that_dawdles() -> None:
+    """Four are fast, five never vote, one comes right before the deadline: never more than half of all are counted."""
+    harness = opened_together(10, deadline_ms_min=100, batch_samples=64, min_peers=2)
+    took, _ = steps_of(harness, 60, {0: 400, 1: 400, 2: 400, 3: 400, 9: -1})
+    assert max(took[40:]) <= 600
+
+
+def test_the_deadline_grows_until_most_are_in_time() -> None:
+    """Three need 400 ms and seven 1,000, whatever their share: a deadline that follows the three would shut the seven out."""
+    harness = opened_together(10, deadline_ms_min=100, batch_samples=64, min_peers=2)
+    harness.run = replace(harness.run, durations_ms=(400,) * 9)
+    steps_of(harness, 1, dict.fromkeys(range(10), 400))
+    _, votes = steps_of(harness, 150, {n: 400 if n < 3 else 1_000 for n in range(10)})
+    assert min(votes[-20:]) >= 6
+    assert max(votes[-20:]) == 10
 
 
 def test_who_reports_its_own_offence_and_votes_in_one_breath_is_out() -> None:

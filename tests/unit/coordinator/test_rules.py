@@ -175,21 +175,46 @@ def test_should_close(
 
 
 def test_who_keeps_missing_steps_is_waited_for_ever_more_rarely() -> None:
-    waits = [missed for missed in range(130) if rules.awaited_after(missed)]
-    assert waits == [0, 1, 2, 3, 4, 8, 16, 32, 64, 96, 128]
+    peer, waited = Peer(key(0)), []
+    for step in range(1, 161):
+        awaited = rules.is_awaited(peer.missed, step)
+        waited += [step] if awaited else []
+        peer = rules.paced(peer, counted=False, awaited=awaited)
+    assert waited == [1, 2, 3, 4, 6, 8, 16, 32, 64, 96, 128, 160]
+    assert peer.pace == rules.PACE_MIN
+    for _ in range(100):
+        peer = rules.paced(peer, counted=True, awaited=True)
+    assert (peer.pace, peer.missed) == (1.0, 0)
+
+
+def test_however_many_are_too_slow_they_are_waited_for_at_the_same_steps() -> None:
+    peers = {n: Peer(key(n), missed=0) for n in range(40)}
+    waited = set()
+    for step in range(1, 500):
+        for n, peer in peers.items():
+            if step <= n:
+                continue  # they come one after the other
+            awaited = rules.is_awaited(peer.missed, step)
+            waited |= {step} if awaited and step > 200 else set()
+            peers[n] = rules.paced(peer, counted=False, awaited=awaited)
+    assert len(waited) <= 300 // 32 + 1
 
 
 def test_a_step_does_not_wait_for_who_is_too_slow_unless_too_few_would_be_left() -> None:
     run = run_of(READY, READY, READY, min_peers=2)
-    slow = replace(run, peers={**run.peers, key(2): replace(run.peers[key(2)], missed=5)})
+    slow = replace(run, peers={**run.peers, key(2): replace(run.peers[key(2)], missed=8)})
     step = open_step(slow, {0: [0, 1], 1: [0, 1]})
     rarely = rules.rarely_awaited(run.config.clock, step.tick, slow.peers)
     assert rarely == 0b100
     closes, why = decided(slow, replace(step, rarely=rarely), 0)
     assert closes
     assert "too slow lately" in why
-    everybody = {n: replace(peer, missed=5) for n, peer in run.peers.items()}
-    assert rules.rarely_awaited(run.config.clock, step.tick, everybody) == 0
+    everybody = {n: replace(peer, missed=5 + n[-1] % 2) for n, peer in run.peers.items()}
+    assert rules.rarely_awaited(run.config.clock, step.tick, everybody).bit_count() == 1, "two are needed"
+    lone = replace(run.peers[key(0)], phase=ABSENT, gone=True)
+    left = replace(slow, peers={**slow.peers, key(0): lone})
+    alone = replace(open_step(left, {1: [1, 2]}), rarely=rarely)
+    assert not decided(left, alone, 0)[0], "with one prompt peer left, a run that needs two waits for the slow one"
     assert not decided(slow, replace(open_step(slow, {}), rarely=rarely), 0)[0], "nobody has voted"
     strict = run_of(READY, READY, READY, strict=True)
     assert not decided(strict, replace(step, rarely=rarely), 0)[0]

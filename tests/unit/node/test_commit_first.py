@@ -95,6 +95,7 @@ async def test_what_the_log_names_is_shown_though_no_answer_came(tmp_path: Path)
     ada = session(tmp_path, Coordinator(), commits_first=True)
     await ada.publish(VOTES, announcement())
     entry = seal_entry(COORDINATOR, RUN, Entry(1, RUN, (), 0, b"", (), 0))
+    ada._entries.start(0, RUN)
     await ada._entries.take(entry.envelope)
     assert ada.committed_step == 1
     assert ada._publication.shown(SHA256) == VOTES

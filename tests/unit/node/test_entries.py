@@ -27,45 +27,89 @@ def log_of(steps: int) -> list[SignedEntry]:
     return entries
 
 
-async def test_nothing_of_the_former_following_comes_after_a_drop(tmp_path: Path) -> None:
-    """With a full queue, one gossiped entry waited for room in it and others for that one; emptying it let them in."""
-    collected: list[int] = []
+class Played:
+    """Entries whose payloads are nowhere, so that none is ever collected; `collected` are those that were begun."""
 
-    async def collect(signed: SignedEntry, said: Any) -> None:
-        collected.append(signed.entry.step)
-        await asyncio.Event().wait()  # its payloads are nowhere
+    def __init__(self, folder: Path) -> None:
+        self.collected: list[int] = []
+        self.view = View(RUN, COORDINATOR.public_key)
+        self.emit = mock.AsyncMock()
+        self.runtime = Runtime(ADA.public_key, self.emit, Counters(), self.view)
+        self.entries = Entries(
+            ADA.public_key,
+            witness=Witness(RUN, COORDINATOR.public_key, folder),
+            collector=mock.Mock(collect=self.collect),
+            announcements=mock.Mock(named_in=lambda entry: {}),
+            publication=mock.Mock(named_in=lambda entry: None),
+            outbox=mock.Mock(),
+            topic=mock.Mock(),
+            view=self.view,
+            runtime=self.runtime,
+        )
 
-    view = View(RUN, COORDINATOR.public_key)
-    runtime = Runtime(ADA.public_key, mock.AsyncMock(), Counters(), view)
-    entries = Entries(
-        ADA.public_key,
-        witness=Witness(RUN, COORDINATOR.public_key, tmp_path),
-        collector=mock.Mock(collect=collect),
-        announcements=mock.Mock(named_in=lambda entry: {}),
-        publication=mock.Mock(named_in=lambda entry: None),
-        outbox=mock.Mock(),
-        topic=mock.Mock(),
-        view=view,
-        runtime=runtime,
-    )
-    log = log_of(ENTRIES_AHEAD_MAX + 4)
-    entries.start(0, RUN)
-    for signed in log:
-        entries.overhear(signed.envelope)
-        for _ in range(3):
-            await asyncio.sleep(0)
-    assert len(collected) == ENTRIES_AHEAD_MAX + 1, "the queue is full, and one entry waits for room"
-    assert len(runtime.tasks) > ENTRIES_AHEAD_MAX + 1
+    async def collect(self, signed: SignedEntry, said: Any) -> None:
+        self.collected.append(signed.entry.step)
+        await asyncio.Event().wait()
 
-    tasks = entries.drop()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    for _ in range(5):
+    async def drop(self, *more: asyncio.Task[Any]) -> None:
+        """As `Session.halt` does."""
+        tasks = [*more, *self.entries.drop()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await turns(5)
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
         await asyncio.sleep(0)
-    assert entries.drop() == []
-    assert not runtime.tasks, "a task is left that nobody would end before the session does"
-    entries.start(0, RUN)
-    await entries.take(log[0].envelope)
-    assert view.step == 1
-    await runtime.stop()
+
+
+async def test_nothing_overheard_comes_after_a_drop(tmp_path: Path) -> None:
+    """With a full queue, one gossiped entry waited for room in it and others for that one; emptying it let them in."""
+    played, log = Played(tmp_path), log_of(ENTRIES_AHEAD_MAX + 4)
+    played.entries.start(0, RUN)
+    for signed in log:
+        played.entries.overhear(signed.envelope)
+        await turns(3)
+    assert len(played.collected) == ENTRIES_AHEAD_MAX + 1, "the queue is full, and one entry waits for room"
+    assert len(played.runtime.tasks) > ENTRIES_AHEAD_MAX + 1
+    await played.drop()
+    assert played.entries.drop() == []
+    assert not played.runtime.tasks, "a task is left that nobody would end before the session does"
+
+
+async def test_nothing_of_the_stream_comes_after_a_drop(tmp_path: Path) -> None:
+    """Its task is ended through another one, a turn later: until then it would put what waited, and take more."""
+    played, log = Played(tmp_path), log_of(ENTRIES_AHEAD_MAX + 4)
+
+    async def stream() -> None:
+        for signed in log:
+            await played.entries.take(signed.envelope)
+
+    async def follow() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stream())
+
+    played.entries.start(0, RUN)
+    following = asyncio.ensure_future(follow())
+    await turns(2 * len(log))
+    assert len(played.collected) == ENTRIES_AHEAD_MAX + 1
+    await played.drop(following)
+    assert played.entries.drop() == []
+    assert not played.runtime.tasks
+
+
+async def test_what_is_overheard_between_two_followings_is_not_delivered_by_the_second(tmp_path: Path) -> None:
+    """While the training thread loads a snapshot, gossip goes on."""
+    played, log = Played(tmp_path), log_of(6)
+    played.entries.start(5, log[4].hash)
+    await played.drop()
+    played.entries.overhear(log[5].envelope)
+    await turns(5)
+    played.entries.start(2, log[1].hash)
+    for signed in log[2:]:
+        await played.entries.take(signed.envelope)
+    await turns(5)
+    assert played.collected == [3, 4, 5, 6]
+    await played.drop()
