@@ -53,6 +53,11 @@ class Entries:
         self._overheard: set[asyncio.Task[None]] = set()
         self._accusing = False
 
+    @property
+    def waiting(self) -> int:
+        """How many entries wait for their payloads, or for their turn; at most ENTRIES_AHEAD_MAX."""
+        return 0 if self._collecting is None else self._collecting.qsize()
+
     def start(self, step: int, head: bytes) -> None:
         """Go on after `step`, whose entry has this hash: a following of its own, into which nothing of the last one comes."""
         self._collecting = asyncio.Queue(ENTRIES_AHEAD_MAX)

@@ -94,7 +94,7 @@ class Checkers:
     def buffers(self, peer: str, session: Session) -> None:
         """A peer's memory of the network is bounded."""
         assert len(session._announcements._inbox._seen) <= ROSTER_PEERS_MAX * STEPS_AHEAD_MAX, peer
-        assert session._entries._collecting.qsize() <= ENTRIES_AHEAD_MAX, peer
+        assert session._entries.waiting <= ENTRIES_AHEAD_MAX, peer
         assert len(session._outbox.applied) <= APPLIED_MAX, peer
         assert len(session._outbox.holdings) <= 2 * ROSTER_PEERS_MAX, peer
         assert len(session._snapshots) <= SNAPSHOTS_KEPT, peer
