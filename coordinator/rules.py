@@ -21,6 +21,10 @@ from protos.run_config import ClockConfig, OptimizerConfig
 
 # Half of an update a step: a peer's speed follows a real change within a few steps, and one outlier fades as fast.
 SPEED_EMA = 0.5
+# Shares follow speed to this power. Few samples take nearly as long as some more (a step has fixed costs), so who has few
+# seems slow: at 1.0 nothing draws equal peers together again once noise has set them apart. A peer that is really a hundred
+# times slower takes a quarter longer for it than the others, which is within a deadline.
+EVENING = 0.95
 # A miss halves a peer's share, at most so often; a step that counts its votes gives back a quarter of it.
 PACE_MISSED = 0.5
 PACE_AGAIN = 1.25
@@ -262,7 +266,7 @@ def roster_of(run: Run, samples: int) -> tuple[Share, ...]:
     ready = run.ready
     known = [peer.samples_per_second for peer in ready if peer.samples_per_second > 0]
     usual = statistics.fmean(known) if known else 1.0
-    speeds = [(peer.public_key, (peer.samples_per_second or usual) * peer.pace) for peer in ready]
+    speeds = [(peer.public_key, (peer.samples_per_second or usual) ** EVENING * peer.pace) for peer in ready]
     return shares(samples, [(key, 1.0) for key, _ in speeds] if run.config.clock.strict else speeds)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from node.swarm.vow import Vowed
 from node.telemetry import StepLog, Summary
 from node.wire.codec import payload_hash
 from node.wire.validate import UpdateDoor
+from protos.assignment import Range
 from protos.envelope import Kind, parse, seal
 from protos.errors import NetworkError, SwarmentumError
 from protos.identity import Identity
@@ -194,15 +195,17 @@ class SimSwarm(Swarm):
 
 
 class SimReplica(Replica):
-    """Computing takes time."""
+    """Computing takes time: a part of it always, the rest by samples. `compute_seconds`: of 8 samples."""
 
     def __init__(self, peer: PeerProcess, *args: Any) -> None:
         super().__init__(*args)
         self._peer = peer
 
-    def gradients(self, *args: Any, **kwargs: Any) -> GradResult:
-        self._peer.thread.sleep(self._peer.world.net.random.uniform(0.8, 1.2) * self._peer.compute_seconds)
-        return super().gradients(*args, **kwargs)
+    def gradients(self, samples: Samples, ranges: Iterable[Range], *args: Any, **kwargs: Any) -> GradResult:
+        parts = tuple(ranges)
+        work = 0.2 + 0.1 * sum(map(len, parts))
+        self._peer.thread.sleep(work * self._peer.world.net.random.uniform(0.8, 1.2) * self._peer.compute_seconds)
+        return super().gradients(samples, parts, *args, **kwargs)
 
 
 class _Never:
