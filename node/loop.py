@@ -133,7 +133,8 @@ class Trainer:
                     self.log.info("snapshot agreed", step=self.replica.step, snapshot=event.snapshot.step)
                 case Resync():
                     opened = None
-                    self._resync(event.snapshot, event.reason)
+                    snapshot = self._newer(event.reason) if event.lost else event.snapshot
+                    self._resync(snapshot, event.reason)
                 case Waiting():
                     self.log.info("waiting", step=self.replica.step, why=event.reason)
                 case Finished():
@@ -359,6 +360,16 @@ class Trainer:
         self.load_snapshot(wanted)
         self.swarm.restarted()
         self.follow()
+
+    def _newer(self, reason: str) -> Snapshot:
+        """An agreed snapshot past this peer's state, where votes after it are lost. NetworkError if there is none."""
+        newest = self.swarm.newest_snapshot()
+        if newest is None or newest.step <= self.replica.step:
+            raise NetworkError(
+                f"{reason}, and no snapshot is newer than this peer's state of step {self.replica.step}: those who have the rest "
+                "are away, or the run is finished and they have left; join again when one of them is back (see swarmentum status)"
+            )
+        return newest
 
     def load_snapshot(self, snapshot: Snapshot) -> None:
         """Become the state of an agreed snapshot; of a newer one if nobody gives this one any more."""

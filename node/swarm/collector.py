@@ -46,7 +46,7 @@ class Collector:
         for contribution, data in zip(signed.entry.contributions, await asyncio.gather(*pulls), strict=True):
             if data is None:
                 reason = f"the votes of step {step} are no longer held by anyone who answers"
-                await self._runtime.emit(Resync(self._snapshots.newest, reason))
+                await self._runtime.emit(Resync(self._snapshots.newest, reason, lost=True))
                 return None
             payloads.append(data)
             try:

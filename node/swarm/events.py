@@ -53,10 +53,11 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Resync:
-    """This peer's state is not what counts, or too much of the log is missing: start again from a snapshot."""
+    """This peer's state is not what counts, or votes of the log are `lost`: start again from a snapshot (lost: newer)."""
 
     snapshot: Snapshot | None
     reason: str
+    lost: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from pathlib import Path
 SHM = Path("/dev/shm")
 STEPS_A_SECOND = 14 / 60  # so that a run is about as long as its bad time
 LONG_PART = 0.2
+# Beyond a peer's patience (600 s): who comes back to a finished run that everybody has left looks for payloads for so long.
+END_SECONDS_MAX = 900.0
 REAL_TIME = time.perf_counter
 
 
@@ -63,7 +65,7 @@ async def _play(loop, seed: int, folder: Path, names: list[str] | None, long: bo
                 loop.call_later(chance.uniform(0.0, 5.0), peer.start)
             faults.schedule(world, drawn)
             await world.until(lambda: False, seconds)
-            finished = await world.until(lambda: all(p.finished or p.too_late for p in world.peers), 600.0)
+            finished = await world.until(lambda: all(p.finished or p.too_late for p in world.peers), END_SECONDS_MAX)
             _check(world, finished, names)
     except BaseException:
         for note in world.notes:
@@ -81,7 +83,8 @@ def _check(world, finished: bool, names: list[str] | None) -> None:  # type: ign
 
     head = world.coordinator.head_step
     assert finished, (
-        f"once all was well, the run did not come to its end in 600 s: step {head} of {world.config.clock.steps}; "
+        f"once all was well, the run did not come to its end in {END_SECONDS_MAX} s: step {head} of "
+        f"{world.config.clock.steps}; "
         f"{world.coordinator.hub.runs[world.coordinator.run_id].run.reason}; "
         f"peers at {[(p.name, p.replica.step if p.replica else None, p.finished) for p in world.peers]}"
     )
