@@ -366,8 +366,8 @@ class Trainer:
         newest = self.swarm.newest_snapshot()
         if newest is None or newest.step <= self.replica.step:
             raise NetworkError(
-                f"{reason}, and no snapshot is newer than this peer's state of step {self.replica.step}: those who have the rest "
-                "are away, or the run is finished and they have left; join again when one of them is back (see swarmentum status)"
+                f"{reason}, and no snapshot is newer than this peer's state of step {self.replica.step}: those who have the "
+                "rest are away, or the run is finished and they have left; join again when one is back (see swarmentum status)"
             )
         return newest
 
