@@ -21,9 +21,9 @@ from protos.run_config import ClockConfig, OptimizerConfig
 
 # Half of an update a step: a peer's speed follows a real change within a few steps, and one outlier fades as fast.
 SPEED_EMA = 0.5
-# Shares follow speed to this power. Few samples take nearly as long as some more (a step has fixed costs), so who has few
-# seems slow: at 1.0 nothing draws equal peers together again once noise has set them apart. A peer that is really a hundred
-# times slower takes a quarter longer for it than the others, which is within a deadline.
+# Shares follow speed to this power. Where a step takes equal peers the same time whatever their share (a GPU that few samples
+# do not fill), who has fewer samples seems slower, and at 1.0 nothing draws them together again once noise has set them apart.
+# A peer that is really a hundred times slower takes a quarter longer for it than the others, which is within a deadline.
 EVENING = 0.95
 # A miss halves a peer's share, at most so often; a step that counts its votes gives back a quarter of it.
 PACE_MISSED = 0.5

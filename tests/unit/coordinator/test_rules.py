@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -125,6 +126,23 @@ def test_roster_shares_follow_speed_and_strict_ones_are_equal() -> None:
     assert [s.samples for s in rules.roster_of(strict, 16)] == [6, 5, 5]
     unmeasured = run_of(READY, READY, READY, speeds=(30.0, 10.0, 0.0))
     assert [s.samples for s in rules.roster_of(unmeasured, 63)][2] == 21
+
+
+def test_noise_does_not_set_equal_peers_far_apart() -> None:
+    """Each step takes all of them the same time, give or take 10 %, whatever their share is."""
+    random, ratio = Random(0), 1.0
+    run = run_of(*[READY] * 8)
+    for _ in range(500):
+        peers = {}
+        for share in rules.roster_of(run, 256):
+            claim = Claim(1, RUN_ID, sha(0), 1, share.samples, 1, 1.0, random.randrange(900, 1_100))
+            before = run.peers[share.public_key]
+            speed = rules.measured_speed(before.samples_per_second, claim)
+            peers[share.public_key] = replace(before, samples_per_second=speed)
+        run = replace(run, peers=peers)
+        counts = [share.samples for share in rules.roster_of(run, 256)]
+        ratio = max(ratio, max(counts) / min(counts))
+    assert ratio < 2
 
 
 def test_measured_speed_moves_half_way() -> None:
