@@ -129,20 +129,20 @@ def test_roster_shares_follow_speed_and_strict_ones_are_equal() -> None:
 
 
 def test_noise_does_not_set_equal_peers_far_apart() -> None:
-    """Each step takes all of them the same time, give or take 10 %, whatever their share is."""
+    """Each step takes all of them the same time, give or take 20 %, whatever their share is."""
     random, ratio = Random(0), 1.0
     run = run_of(*[READY] * 8)
     for _ in range(500):
         peers = {}
         for share in rules.roster_of(run, 256):
-            claim = Claim(1, RUN_ID, sha(0), 1, share.samples, 1, 1.0, random.randrange(900, 1_100))
+            claim = Claim(1, RUN_ID, sha(0), 1, share.samples, 1, 1.0, random.randrange(800, 1_200))
             before = run.peers[share.public_key]
             speed = rules.measured_speed(before.samples_per_second, claim)
             peers[share.public_key] = replace(before, samples_per_second=speed)
         run = replace(run, peers=peers)
         counts = [share.samples for share in rules.roster_of(run, 256)]
         ratio = max(ratio, max(counts) / min(counts))
-    assert ratio < 2
+    assert ratio < 3.5, "about 4 without the pull to the mean"
 
 
 def test_measured_speed_moves_half_way() -> None:
