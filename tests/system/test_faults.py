@@ -85,6 +85,13 @@ def back_again(swarm: LocalSwarm, *names: str) -> None:
         wait_for(f"vote of {name} that counts", lambda name=name: accepted(swarm, name) > before[name])
 
 
+def there(swarm: LocalSwarm, *names: str) -> None:
+    """Each takes part, whatever the tests before did with it."""
+    away = [name for name in names if name not in swarm.processes or swarm.processes[name].child.poll() is not None]
+    if away:
+        back_again(swarm, *away)
+
+
 @pytest.mark.parametrize(
     ("make", "word"),
     [
@@ -190,6 +197,7 @@ def _id(swarm: LocalSwarm, name: str) -> str:
 
 @pytest.mark.nightly
 def test_killed_while_taking_snapshots(swarm: LocalSwarm) -> None:
+    there(swarm, "cyd")
     for _ in range(3):
         at = swarm.last_step("cyd")
         due = at - at % 5 + 5
@@ -203,6 +211,7 @@ def test_killed_while_taking_snapshots(swarm: LocalSwarm) -> None:
 
 def test_all_die_and_start_again_from_their_disks(swarm: LocalSwarm) -> None:
     names = ("ada", "bob", "cyd")
+    there(swarm, *names)
     for name in names:
         swarm.processes[name].kill()
     step = swarm.status()["step"]
@@ -216,6 +225,7 @@ def test_all_die_and_start_again_from_their_disks(swarm: LocalSwarm) -> None:
 
 @pytest.mark.nightly
 def test_a_stopped_peer_is_waited_for_once_and_catches_up(swarm: LocalSwarm) -> None:
+    there(swarm, "cyd")
     cyd = swarm.processes["cyd"].child
     cyd.send_signal(signal.SIGSTOP)
     at = swarm.last_step("ada")
