@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import torch
 
@@ -39,7 +39,17 @@ def save_private(state: PrivateState, path: Path) -> None:
     """Replace the file; a kill at any point leaves the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"format": FORMAT, **vars(state)}
-    write_atomic(path, path.with_name(f".{path.name}.new"), lambda file: torch.save(content, file))
+    write_atomic(path, path.with_name(f".{path.name}.new"), lambda file: _save(content, file))
+
+
+def _save(content: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        # torch closes its archive over the write that failed, and fails once more: what the disk said is what counts
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def load_private(path: Path, run_id: bytes, layout_digest: bytes) -> PrivateState | None:
