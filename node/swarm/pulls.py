@@ -10,7 +10,7 @@ import asyncio
 import time
 
 from node.swarm import settings as limits
-from node.swarm.blobs import BlobFetcher
+from node.swarm.fetcher import BlobFetcher
 from node.swarm.inbox import Announced
 from node.swarm.payloads import Payloads
 from node.swarm.runtime import Runtime
@@ -61,7 +61,7 @@ class Pulls:
         Its author may have named another length to the coordinator: up to `bytes_max`, any is taken in the end.
         """
         give_up = time.monotonic() + self._patience_seconds
-        delay, size_max = limits.RETRY_SECONDS_MIN, None
+        delay, size_max, rounds = limits.RETRY_SECONDS_MIN, None, 0
         while (data := self._payloads.get(contribution.payload_sha256)) is None:
             try:
                 await self._pull(
@@ -72,8 +72,9 @@ class Pulls:
                     size_max,
                 )
             except NetworkError as error:
-                newest = self._snapshots.newest
-                if (newest is not None and newest.step >= step) or time.monotonic() > give_up:
+                newest, rounds = self._snapshots.newest, rounds + 1
+                will_do = newest is not None and newest.step >= step and rounds >= limits.ACCEPTED_ROUNDS_MIN
+                if will_do or time.monotonic() > give_up:
                     return None
                 self._runtime.log.info("payload missing; trying again", step=step, why=str(error))
                 size_max = bytes_max

@@ -16,7 +16,7 @@ from typing import Any
 
 from node.swarm import settings as limits
 from node.swarm.announcements import Announcements
-from node.swarm.blobs import PROTOCOL, BlobFetcher, BlobServer
+from node.swarm.blobs import PROTOCOL, BlobServer
 from node.swarm.client import CoordinatorClient, software_version
 from node.swarm.collector import Collector, Door
 from node.swarm.connections import Connections
@@ -25,6 +25,7 @@ from node.swarm.counters import Counters
 from node.swarm.dht import Discovery
 from node.swarm.entries import Entries
 from node.swarm.events import Event, Snapshot, Welcome
+from node.swarm.fetcher import BlobFetcher
 from node.swarm.follower import Follower
 from node.swarm.gossip import Listener, Topic
 from node.swarm.host import Host

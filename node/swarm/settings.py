@@ -13,8 +13,8 @@ CONNECT_SECONDS_MAX = 10.0
 BOOTSTRAP_TRIES = 8
 STREAM_OPEN_SECONDS_MAX = 10.0
 STREAM_IDLE_SECONDS_MAX = 20.0
-# A holder has this long for a blob, and a second more for so many bytes: first, while others could be asked instead, and then
-# as long as it takes at a modem's speed. Who sends a byte now and then holds nobody up.
+# A holder has this long for a blob, and a second more for so many bytes: then others are asked beside it. It is given up once
+# it is slower than a modem. Who sends a byte now and then holds nobody up.
 IMPATIENT_SECONDS = 3.0
 IMPATIENT_BYTES_A_SECOND = 64_000
 PATIENT_BYTES_A_SECOND = 2_000
@@ -64,8 +64,14 @@ ARRIVALS_MAX = 64
 ARRIVAL_REPORTS_MAX = 64
 # A holder that could not be reached is asked last for this long.
 AWAY_SECONDS = 30.0
-# How long one holder may take to open a stream before the next is asked too.
+# How long one holder may be silent before the next is asked beside it, and how many are asked side by side.
 HEDGE_SECONDS = 1.0
+ATTEMPTS_MAX = 4
+# Who does not hold a blob is asked again while others keep us waiting: after so long, then after twice as long each.
+LACKING_SECONDS = 0.5
+LACKING_TIMES_MAX = 6
+# Votes that the log names are asked for so often before a snapshot does instead.
+ACCEPTED_ROUNDS_MIN = 3
 # Payloads and snapshots stay at least this long after a newer snapshot is agreed: somebody may be on its way from them.
 RETAIN_SECONDS = 60.0
 # An announcement is gossiped again while its step is open: the first may have come before the mesh was there.

@@ -23,9 +23,11 @@ from node.archive import files
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.snapshot.pieces import describe, load, open_manifest, pack
-from node.swarm.blobs import Begun, BlobFetcher, BlobServer, OtherLengthError, Stream, WireBytes
+from node.swarm.blobs import BlobServer, WireBytes
 from node.swarm.dht import _OwnRecordsOnly, open_record
+from node.swarm.fetcher import Asking, Stream, Streams
 from node.swarm.inbox import Inbox
+from node.swarm.turns import Attempt
 from node.wire.codec import Update, encode_update
 from node.wire.validate import UpdateDoor
 from protos.assignment import Range, Share
@@ -195,14 +197,15 @@ def blob_stream(data: bytes) -> None:
         answer = asyncio.StreamReader()
         answer.feed_data(data)
         answer.feed_eof()
-        fetcher = BlobFetcher(None, WireBytes(), lambda refusal: None)  # type: ignore[arg-type]
+        streams = Streams(None)  # type: ignore[arg-type]
         stream = Stream(HASH, answer, _Sink())  # type: ignore[arg-type]
         for total_max, most in ((None, 64), (256, 256)):
-            blob = Begun(64, total_max)
-            with suppress(NetworkError, Refusal, asyncio.IncompleteReadError, OtherLengthError):
-                async with asyncio.timeout(None) as deadline:
-                    await fetcher._transfer(stream, HASH, blob, deadline, impatient=False)
-            assert len(blob.buffer) <= most, "more bytes were kept than were asked for"
+            for begun in (bytearray(), bytearray(8)):
+                attempt, asking = Attempt(HASH, 64, 0.0, begun), Asking(HASH, total_max, streams, WireBytes())
+                with suppress(NetworkError, Refusal, asyncio.IncompleteReadError):
+                    async with asyncio.timeout(None) as deadline:
+                        await asking.transfer(stream, attempt, deadline)
+                assert len(attempt.buffer) <= most, "more bytes were kept than were asked for"
 
     asyncio.run(both())
 

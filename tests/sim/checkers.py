@@ -98,7 +98,7 @@ class Checkers:
         assert len(session._outbox.applied) <= APPLIED_MAX, peer
         assert len(session._outbox.holdings) <= 2 * ROSTER_PEERS_MAX, peer
         assert len(session._snapshots) <= SNAPSHOTS_KEPT, peer
-        kept = session.fetcher._kept.values()
+        kept = session.fetcher.streams.kept.values()
         assert all(len(streams) <= limits.STREAMS_KEPT_MAX for streams in kept), peer
 
     def journal(self, records: Iterable[Record], run_id: bytes, config: RunConfig) -> None:

@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import DecodeError
 
-from node.swarm.blobs import PROTOCOL, BlobServer, WireBytes
-from node.swarm.blobs import _read_frame as read_frame
-from node.swarm.blobs import _write_frame as write_frame
+from node.swarm.blobs import PROTOCOL, BlobServer, WireBytes, read_frame, write_frame
 from node.swarm.dht import Discovery
 from node.swarm.gossip import topic_of
 from node.swarm.host import Host

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
-from node.swarm import blobs, settings
-from node.swarm.blobs import BlobFetcher, BlobServer, WireBytes
-from node.swarm.blobs import _read_frame as read_frame
-from node.swarm.blobs import _write_frame as write_frame
-from protos.errors import NetworkError, Refusal
-from protos.identity import Identity
+from node.swarm import settings
+from node.swarm.blobs import read_frame, write_frame
+from protos.errors import NetworkError
 from protos.v1 import update_pb2
-
-BLOB = bytes(range(256)) * 4
-SHA256 = hashlib.sha256(BLOB).digest()
-MANY = 5 * len(BLOB)
-ME, LIAR, ONE, OTHER = (Identity.from_seed(bytes([n]) * 32).public_key for n in range(1, 5))
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-async def honest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    server = BlobServer({SHA256: BLOB}.get, WireBytes(), [].append)
-    await server.handle("somebody", reader, writer)
+from tests.unit.node.holders import BLOB, LIAR, MANY, ONE, OTHER, SHA256, Handler, fetching, honest
 
 
 def liar(total: int, sent: int) -> Handler:
@@ -42,44 +25,6 @@ def liar(total: int, sent: int) -> Handler:
         await writer.drain()
 
     return handle
-
-
-@asynccontextmanager
-async def fetching(holders: dict[bytes, Handler]) -> AsyncIterator[BlobFetcher]:
-    running: set[asyncio.Task[Any]] = set()
-
-    def closing(handle: Handler) -> Handler:
-        async def whole(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            running.add(task)
-            try:
-                await handle(reader, writer)
-            except (OSError, asyncio.IncompleteReadError):
-                pass  # the fetcher hung up
-            finally:
-                writer.close()
-
-        return whole
-
-    servers = {key: await asyncio.start_server(closing(handle), "127.0.0.1", 0) for key, handle in holders.items()}
-
-    async def dial(holder: bytes, _: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", servers[holder].sockets[0].getsockname()[1])
-
-    host: Any = SimpleNamespace(identity=SimpleNamespace(public_key=ME), open=dial)
-    refused: list[Refusal] = []
-    fetcher = BlobFetcher(host, WireBytes(), refused.append)
-    try:
-        yield fetcher
-    finally:
-        fetcher.close()
-        for server in servers.values():
-            server.close()
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        await asyncio.sleep(0)  # transports close in the loop's next turn
 
 
 @pytest.mark.parametrize("named", [1, len(BLOB) - 1, len(BLOB), len(BLOB) + 1, MANY])
@@ -110,8 +55,8 @@ async def test_holders_that_contradict_each_other_come_to_an_end() -> None:
 async def test_a_slow_holder_has_the_time_for_what_it_offers_and_not_for_what_was_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(settings, "IMPATIENT_SECONDS", 0.5)
-    monkeypatch.setattr(settings, "IMPATIENT_BYTES_A_SECOND", len(BLOB) / 5)
+    monkeypatch.setattr(settings, "STREAM_IDLE_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(settings, "PATIENT_BYTES_A_SECOND", len(BLOB) / 5)
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = update_pb2.BlobRequest.FromString(await read_frame(reader))
@@ -123,6 +68,5 @@ async def test_a_slow_holder_has_the_time_for_what_it_offers_and_not_for_what_wa
             await writer.drain()
             await asyncio.sleep(0.1)
 
-    assert blobs.limits is settings
     async with fetching({ONE: slow, OTHER: liar(MANY, 0)}) as fetcher:
         assert await fetcher.fetch(SHA256, 1, [ONE, OTHER], MANY) == BLOB

@@ -15,8 +15,9 @@ from hivemind.utils import MSGPackSerializer
 
 from node.swarm import blobs as blob_module
 from node.swarm import host as host_module
-from node.swarm.blobs import PROTOCOL, BlobFetcher, BlobServer, WireBytes
+from node.swarm.blobs import PROTOCOL, BlobServer, WireBytes
 from node.swarm.dht import Discovery, _OwnRecordsOnly, open_record
+from node.swarm.fetcher import BlobFetcher
 from node.swarm.host import Host, check_port_free
 from node.swarm.settings import OverlaySettings
 from protos.envelope import Kind, seal
@@ -100,9 +101,9 @@ async def test_a_broken_transfer_resumes_from_another_holder(tmp_path: Path) -> 
     async with hosts(tmp_path, 3) as (breaks, serves, client):
 
         async def stop_half_way(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await blob_module._read_frame(reader)
+            await blob_module.read_frame(reader)
             response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(BLOB))
-            await blob_module._write_frame(writer, response.SerializeToString())
+            await blob_module.write_frame(writer, response.SerializeToString())
             writer.write(BLOB[:100_000])
             await writer.drain()
 
@@ -132,9 +133,9 @@ async def test_junk_that_a_liar_began_with_is_not_blamed_on_the_honest(tmp_path:
     async with hosts(tmp_path, 3) as (liar, honest, client):
 
         async def junk(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await blob_module._read_frame(reader)
+            await blob_module.read_frame(reader)
             response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(BLOB))
-            await blob_module._write_frame(writer, response.SerializeToString())
+            await blob_module.write_frame(writer, response.SerializeToString())
             writer.write(bytes(1000))
             await writer.drain()
 
@@ -154,10 +155,10 @@ async def test_a_holder_that_trickles_holds_nobody_up(tmp_path: Path, monkeypatc
         began = asyncio.Event()
 
         async def trickle(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            request = update_pb2.BlobRequest.FromString(await blob_module._read_frame(reader))
+            request = update_pb2.BlobRequest.FromString(await blob_module.read_frame(reader))
             left = len(BLOB) - request.offset
             response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=left)
-            await blob_module._write_frame(writer, response.SerializeToString())
+            await blob_module.write_frame(writer, response.SerializeToString())
             began.set()
             for offset in range(request.offset, len(BLOB)):
                 writer.write(BLOB[offset : offset + 1])

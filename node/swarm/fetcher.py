@@ -1,0 +1,304 @@
+"""Pulls blobs by hash from any holder: resumable, bounded, each blob once, and not held up by who does not answer.
+
+Streams are kept and used again: opening one costs a round trip, and p2pd leaks something of every stream that it closes over
+QUIC (ADR 6). Refuses bytes that do not have the hash. The protocol is in `blobs.py`, who is asked when in `turns.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from node.swarm import settings as limits
+from node.swarm.blobs import CHUNK_BYTES, PROTOCOL, WireBytes, read_frame, write_frame
+from node.swarm.host import Host
+from node.swarm.turns import Attempt, Turns
+from protos.envelope import parse
+from protos.errors import NetworkError, Reason, Refusal
+from protos.identity import short
+from protos.v1 import update_pb2
+
+_FAILURES = (NetworkError, Refusal, OSError, asyncio.IncompleteReadError, TimeoutError)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _patience(size: int) -> float:
+    """Seconds that a holder has for so many bytes at the most."""
+    return limits.STREAM_IDLE_SECONDS_MAX + size / limits.PATIENT_BYTES_A_SECOND
+
+
+@dataclass
+class Stream:
+    """An open blob stream to a holder; `used`: it was kept from an earlier transfer, which took `previous_ms`."""
+
+    holder: bytes
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    used: bool = False
+    previous_ms: int = 0
+
+
+class Streams:
+    """Blob streams to holders: a few of each are kept between transfers."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.kept: dict[bytes, list[Stream]] = {}
+
+    async def take(self, holder: bytes) -> Stream:
+        """One that is kept, or a new one. NetworkError if the holder cannot be reached."""
+        kept = self.kept.get(holder, [])
+        while kept:
+            stream = kept.pop()
+            if not stream.reader.at_eof():
+                return Stream(holder, stream.reader, stream.writer, used=True, previous_ms=stream.previous_ms)
+            stream.writer.close()
+        return await self.open(holder)
+
+    async def open(self, holder: bytes) -> Stream:
+        """A new one. NetworkError if the holder cannot be reached."""
+        reader, writer = await self._host.open(holder, PROTOCOL)
+        return Stream(holder, reader, writer)
+
+    def keep(self, stream: Stream) -> None:
+        """The next transfer from its holder may have it."""
+        kept = self.kept.setdefault(stream.holder, [])
+        if len(kept) < limits.STREAMS_KEPT_MAX:
+            kept.append(stream)
+        else:
+            stream.writer.close()
+
+    def drop(self, holder: bytes) -> None:
+        """Close what is kept of a holder."""
+        for stream in self.kept.pop(holder, []):
+            stream.writer.close()
+
+    def close(self) -> None:
+        """Close every kept stream."""
+        for holder in list(self.kept):
+            self.drop(holder)
+
+
+class BlobFetcher:
+    """One peer's. Concurrent requests for one blob share one pull; at most PULLS_MAX at once."""
+
+    def __init__(self, host: Host, wire: WireBytes, refused: Callable[[Refusal], None]) -> None:
+        self._host = host
+        self._refused = refused
+        self._wire = wire
+        self._slots = asyncio.Semaphore(limits.PULLS_MAX)
+        self._running: dict[bytes, asyncio.Task[bytes]] = {}
+        self._away: dict[bytes, float] = {}
+        self.streams = Streams(host)
+
+    async def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes], size_max: int | None = None) -> bytes:
+        """The blob with this hash, of exactly `size` bytes or, with `size_max`, of another length up to that.
+
+        NetworkError if no holder has it now.
+        """
+        task = self._running.get(sha256)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._pull(sha256, size, size_max, holders))
+            self._running[sha256] = task
+            task.add_done_callback(lambda done: self._ended(sha256, done))
+        return await asyncio.shield(task)
+
+    def close(self) -> None:
+        """Close every kept stream."""
+        self.streams.close()
+
+    def _ended(self, sha256: bytes, task: asyncio.Task[bytes]) -> None:
+        """Its failure belongs to those who wait; if they were all cancelled, nobody needs it."""
+        self._running.pop(sha256, None)
+        if not task.cancelled():
+            task.exception()
+
+    async def _pull(self, sha256: bytes, size: int, size_max: int | None, holders: Sequence[bytes]) -> bytes:
+        async with self._slots:
+            asking = Asking(sha256, size_max, self.streams, self._wire)
+            pull = _Pull(sha256, size, self._in_order(holders), asking, self._refused)
+            try:
+                return await pull.run()
+            finally:
+                away_until = _now() + limits.AWAY_SECONDS
+                for holder in pull.away:
+                    self._away[holder] = away_until
+                    self.streams.drop(holder)
+
+    def _in_order(self, holders: Sequence[bytes]) -> list[bytes]:
+        """Those that answer first; who was just found away last (it may be the only one that has it)."""
+        now = _now()
+        self._away = {key: until for key, until in self._away.items() if until > now}
+        others = [key for key in holders if key != self._host.identity.public_key]
+        return sorted(others, key=lambda key: key in self._away)
+
+
+class Said(Enum):
+    """How a holder answered."""
+
+    WHOLE = "sent as many bytes as it named"
+    LACKS = "does not hold it"
+    OTHER_LENGTH = "names another length than those who sent the first bytes"
+
+
+class Asking:
+    """How one holder is asked for the blob with this hash; with `total_max`, other lengths than the named are taken."""
+
+    def __init__(self, sha256: bytes, total_max: int | None, streams: Streams, wire: WireBytes) -> None:
+        self._sha256, self._total_max = sha256, total_max
+        self._streams, self._wire = streams, wire
+
+    async def ask(self, attempt: Attempt) -> Said:
+        """Fill the attempt's buffer. Raises one of _FAILURES; what had come by then stays in the buffer."""
+        stream = await self._streams.take(attempt.holder)
+        attempt.progress_at = _now()
+        try:
+            return await self._ask_on(stream, attempt)
+        except (OSError, asyncio.IncompleteReadError, NetworkError) as error:
+            if isinstance(error, TimeoutError) or not stream.used or len(attempt.buffer) > attempt.resumed:
+                raise
+        # a kept stream that had died unnoticed, as the others to this holder will have: that says nothing about it
+        self._streams.drop(attempt.holder)
+        return await self._ask_on(await self._streams.open(attempt.holder), attempt)
+
+    async def _ask_on(self, stream: Stream, attempt: Attempt) -> Said:
+        clean = False
+        try:
+            async with asyncio.timeout(_patience(attempt.missing)) as deadline:
+                said = await self.transfer(stream, attempt, deadline)
+            clean = said is not Said.OTHER_LENGTH  # what it goes on to send fits nothing
+            return said
+        finally:
+            if clean:
+                self._streams.keep(stream)
+            else:
+                stream.writer.close()
+
+    async def transfer(self, stream: Stream, attempt: Attempt, deadline: asyncio.Timeout) -> Said:
+        """Append what is missing. Where another length is taken, the deadline follows it."""
+        buffer, began_at = attempt.buffer, _now()
+        request = update_pb2.BlobRequest(sha256=self._sha256, offset=len(buffer), previous_ms=stream.previous_ms)
+        stream.previous_ms = 0
+        self._wire.sent += await write_frame(stream.writer, request.SerializeToString())
+        frame = await read_frame(stream.reader)
+        attempt.progress_at = _now()
+        self._wire.received += 4 + len(frame)
+        response = parse(update_pb2.BlobResponse, frame)
+        if not response.found:
+            return Said.LACKS
+        if response.total_bytes != attempt.total:
+            if self._total_max is None or not 0 < response.total_bytes <= self._total_max:
+                raise Refusal(Reason.OUT_OF_RANGE, f"offers {response.total_bytes} bytes, expected {attempt.total}")
+            if buffer:
+                return Said.OTHER_LENGTH
+            attempt.total = response.total_bytes
+            deadline.reschedule(_now() + _patience(attempt.missing))
+        if response.remaining_bytes != attempt.missing:
+            offers = f"offers {response.remaining_bytes} bytes, {attempt.missing} are missing"
+            raise Refusal(Reason.OUT_OF_RANGE, offers)
+        while attempt.missing:
+            part = await asyncio.wait_for(
+                stream.reader.read(min(CHUNK_BYTES, attempt.missing)), limits.STREAM_IDLE_SECONDS_MAX
+            )
+            if not part:
+                raise NetworkError("the stream ended early")
+            buffer += part
+            attempt.progress_at = _now()
+            self._wire.received += len(part)
+            self._wire.blob_received += len(part)
+        if not attempt.resumed:
+            stream.previous_ms = max(1, round((_now() - began_at) * 1000))
+        return Said.WHOLE
+
+
+class _Pull:
+    """One blob, from whoever has sent it first. `away`: who kept us waiting, or could not be reached."""
+
+    def __init__(
+        self, sha256: bytes, size: int, holders: list[bytes], asking: Asking, refused: Callable[[Refusal], None]
+    ) -> None:
+        self._sha256, self._size = sha256, size
+        self._turns, self._asking, self._refused = Turns(holders), asking, refused
+        self._running: dict[asyncio.Task[Said], Attempt] = {}
+        self._come = bytearray()  # the most that came in one attempt
+        self._anew: set[bytes] = set()  # who is asked from the first byte on, as what had come did not fit
+        self._problems: dict[bytes, str] = {}
+        self._cut: list[asyncio.Task[Said]] = []
+        self.away: set[bytes] = set()
+
+    async def run(self) -> bytes:
+        """NetworkError if no holder has it now."""
+        try:
+            while self._begin():
+                wakes_at = self._turns.wakes_at(self._running.values())
+                seconds = None if wakes_at is None else max(wakes_at - _now(), 0)
+                done, _ = await asyncio.wait(self._running, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    attempt = self._running.pop(task)
+                    if self._judge(attempt, task):
+                        return bytes(attempt.buffer)
+        finally:
+            now = _now()
+            self.away |= {attempt.holder for attempt in self._running.values() if attempt.stalls_at <= now}
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, *self._cut, return_exceptions=True)
+        why = "; ".join(f"{short(holder)}: {what}" for holder, what in self._problems.items()) or "nobody to ask"
+        raise NetworkError(f"no holder gave blob {self._sha256.hex()[:16]}: {why}")
+
+    def _begin(self) -> bool:
+        """Ask whose turn it is; whether anyone is being asked."""
+        now = _now()
+        if (crowded := self._turns.crowded(now, self._running.values())) is not None:
+            task = next(task for task, attempt in self._running.items() if attempt is crowded)
+            del self._running[task]
+            task.cancel()
+            self._cut.append(task)
+            self.away.add(crowded.holder)
+            self._problems[crowded.holder] = "too slow"
+            self._save(crowded)
+        holder = self._turns.next(now, self._running.values())
+        if holder is not None:
+            for other in self._running.values():
+                self._save(other)
+            begun = bytearray() if holder in self._anew else self._come[:]
+            attempt = Attempt(holder, self._size, now, begun)
+            self._running[asyncio.get_running_loop().create_task(self._asking.ask(attempt))] = attempt
+        return bool(self._running)
+
+    def _save(self, attempt: Attempt) -> None:
+        """The next one asked goes on after what came here, if that is the most yet."""
+        if len(self._come) < len(attempt.buffer) < attempt.total == self._size:
+            self._come = attempt.buffer[:]
+
+    def _judge(self, attempt: Attempt, task: asyncio.Task[Said]) -> bool:
+        """Whether the blob is there; if not, what is to be said of the holder."""
+        holder, error = attempt.holder, task.exception()
+        if isinstance(error, _FAILURES):
+            if isinstance(error, Refusal):
+                self._refused(error)
+            else:
+                self.away.add(holder)
+            self._save(attempt)
+            self._problems[holder] = str(error) or type(error).__name__
+            return False
+        said = task.result()
+        if said is Said.WHOLE and hashlib.sha256(attempt.buffer).digest() == self._sha256:
+            return True
+        if said is Said.LACKS:
+            self._turns.lacks(holder, _now())
+            self._problems[holder] = "does not hold it"
+        elif attempt.resumed:  # what others had sent may be the bad part
+            self._come = bytearray()
+            self._anew.add(holder)
+            self._turns.again(holder)
+        else:
+            self._problems[holder] = "other bytes than it named"
+            self._refused(Refusal(Reason.HASH_MISMATCH, f"blob from {short(holder)}: other bytes than it named"))
+        return False

@@ -1,0 +1,157 @@
+"""Who holds a blob and does not send it keeps nobody from it: silent holders, slow ones, and those who get it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.swarm import settings
+from node.swarm.blobs import BlobServer, WireBytes, read_frame, write_frame
+from node.swarm.turns import Attempt, Turns
+from protos.errors import NetworkError
+from protos.identity import Identity
+from protos.v1 import update_pb2
+from tests.unit.node.holders import BLOB, LIAR, ONE, OTHER, SHA256, Handler, fetching, honest
+
+SILENT = [Identity.from_seed(bytes([n]) * 32).public_key for n in range(20, 30)]
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are asked soon; who is asked alone has all the time that it has outside of tests."""
+    monkeypatch.setattr(settings, "HEDGE_SECONDS", 0.05)
+    monkeypatch.setattr(settings, "LACKING_SECONDS", 0.05)
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As somebody who was killed, on a connection that does not know it."""
+    await reader.read()
+
+
+def pulling(holds: Callable[[], bool], asked: list[int]) -> Handler:
+    """Holds the blob from some time on."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def look(sha256: bytes) -> bytes | None:
+            asked.append(1)
+            return BLOB if holds() else None
+
+        await BlobServer(look, WireBytes(), [].append).handle("somebody", reader, writer)
+
+    return handle
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_dead_author_does_not_keep_us_from_those_who_got_the_blob_meanwhile() -> None:
+    """Announced by its author to all at once: nobody else holds it yet; then the author is killed."""
+    asked: list[int] = []
+    holders = {LIAR: silent, ONE: pulling(lambda: len(asked) > 3, asked), OTHER: pulling(lambda: False, [])}
+    async with fetching(holders) as fetcher, asyncio.timeout(settings.STREAM_IDLE_SECONDS_MAX / 2):
+        assert await fetcher.fetch(SHA256, len(BLOB), [LIAR, ONE, OTHER]) == BLOB
+        assert len(asked) == 4
+        assert fetcher._in_order([LIAR, ONE]) == [ONE, LIAR], "who was silent is asked first again"
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_who_lacks_the_blob_is_asked_again_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "STREAM_IDLE_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(settings, "LACKING_SECONDS", 0.001)
+    asked: list[int] = []
+    async with fetching({LIAR: silent, ONE: pulling(lambda: False, asked)}) as fetcher:
+        with pytest.raises(NetworkError, match="does not hold it"):
+            await fetcher.fetch(SHA256, len(BLOB), [LIAR, ONE])
+    assert len(asked) == settings.LACKING_TIMES_MAX
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_slow_start_is_waited_for_and_not_begun_anew() -> None:
+    """A holder behind a full uplink: the others lack the blob, and it sends it once."""
+    asked: list[int] = []
+    heard = asyncio.Event()
+
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_frame(reader)
+        asked.append(1)
+        await asyncio.wait_for(heard.wait(), 10)
+        response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(BLOB))
+        await write_frame(writer, response.SerializeToString())
+        writer.write(BLOB)
+        await writer.drain()
+        await reader.read()
+
+    def lacks() -> bool:
+        heard.set()
+        return False
+
+    async with fetching({LIAR: late, ONE: pulling(lacks, [])}) as fetcher:
+        assert await fetcher.fetch(SHA256, len(BLOB), [LIAR, ONE]) == BLOB
+    assert asked == [1]
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_more_silent_holders_than_are_asked_side_by_side() -> None:
+    assert len(SILENT) > 2 * settings.ATTEMPTS_MAX
+    holders = dict.fromkeys(SILENT, silent) | {ONE: honest}
+    async with fetching(holders) as fetcher, asyncio.timeout(settings.STREAM_IDLE_SECONDS_MAX / 2):
+        assert await fetcher.fetch(SHA256, len(BLOB), [*SILENT, ONE]) == BLOB
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_slow_holder_that_made_room_is_asked_again_and_what_it_sent_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settings, "STREAM_IDLE_SECONDS_MAX", 3.0)
+    monkeypatch.setattr(settings, "LACKING_TIMES_MAX", 1)
+    offsets: list[int] = []
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = update_pb2.BlobRequest.FromString(await read_frame(reader))
+        rest = BLOB[request.offset :]
+        offsets.append(request.offset)
+        response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(rest))
+        await write_frame(writer, response.SerializeToString())
+        end = len(rest) if request.offset else 100
+        writer.write(rest[:end])
+        await writer.drain()
+        await reader.read()
+
+    holders = {ONE: slow, **dict.fromkeys(SILENT, silent)}
+    async with fetching(holders) as fetcher, asyncio.timeout(20):
+        assert await fetcher.fetch(SHA256, len(BLOB), [ONE, *SILENT]) == BLOB
+    assert offsets == [0, 100]
+
+
+NAMES = st.lists(st.binary(min_size=1, max_size=1), max_size=12)
+
+
+@given(holders=NAMES, data=st.data())
+def test_turns_come_to_an_end_and_nobody_is_left_out(holders: list[bytes], data: st.DataObject) -> None:
+    """Whatever each holder does: all are asked, at most so many at once, and the last answer ends it."""
+    turns, running, now, waited = Turns(holders), list[Attempt](), 0.0, False
+    begun: dict[bytes, int] = {}
+    while True:
+        if (crowded := turns.crowded(now, running)) is not None:
+            running.remove(crowded)
+        if (holder := turns.next(now, running)) is not None:
+            assert holder not in [attempt.holder for attempt in running], "asked twice at once"
+            running.append(Attempt(holder, 1000, now))
+            begun[holder] = begun.get(holder, 0) + 1
+            assert begun[holder] <= settings.LACKING_TIMES_MAX + 2
+        assert holder is not None or not waited, "woken for nothing"
+        if not running:
+            break
+        assert len(running) <= settings.ATTEMPTS_MAX
+        wakes_at = turns.wakes_at(running)
+        waited = wakes_at is not None and data.draw(st.booleans())
+        if waited:
+            assert wakes_at is not None
+            now = max(now, wakes_at)
+            continue
+        attempt = running.pop(data.draw(st.integers(0, len(running) - 1)))
+        if data.draw(st.booleans()):
+            turns.lacks(attempt.holder, now)
+    assert begun.keys() == set(holders)
