@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 
@@ -86,7 +87,7 @@ class Streams:
 
 
 class BlobFetcher:
-    """One peer's. Concurrent requests for one blob share one pull; at most PULLS_MAX at once."""
+    """One peer's. Concurrent requests for one blob share one pull; PULLS_MAX have their turn at once."""
 
     def __init__(self, host: Host, wire: WireBytes, refused: Callable[[Refusal], None]) -> None:
         self._host = host
@@ -120,16 +121,22 @@ class BlobFetcher:
             task.exception()
 
     async def _pull(self, sha256: bytes, size: int, size_max: int | None, holders: Sequence[bytes]) -> bytes:
-        async with self._slots:
-            asking = Asking(sha256, size_max, self.streams, self._wire)
-            pull = _Pull(sha256, size, self._in_order(holders), asking, self._refused)
-            try:
-                return await pull.run()
-            finally:
-                away_until = _now() + limits.AWAY_SECONDS
-                for holder in pull.away:
-                    self._away[holder] = away_until
-                    self.streams.drop(holder)
+        await self._slots.acquire()
+        held = ExitStack()
+        held.callback(self._slots.release)
+        # holders that died together keep many pulls waiting: others begin beside those
+        turn = asyncio.get_running_loop().call_later(limits.PULL_TURN_SECONDS, held.close)
+        asking = Asking(sha256, size_max, self.streams, self._wire)
+        pull = _Pull(sha256, size, self._in_order(holders), asking, self._refused)
+        try:
+            return await pull.run()
+        finally:
+            turn.cancel()
+            held.close()
+            away_until = _now() + limits.AWAY_SECONDS
+            for holder in pull.away:
+                self._away[holder] = away_until
+                self.streams.drop(holder)
 
     def _in_order(self, holders: Sequence[bytes]) -> list[bytes]:
         """Those that answer first; who was just found away last (it may be the only one that has it)."""

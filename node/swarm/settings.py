@@ -42,7 +42,9 @@ STRAIGHTEN_SECONDS_MAX = 300.0
 RETRY_SECONDS_MIN = 0.2
 RETRY_SECONDS_MAX = 5.0
 OVERLAY_PEERS_MAX = 64
+# Pulls that share our downlink, each for so long: then it goes on beside the next one.
 PULLS_MAX = 8
+PULL_TURN_SECONDS = 3.0
 SERVES_MAX = 64
 # Idle blob streams: how long a server keeps one, how many it takes from a peer, how many a client keeps to a holder.
 STREAM_KEPT_SECONDS = 900.0

@@ -125,6 +125,20 @@ async def test_a_slow_holder_that_made_room_is_asked_again_and_what_it_sent_is_k
     assert offsets == [0, 100]
 
 
+async def test_authors_that_died_together_do_not_keep_us_from_the_living(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "PULL_TURN_SECONDS", 0.1)
+    holders = dict.fromkeys(SILENT, silent) | {ONE: honest}
+    assert len(SILENT) > settings.PULLS_MAX
+    async with fetching(holders) as fetcher, asyncio.timeout(settings.STREAM_IDLE_SECONDS_MAX / 2):
+        dead = [asyncio.create_task(fetcher.fetch(key, len(BLOB), [key])) for key in SILENT]
+        await asyncio.sleep(0)
+        assert await fetcher.fetch(SHA256, len(BLOB), [ONE]) == BLOB
+        assert not any(task.done() for task in dead)
+        for task in [*dead, *fetcher._running.values()]:
+            task.cancel()
+        await asyncio.gather(*dead, return_exceptions=True)
+
+
 NAMES = st.lists(st.binary(min_size=1, max_size=1), max_size=12)
 
 
