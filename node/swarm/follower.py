@@ -69,6 +69,7 @@ class Follower:
                 away = True
             except SessionLostError as error:
                 problem, lost = error, True
+                delay = limits.RETRY_SECONDS_MIN  # it is there: no wait as for one that is away
             except NetworkError as error:
                 problem, away = error, True
             except RefusedError as error:
