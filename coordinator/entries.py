@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from coordinator import agreement, memory, rules, transitions, trust
+from coordinator import agreement, memory, rules, trust
 from coordinator.events import Append, Claim, EntryCommitted, Judged, SendEntry
 from coordinator.state import DURATIONS_KEPT, OpenStep, Outcome, Run
 from protos.assignment import assign, merge
@@ -90,8 +90,8 @@ def _contributions(run: Run, current: OpenStep, claims: Mapping[bytes, Claim]) -
 
 def _paced(run: Run, current: OpenStep, counted: Iterable[bytes]) -> Run:
     """Roster members that missed the step get a smaller share of the next, and are waited for more rarely."""
-    counted = set(counted)
-    for key in sorted(current.tick.places.keys() & run.peers.keys()):
+    counted, peers = set(counted), dict(run.peers)
+    for key in current.tick.places.keys() & peers.keys():
         awaited = not current.rarely & current.bit(key)
-        run = transitions.with_peer(run, rules.paced(run.peers[key], counted=key in counted, awaited=awaited))
-    return run
+        peers[key] = rules.paced(peers[key], counted=key in counted, awaited=awaited)
+    return replace(run, peers=peers)

@@ -243,11 +243,11 @@ def is_awaited(missed: int, step: int) -> bool:
 def rarely_awaited(clock: ClockConfig, tick: Tick, peers: Mapping[bytes, Peer]) -> int:
     """Bit mask of the roster members that this step does not wait for: the worst ones, so that `min_peers` are left, and most.
 
-    Where most are too slow, it is the deadline that has to follow them.
+    Where most are too slow, it is the deadline that has to follow them. Of two, one may be the slow one.
     """
     slow = [peer for key in tick.places if (peer := peers.get(key)) and not is_awaited(peer.missed, tick.step)]
     members = len(tick.roster)
-    spare = max(min(members - clock.min_peers, (members - 1) // 2), 0)
+    spare = max(min(members - clock.min_peers, max(members - 1, 2) // 2), 0)
     worst = sorted(slow, key=lambda peer: (-peer.missed, peer.public_key))[:spare]
     return sum(1 << tick.places[peer.public_key] for peer in worst)
 

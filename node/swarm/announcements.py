@@ -6,6 +6,8 @@ when it has it and it passed the payloads' door, not before.
 
 from __future__ import annotations
 
+import asyncio
+
 from node.swarm.collector import Door
 from node.swarm.inbox import Announced, Inbox
 from node.swarm.outbox import Outbox
@@ -33,10 +35,16 @@ class Announcements:
         self._public_key = public_key
         self._inbox, self._pulls, self._door, self._outbox = inbox, pulls, door, outbox
         self._view, self._runtime = view, runtime
+        self._pulling: dict[asyncio.Task[None], int] = {}  # at which step
 
     def move_head(self, step: int, entry_hash: bytes) -> None:
-        """The log has grown (or was started again from a snapshot)."""
+        """The log has grown (or was started again from a snapshot): what was announced before its last step matters no more.
+
+        Pulls for the last step itself go on: what its entry names is taken over from them.
+        """
         self._inbox.move_head(step, entry_hash)
+        for task in [task for task, at in self._pulling.items() if at < step]:
+            task.cancel()
 
     def open_step(self, tick: Tick) -> None:
         """The step's roster is known: what its members said already is heard now."""
@@ -63,7 +71,9 @@ class Announcements:
         """A roster member's announcement: its payload is pulled, or it is evidence against its author."""
         first = self._inbox.contradicted(announced)
         if first is None:
-            self._runtime.spawn(self._hold(announced))
+            task = self._runtime.spawn(self._hold(announced))
+            self._pulling[task] = announced.step
+            task.add_done_callback(self._pulling.pop)
             return
         step, author = announced.step, announced.author
         self._runtime.refused(Refusal(Reason.EQUIVOCATED, f"two payloads for step {step} by {short(author)}"))

@@ -123,8 +123,9 @@ class CoordinatorClient:
         await self.close()
         if not self.several:
             [address] = self.known.addresses
-            pem = await asyncio.to_thread(fetch_certificate, address, self._invite.certificate_sha256)
-            self._channel = _channel(address, pem, _OPTIONS)
+            self._pem = await asyncio.to_thread(fetch_certificate, address, self._invite.certificate_sha256)
+            # kept by its address, too: there may be several one day, and this one of them
+            self._channel = self._channels[address] = _channel(address, self._pem, _OPTIONS)
             return
         until = time.monotonic() + limits.TAKE_OVER_SECONDS_MAX
         while True:

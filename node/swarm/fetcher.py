@@ -94,49 +94,63 @@ class BlobFetcher:
         self._refused = refused
         self._wire = wire
         self._slots = asyncio.Semaphore(limits.PULLS_MAX)
-        self._running: dict[bytes, asyncio.Task[bytes]] = {}
+        self._running: dict[bytes, _Shared] = {}
         self._away: dict[bytes, float] = {}
         self.streams = Streams(host)
 
     async def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes], size_max: int | None = None) -> bytes:
         """The blob with this hash, of exactly `size` bytes or, with `size_max`, of another length up to that.
 
-        NetworkError if no holder has it now.
+        NetworkError if no holder has it now. The pull ends when nobody waits for it any more.
         """
-        task = self._running.get(sha256)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._pull(sha256, size, size_max, holders))
-            self._running[sha256] = task
-            task.add_done_callback(lambda done: self._ended(sha256, done))
-        return await asyncio.shield(task)
+        shared = self._running.get(sha256)
+        if shared is None:
+            shared = _Shared(asyncio.get_running_loop().create_task(self._pull(sha256, size, size_max, holders)))
+            shared.task.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # nobody may be left to hear it
+            self._running[sha256] = shared
+        shared.waiting += 1
+        try:
+            return await asyncio.shield(shared.task)
+        finally:
+            shared.waiting -= 1
+            if not shared.waiting:
+                shared.task.cancel()
+                if self._running.get(sha256) is shared:
+                    del self._running[sha256]
 
     def close(self) -> None:
         """Close every kept stream."""
         self.streams.close()
 
-    def _ended(self, sha256: bytes, task: asyncio.Task[bytes]) -> None:
-        """Its failure belongs to those who wait; if they were all cancelled, nobody needs it."""
-        self._running.pop(sha256, None)
-        if not task.cancelled():
-            task.exception()
-
     async def _pull(self, sha256: bytes, size: int, size_max: int | None, holders: Sequence[bytes]) -> bytes:
         await self._slots.acquire()
-        held = ExitStack()
-        held.callback(self._slots.release)
-        # holders that died together keep many pulls waiting: others begin beside those
-        turn = asyncio.get_running_loop().call_later(limits.PULL_TURN_SECONDS, held.close)
         asking = Asking(sha256, size_max, self.streams, self._wire)
         pull = _Pull(sha256, size, self._in_order(holders), asking, self._refused)
-        try:
-            return await pull.run()
-        finally:
-            turn.cancel()
-            held.close()
-            away_until = _now() + limits.AWAY_SECONDS
-            for holder in pull.away:
-                self._away[holder] = away_until
-                self.streams.drop(holder)
+        with ExitStack() as held:
+            held.callback(self._slots.release)
+
+            loop = asyncio.get_running_loop()
+            turn: asyncio.TimerHandle
+
+            def give_way() -> None:
+                """Holders that died together hold up only their own: others begin beside a pull from which nothing comes."""
+                nonlocal turn
+                if pull.silent_for(limits.PULL_TURN_SECONDS):
+                    held.close()
+                else:
+                    turn = loop.call_later(limits.PULL_TURN_SECONDS, give_way)
+
+            turn = loop.call_later(limits.PULL_TURN_SECONDS, give_way)
+            try:
+                return await pull.run()
+            finally:
+                turn.cancel()
+                until = _now() + limits.AWAY_SECONDS
+                self._away |= dict.fromkeys(pull.away, until)
+                for holder in pull.answered:
+                    self._away.pop(holder, None)
 
     def _in_order(self, holders: Sequence[bytes]) -> list[bytes]:
         """Those that answer first; who was just found away last (it may be the only one that has it)."""
@@ -164,7 +178,7 @@ class Asking:
     async def ask(self, attempt: Attempt) -> Said:
         """Fill the attempt's buffer. Raises one of _FAILURES; what had come by then stays in the buffer."""
         stream = await self._streams.take(attempt.holder)
-        attempt.progress_at = _now()
+        attempt.opened, attempt.progress_at = True, _now()
         try:
             return await self._ask_on(stream, attempt)
         except (OSError, asyncio.IncompleteReadError, NetworkError) as error:
@@ -173,6 +187,10 @@ class Asking:
         # a kept stream that had died unnoticed, as the others to this holder will have: that says nothing about it
         self._streams.drop(attempt.holder)
         return await self._ask_on(await self._streams.open(attempt.holder), attempt)
+
+    def forget(self, holder: bytes) -> None:
+        """Use no stream again that was kept of this holder."""
+        self._streams.drop(holder)
 
     async def _ask_on(self, stream: Stream, attempt: Attempt) -> Said:
         clean = False
@@ -224,8 +242,16 @@ class Asking:
         return Said.WHOLE
 
 
+@dataclass
+class _Shared:
+    """A pull, and how many wait for it."""
+
+    task: asyncio.Task[bytes]
+    waiting: int = 0
+
+
 class _Pull:
-    """One blob, from whoever has sent it first. `away`: who kept us waiting, or could not be reached."""
+    """One blob, from whoever has sent it first. `answered`: who said something; `away`: who cannot be reached."""
 
     def __init__(
         self, sha256: bytes, size: int, holders: list[bytes], asking: Asking, refused: Callable[[Refusal], None]
@@ -238,6 +264,11 @@ class _Pull:
         self._problems: dict[bytes, str] = {}
         self._cut: list[asyncio.Task[Said]] = []
         self.away: set[bytes] = set()
+        self.answered: set[bytes] = set()
+
+    def silent_for(self, seconds: float) -> bool:
+        """Whether nothing came from anyone for so long."""
+        return all(attempt.progress_at + seconds <= _now() for attempt in self._running.values())
 
     async def run(self) -> bytes:
         """NetworkError if no holder has it now."""
@@ -251,10 +282,8 @@ class _Pull:
                     if self._judge(attempt, task):
                         return bytes(attempt.buffer)
         finally:
-            now = _now()
-            self.away |= {attempt.holder for attempt in self._running.values() if attempt.stalls_at <= now}
-            for task in self._running:
-                task.cancel()
+            for task, attempt in self._running.items():
+                self._stop(task, attempt)
             await asyncio.gather(*self._running, *self._cut, return_exceptions=True)
         why = "; ".join(f"{short(holder)}: {what}" for holder, what in self._problems.items()) or "nobody to ask"
         raise NetworkError(f"no holder gave blob {self._sha256.hex()[:16]}: {why}")
@@ -262,14 +291,13 @@ class _Pull:
     def _begin(self) -> bool:
         """Ask whose turn it is; whether anyone is being asked."""
         now = _now()
-        if (crowded := self._turns.crowded(now, self._running.values())) is not None:
-            task = next(task for task, attempt in self._running.items() if attempt is crowded)
-            del self._running[task]
-            task.cancel()
+        slow = self._turns.gives_way(now, self._running.values())
+        for task in [task for task, attempt in self._running.items() if attempt is slow]:
+            attempt = self._running.pop(task)
+            self._stop(task, attempt)
             self._cut.append(task)
-            self.away.add(crowded.holder)
-            self._problems[crowded.holder] = "too slow"
-            self._save(crowded)
+            self._problems[attempt.holder] = "too slow"
+            self._save(attempt)
         holder = self._turns.next(now, self._running.values())
         if holder is not None:
             for other in self._running.values():
@@ -278,6 +306,14 @@ class _Pull:
             attempt = Attempt(holder, self._size, now, begun)
             self._running[asyncio.get_running_loop().create_task(self._asking.ask(attempt))] = attempt
         return bool(self._running)
+
+    def _stop(self, task: asyncio.Task[Said], attempt: Attempt) -> None:
+        """Others were faster. A connection on which nothing comes may be a dead one: none of its streams is used again."""
+        task.cancel()
+        if attempt.silent_at <= _now():
+            self._asking.forget(attempt.holder)
+            if not attempt.opened:
+                self.away.add(attempt.holder)
 
     def _save(self, attempt: Attempt) -> None:
         """The next one asked goes on after what came here, if that is the most yet."""
@@ -290,12 +326,14 @@ class _Pull:
         if isinstance(error, _FAILURES):
             if isinstance(error, Refusal):
                 self._refused(error)
-            else:
+            elif isinstance(error, TimeoutError) or not attempt.opened:
                 self.away.add(holder)
+                self._asking.forget(holder)
             self._save(attempt)
             self._problems[holder] = str(error) or type(error).__name__
             return False
         said = task.result()
+        self.answered.add(holder)
         if said is Said.WHOLE and hashlib.sha256(attempt.buffer).digest() == self._sha256:
             return True
         if said is Said.LACKS:
@@ -304,7 +342,7 @@ class _Pull:
         elif attempt.resumed:  # what others had sent may be the bad part
             self._come = bytearray()
             self._anew.add(holder)
-            self._turns.again(holder)
+            self._turns.first(holder)
         else:
             self._problems[holder] = "other bytes than it named"
             self._refused(Refusal(Reason.HASH_MISMATCH, f"blob from {short(holder)}: other bytes than it named"))

@@ -13,8 +13,8 @@ CONNECT_SECONDS_MAX = 10.0
 BOOTSTRAP_TRIES = 8
 STREAM_OPEN_SECONDS_MAX = 10.0
 STREAM_IDLE_SECONDS_MAX = 20.0
-# A holder has this long for a blob, and a second more for so many bytes: then others are asked beside it. It is given up once
-# it is slower than a modem. Who sends a byte now and then holds nobody up.
+# A holder has this long for a blob, and a second more for so many bytes: first, while others could be asked instead, and then
+# as long as it takes at a modem's speed. Who sends a byte now and then holds nobody up.
 IMPATIENT_SECONDS = 3.0
 IMPATIENT_BYTES_A_SECOND = 64_000
 PATIENT_BYTES_A_SECOND = 2_000
@@ -42,7 +42,7 @@ STRAIGHTEN_SECONDS_MAX = 300.0
 RETRY_SECONDS_MIN = 0.2
 RETRY_SECONDS_MAX = 5.0
 OVERLAY_PEERS_MAX = 64
-# Pulls that share our downlink, each for so long: then it goes on beside the next one.
+# Pulls that share our downlink. One from which nothing comes for so long goes on beside the next one.
 PULLS_MAX = 8
 PULL_TURN_SECONDS = 3.0
 SERVES_MAX = 64
@@ -64,14 +64,16 @@ FETCH_ROUNDS_MAX = 6
 # What pullers say about our blobs: blobs remembered, and words on each.
 ARRIVALS_MAX = 64
 ARRIVAL_REPORTS_MAX = 64
-# A holder that could not be reached is asked last for this long.
+# A holder that could not be reached is asked last for this long, or until it answers.
 AWAY_SECONDS = 30.0
 # How long one holder may be silent before the next is asked beside it, and how many are asked side by side.
 HEDGE_SECONDS = 1.0
 ATTEMPTS_MAX = 4
-# Who does not hold a blob is asked again while others keep us waiting: after so long, then after twice as long each.
+# Those who do not hold a blob are asked again while others keep us waiting: so many after this long, then after twice as
+# long each, in so many rounds.
 LACKING_SECONDS = 0.5
-LACKING_TIMES_MAX = 6
+LACKING_ROUND_MAX = 4
+LACKING_ROUNDS_MAX = 5
 # Votes that the log names are asked for so often before a snapshot does instead.
 ACCEPTED_ROUNDS_MIN = 3
 # Payloads and snapshots stay at least this long after a newer snapshot is agreed: somebody may be on its way from them.

@@ -1,7 +1,8 @@
 """Which holder of a blob is asked next, and when: decided from the time and what came so far, without any stream.
 
-Holders are asked one after the other. Who is silent, or slow, goes on with company: the next one is asked beside it. Who did
-not hold the blob may do so a moment later (it pulls it, too), so it is asked again while others keep us waiting.
+Holders are asked one after the other. Who is silent goes on with company: the next one is asked beside it. Who sends, but too
+slowly, gives way to the next one, which goes on after what came: no byte is asked of two that send. Who did not hold the
+blob may do so a moment later (it pulls it, too), so a few of those are asked again while nothing comes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from node.swarm import settings as limits
 class Attempt:
     """One holder is asked for one blob of `total` bytes. `buffer`: what has come, from the blob's first byte on.
 
-    Its first `resumed` bytes had come from others before. Times are seconds of one clock.
+    Its first `resumed` bytes had come from others before. `opened`: there is a stream. Times are seconds of one clock.
     """
 
     holder: bytes
@@ -26,6 +27,7 @@ class Attempt:
     buffer: bytearray = field(default_factory=bytearray)
     resumed: int = 0
     progress_at: float = 0.0
+    opened: bool = False
 
     def __post_init__(self) -> None:
         self.resumed, self.progress_at = len(self.buffer), self.began_at
@@ -36,19 +38,14 @@ class Attempt:
         return self.total - len(self.buffer)
 
     @property
-    def stalls_at(self) -> float:
-        """From when on others are asked beside it, if nothing comes until then: it is silent, or it takes too long."""
-        whole = limits.IMPATIENT_SECONDS + (self.total - self.resumed) / limits.IMPATIENT_BYTES_A_SECOND
-        return min(self.progress_at + limits.HEDGE_SECONDS, self.began_at + whole)
+    def silent_at(self) -> float:
+        """From when on it is silent, if nothing comes until then."""
+        return self.progress_at + limits.HEDGE_SECONDS
 
-
-@dataclass(frozen=True)
-class _Lacking:
-    """A holder that did not have the blob; it is asked again at `due_at`."""
-
-    due_at: float
-    times: int
-    holder: bytes
+    @property
+    def late_at(self) -> float:
+        """From when on it is too slow while others were not asked yet."""
+        return self.began_at + limits.IMPATIENT_SECONDS + (self.total - self.resumed) / limits.IMPATIENT_BYTES_A_SECOND
 
 
 class Turns:
@@ -56,50 +53,66 @@ class Turns:
 
     def __init__(self, holders: Iterable[bytes]) -> None:
         self._left = deque(dict.fromkeys(holders))
-        self._lacking: list[_Lacking] = []
-        self._times: dict[bytes, int] = {}
-        self._cut: set[bytes] = set()
+        self._gave_way: set[bytes] = set()
+        self._lacking: deque[bytes] = deque()
+        # Those who lacked the blob are asked again in rounds, each for a few of them.
+        self._rounds, self._round_left, self._round_at = 0, 0, 0.0
 
     def next(self, now: float, running: Collection[Attempt]) -> bytes | None:
         """The holder to ask now; None to wait or, if none is running, because nobody is left."""
-        if running and (len(running) >= limits.ATTEMPTS_MAX or any(attempt.stalls_at > now for attempt in running)):
+        if len(running) >= limits.ATTEMPTS_MAX or any(self._waits_at(attempt) > now for attempt in running):
             return None
         if self._left:
             return self._left.popleft()
-        soonest = min(self._lacking, key=lambda lacking: lacking.due_at, default=None)
-        if not running or soonest is None or soonest.due_at > now:
-            return None
-        self._lacking.remove(soonest)
-        return soonest.holder
+        return self._again(now) if running else None
 
-    def crowded(self, now: float, running: Collection[Attempt]) -> Attempt | None:
-        """Who has to make room for one who was not asked yet: the longest of too many that all keep us waiting.
+    def gives_way(self, now: float, running: Collection[Attempt]) -> Attempt | None:
+        """Who has to stop for one that was not asked yet: one that is too slow, or the longest of too many silent ones.
 
         It is asked again after all others, once.
         """
-        if len(running) < limits.ATTEMPTS_MAX or not self._left or any(attempt.stalls_at > now for attempt in running):
+        if not self._left:
             return None
-        longest = min(running, key=lambda attempt: attempt.began_at)
-        if longest.holder not in self._cut:
-            self._cut.add(longest.holder)
+        chosen = [attempt for attempt in running if attempt.late_at <= now and attempt.holder not in self._gave_way]
+        if len(running) >= limits.ATTEMPTS_MAX and all(self._waits_at(attempt) <= now for attempt in running):
+            chosen = chosen or list(running)
+        if not chosen:
+            return None
+        longest = min(chosen, key=lambda attempt: attempt.began_at)
+        if longest.holder not in self._gave_way:
+            self._gave_way.add(longest.holder)
             self._left.append(longest.holder)
         return longest
 
     def wakes_at(self, running: Collection[Attempt]) -> float | None:
         """When the time alone may call for another holder; None: never."""
-        stalled = max((attempt.stalls_at for attempt in running), default=0.0)
+        all_wait_at = max(map(self._waits_at, running), default=0.0)
         if self._left:
-            return stalled
-        if not self._lacking or len(running) >= limits.ATTEMPTS_MAX:
+            return min([all_wait_at, *(a.late_at for a in running if a.holder not in self._gave_way)])
+        if not self._lacking or self._rounds == limits.LACKING_ROUNDS_MAX or len(running) >= limits.ATTEMPTS_MAX:
             return None
-        return max(stalled, min(lacking.due_at for lacking in self._lacking))
+        return max(all_wait_at, self._round_at)
 
-    def again(self, holder: bytes) -> None:
+    def first(self, holder: bytes) -> None:
         """Ask it once more, before all others."""
         self._left.appendleft(holder)
 
     def lacks(self, holder: bytes, now: float) -> None:
-        """It does not hold the blob now. After LACKING_TIMES_MAX such answers it is asked no more."""
-        times = self._times[holder] = self._times.get(holder, 0) + 1
-        if times < limits.LACKING_TIMES_MAX:
-            self._lacking.append(_Lacking(now + limits.LACKING_SECONDS * 2 ** (times - 1), times, holder))
+        """It does not hold the blob now."""
+        if not self._lacking and not self._rounds:
+            self._round_at = now + limits.LACKING_SECONDS
+        self._lacking.append(holder)
+
+    def _again(self, now: float) -> bytes | None:
+        """One that lacked it, if a round is on or due. Rounds come after LACKING_SECONDS, then after twice as long each."""
+        if not self._lacking or self._rounds == limits.LACKING_ROUNDS_MAX or self._round_at > now:
+            return None
+        self._round_left = (self._round_left or min(len(self._lacking), limits.LACKING_ROUND_MAX)) - 1
+        if not self._round_left:
+            self._rounds += 1
+            self._round_at = now + limits.LACKING_SECONDS * 2**self._rounds
+        return self._lacking.popleft()
+
+    def _waits_at(self, attempt: Attempt) -> float:
+        """From when on others are asked beside it: if it is silent or, once all have had their turn, if it is too slow."""
+        return attempt.silent_at if self._left else min(attempt.silent_at, attempt.late_at)

@@ -326,7 +326,7 @@ class PeerProcess:
         self.thread.kill()
         session, self._session = self._session, None
         if session is not None:
-            for task in [*session._runtime.tasks, *session.fetcher._running.values()]:
+            for task in [*session._runtime.tasks, *(shared.task for shared in session.fetcher._running.values())]:
                 task.cancel()
             assert isinstance(session.host, SimHost)
             session.host.vanish()

@@ -402,6 +402,14 @@ def test_idle_peers_do_not_help_one_that_dawdles() -> None:
     assert max(took[40:]) <= 600
 
 
+def test_of_two_one_that_never_votes_does_not_lead_the_other_to_the_longest_deadline() -> None:
+    """One alone is not most of two, so each whole step counted, and the deadline grew by half with each."""
+    took, votes = steps_of(opened_together(2, deadline_ms_min=2000, steps=200), 80, {0: 400})
+    assert max(took[10:]) <= 2000
+    assert took[-32:].count(400) >= 30
+    assert set(votes) == {1}
+
+
 def test_the_deadline_grows_until_most_are_in_time() -> None:
     """Three need 400 ms and seven 1,000, whatever their share: a deadline that follows the three would shut the seven out."""
     harness = opened_together(10, deadline_ms_min=100, batch_samples=64, min_peers=2)
@@ -418,6 +426,8 @@ def test_who_reports_its_own_offence_and_votes_in_one_breath_is_out() -> None:
     claims = [claim_of(tick, n) for n in range(3)]
     harness.feed(Reported(key(0), claim=claims[0], offences=(offence_of(0),)))
     assert harness.run.standings[key(0)].excluded
+    for n in (1, 2):
+        harness.feed(Reported(key(n), holdings=((tick.step, key(0), claims[0].payload_sha256),)))
     contribute(harness, 1, 2)
     assert harness.run.head_step == 1
     assert {c.public_key for c in harness.entries[0].contributions} == {key(1), key(2)}

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from node.swarm.client import CoordinatorClient
 from node.swarm.coordinators import Coordinators
 from protos.invite import COORDINATORS_MAX
+from protos.run_config import RunConfig
+from tests.unit.coordinator.driver import config
+from tests.unit.coordinator.serving import served
 
 INVITED = ("one.example:7700",)
 
@@ -47,3 +51,16 @@ def test_a_disk_that_takes_nothing_ends_nobody(tmp_path: Path) -> None:
     known = Coordinators(INVITED, tmp_path / "run" / "coordinators.json")
     known.learn(["two.example:1"])
     assert known.addresses == ("two.example:1", *INVITED)
+
+
+async def test_who_learns_of_a_second_coordinator_stays_with_the_first_while_that_acts(tmp_path: Path) -> None:
+    """A channel made twice to the same coordinator is no other coordinator: joining again would forget what it holds."""
+    run: RunConfig = config()
+    async with served(tmp_path, run) as here:
+        client = CoordinatorClient(here.invite, None)
+        await client.connect()
+        client.known.learn(["127.0.0.1:1"])
+        assert client.several
+        assert not await client.move()
+        await client.get_run()
+        await client.close()

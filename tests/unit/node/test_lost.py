@@ -1,0 +1,137 @@
+"""Votes of the log that nobody gives: how often they are looked for, what does instead, and what a peer makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.loop import Trainer
+from node.swarm import pulls as module
+from node.swarm.collector import Collector
+from node.swarm.events import Resync, Snapshot
+from node.swarm.pulls import Pulls
+from node.swarm.settings import ACCEPTED_ROUNDS_MIN
+from protos.errors import NetworkError
+from protos.log import Contribution
+
+STEP = 45
+NAMED = Contribution(b"a" * 32, b"h" * 32, 10, 4, 400, 1.5)
+
+
+def snapshot(step: int) -> Snapshot:
+    return Snapshot(step, b"r" * 32, 10, (b"k" * 32,))
+
+
+def looked_for(answers: list[bytes | None], newest: Snapshot | None) -> tuple[Pulls, Any]:
+    """Pulls from holders that answer so, one after the other."""
+
+    class Fetcher:
+        asked = 0
+
+        async def fetch(self, sha256: bytes, size: int, holders: object, size_max: int | None = None) -> bytes:
+            self.asked += 1
+            answer = answers.pop(0)
+            if answer is None:
+                raise NetworkError("nobody has it now")
+            return answer
+
+    held: dict[bytes, bytes] = {}
+
+    def put(step: int, sha256: bytes, data: bytes) -> bool:
+        held[sha256] = data
+        return True
+
+    async def emit(event: object) -> None:
+        said.append(event)
+
+    said: list[object] = []
+    fetcher: Any = Fetcher()
+    payloads: Any = SimpleNamespace(get=held.get, put=put)
+    runtime: Any = SimpleNamespace(
+        log=SimpleNamespace(info=lambda *words, **values: None),
+        counters=SimpleNamespace(payload_bytes_received=0),
+        emit=emit,
+        said=said,
+    )
+    pulls = Pulls(
+        fetcher, payloads, SimpleNamespace(roster=()), SimpleNamespace(newest=newest), runtime, patience_seconds=1e9
+    )  # type: ignore[arg-type]
+    return pulls, SimpleNamespace(fetcher=fetcher, runtime=runtime, payloads=payloads)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sleep(seconds: float) -> None: ...
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_a_snapshot_does_instead_only_after_a_few_rounds() -> None:
+    """One unlucky moment must not cost a peer its place in the log."""
+    pulls, seen = looked_for([None] * 2 + [b"votes"], snapshot(STEP + 5))
+    assert await pulls.accepted(NAMED, STEP, 100) == b"votes"
+    pulls, seen = looked_for([None] * 9, snapshot(STEP + 5))
+    assert await pulls.accepted(NAMED, STEP, 100) is None
+    assert seen.fetcher.asked == ACCEPTED_ROUNDS_MIN
+
+
+@pytest.mark.parametrize("newest", [None, snapshot(STEP - 1)])
+@pytest.mark.usefixtures("no_pauses")
+async def test_where_no_snapshot_has_the_step_it_is_looked_for_on_and_on(newest: Snapshot | None) -> None:
+    pulls, _ = looked_for([None] * 20 + [b"votes"], newest)
+    assert await pulls.accepted(NAMED, STEP, 100) == b"votes"
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_an_entry_whose_votes_are_lost_asks_for_a_newer_snapshot() -> None:
+    newest = snapshot(STEP + 5)
+    pulls, seen = looked_for([None] * ACCEPTED_ROUNDS_MIN, newest)
+    door: Any = SimpleNamespace(bytes_max=100)
+    agreed: Any = SimpleNamespace(newest=newest)
+    collector = Collector(pulls, seen.payloads, door, agreed, seen.runtime)
+    entry: Any = SimpleNamespace(step=STEP, contributions=(NAMED,), trials=())
+    signed: Any = SimpleNamespace(entry=entry)
+    assert await collector.collect(signed, {}) is None
+    [event] = seen.runtime.said
+    assert isinstance(event, Resync)
+    assert (event.lost, event.snapshot) == (True, newest)
+
+
+def newer(event: Resync, ask: Callable[[], Snapshot | None]) -> Snapshot:
+    trainer: Any = Trainer.__new__(Trainer)
+    trainer.swarm = SimpleNamespace(newest_snapshot=ask)
+    trainer.replica = SimpleNamespace(step=STEP)
+    trainer.log = SimpleNamespace(info=lambda *words, **values: None)
+    trainer.stopping = SimpleNamespace(wait=lambda seconds: None)
+    found: Snapshot = trainer._newer(event)
+    return found
+
+
+def test_a_newer_snapshot_that_is_known_needs_no_coordinator() -> None:
+    def away() -> Snapshot | None:
+        raise NetworkError("the coordinator does not answer")
+
+    assert newer(Resync(snapshot(STEP + 5), "lost", lost=True), away) == snapshot(STEP + 5)
+
+
+def test_a_coordinator_that_is_away_for_a_moment_does_not_end_a_peer() -> None:
+    answers: list[Snapshot | None] = [None] * 4 + [snapshot(STEP + 5)]
+
+    def back_soon() -> Snapshot | None:
+        answer = answers.pop(0)
+        if answer is None:
+            raise NetworkError("the coordinator does not answer")
+        return answer
+
+    assert newer(Resync(snapshot(STEP), "lost", lost=True), back_soon) == snapshot(STEP + 5)
+    assert answers == []
+
+
+@pytest.mark.parametrize("newest", [None, snapshot(STEP)])
+def test_without_a_newer_snapshot_it_ends_and_says_what_to_do(newest: Snapshot | None) -> None:
+    with pytest.raises(NetworkError, match=r"lost, and no snapshot is newer .* step 45.*join again"):
+        newer(Resync(newest, "lost", lost=True), lambda: newest)
