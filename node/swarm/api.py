@@ -10,7 +10,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
@@ -37,9 +36,9 @@ class Swarm:
 
     def __init__(self, make: Any, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
-        self._events: queue.Queue[Event] = queue.Queue(EVENTS_MAX)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._room = asyncio.Semaphore(EVENTS_MAX)
         self._loop = asyncio.new_event_loop()
-        self._room = ThreadPoolExecutor(1, thread_name_prefix="events")
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
         self._thread.start()
         self._closed = False
@@ -50,10 +49,8 @@ class Swarm:
 
     async def _emit(self, event: Event) -> None:
         """Wait for room rather than grow: a training thread that is busy holds the network side back, not memory."""
-        try:
-            self._events.put_nowait(event)
-        except queue.Full:
-            await self._loop.run_in_executor(self._room, self._events.put, event, True, FETCH_SECONDS_MAX)
+        await self._room.acquire()
+        self._events.put(event)
 
     def _call(self, work: Coroutine[Any, Any, T], seconds_max: float, *, stoppable: bool = False) -> T:
         """Wait in slices, so that Ctrl-C ends a `stoppable` call at once."""
@@ -115,6 +112,7 @@ class Swarm:
                 self._events.get_nowait()
             except queue.Empty:
                 return
+            self._loop.call_soon_threadsafe(self._room.release)
 
     def newest_snapshot(self) -> Snapshot | None:
         """The snapshot that is agreed now, as the coordinator says."""
@@ -123,9 +121,11 @@ class Swarm:
     def next_event(self, seconds_max: float) -> Event | None:
         """The next event, or None after `seconds_max`."""
         try:
-            return self._events.get(timeout=seconds_max)
+            event = self._events.get(timeout=seconds_max)
         except queue.Empty:
             return None
+        self._loop.call_soon_threadsafe(self._room.release)
+        return event
 
     def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
         """Offer this peer's payload of a step."""
@@ -165,7 +165,5 @@ class Swarm:
             self._call(self._drain(), STOP_SECONDS_MAX)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(STOP_SECONDS_MAX)
-            self._room.shutdown(wait=False, cancel_futures=True)
-            self._forget()  # or one that waits for room would keep the process for as long as it may wait
             if not self._thread.is_alive():
                 self._loop.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -89,16 +90,29 @@ def test_more_events_than_fit_wait_for_room_and_keep_their_order() -> None:
     swarm.close(leaving=False)
 
 
-def test_closing_lets_an_event_go_that_waits_for_room() -> None:
-    swarm, _ = made()
+def filled(swarm: Swarm) -> Future[None]:
+    """Follow until the queue is full and one more waits for room."""
     following = asyncio.run_coroutine_threadsafe(swarm._session.follow_from(EVENTS_MAX + 5, b""), swarm._loop)
     until = time.monotonic() + 10
-    while "events_0" not in {thread.name for thread in threading.enumerate()}:
+    while not swarm._room.locked():
         assert time.monotonic() < until, "the events never filled the queue"
         threading.Event().wait(0.01)
+    return following
+
+
+def test_an_event_that_waits_for_room_does_not_come_after_a_halt() -> None:
+    """It belongs to a following that is over; the state was loaded from a snapshot since."""
+    swarm, _ = made()
+    filled(swarm).cancel()  # as the session's halt does
+    swarm.halt()
+    swarm.follow_from(3, b"")
+    assert [swarm.next_event(0.1) for _ in range(4)] == [*(Waiting(str(number)) for number in range(3)), None]
+    assert swarm._room._value == EVENTS_MAX
+    swarm.close(leaving=False)
+
+
+def test_closing_lets_an_event_go_that_waits_for_room() -> None:
+    swarm, _ = made()
+    following = filled(swarm)
     swarm.close(leaving=False)
     assert following.cancelled()
-    for thread in threading.enumerate():
-        if thread.name == "events_0":
-            thread.join(5)
-            assert not thread.is_alive(), "it would keep the process for minutes"
