@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 
@@ -106,9 +105,8 @@ class BlobFetcher:
         shared = self._running.get(sha256)
         if shared is None:
             shared = _Shared(asyncio.get_running_loop().create_task(self._pull(sha256, size, size_max, holders)))
-            shared.task.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # nobody may be left to hear it
+            # nobody may be left to hear how it ended
+            shared.task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._running[sha256] = shared
         shared.waiting += 1
         try:
@@ -128,29 +126,14 @@ class BlobFetcher:
         await self._slots.acquire()
         asking = Asking(sha256, size_max, self.streams, self._wire)
         pull = _Pull(sha256, size, self._in_order(holders), asking, self._refused)
-        with ExitStack() as held:
-            held.callback(self._slots.release)
-
-            loop = asyncio.get_running_loop()
-            turn: asyncio.TimerHandle
-
-            def give_way() -> None:
-                """Holders that died together hold up only their own: others begin beside a pull from which nothing comes."""
-                nonlocal turn
-                if pull.silent_for(limits.PULL_TURN_SECONDS):
-                    held.close()
-                else:
-                    turn = loop.call_later(limits.PULL_TURN_SECONDS, give_way)
-
-            turn = loop.call_later(limits.PULL_TURN_SECONDS, give_way)
-            try:
-                return await pull.run()
-            finally:
-                turn.cancel()
-                until = _now() + limits.AWAY_SECONDS
-                self._away |= dict.fromkeys(pull.away, until)
-                for holder in pull.answered:
-                    self._away.pop(holder, None)
+        turn = _Turn(self._slots, pull)
+        try:
+            return await pull.run()
+        finally:
+            turn.end()
+            self._away |= dict.fromkeys(pull.away, _now() + limits.AWAY_SECONDS)
+            for holder in pull.answered:
+                self._away.pop(holder, None)
 
     def _in_order(self, holders: Sequence[bytes]) -> list[bytes]:
         """Those that answer first; who was just found away last (it may be the only one that has it)."""
@@ -347,3 +330,27 @@ class _Pull:
             self._problems[holder] = "other bytes than it named"
             self._refused(Refusal(Reason.HASH_MISMATCH, f"blob from {short(holder)}: other bytes than it named"))
         return False
+
+
+class _Turn:
+    """A slot that a pull has, until it ends or nothing came for long: holders that died together hold up only their own."""
+
+    def __init__(self, slots: asyncio.Semaphore, pull: _Pull) -> None:
+        self._slots, self._pull, self._held = slots, pull, True
+        self._watch()
+
+    def end(self) -> None:
+        """Let another begin. Safe to call twice."""
+        self._timer.cancel()
+        if self._held:
+            self._held = False
+            self._slots.release()
+
+    def _watch(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(limits.PULL_TURN_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self._pull.silent_for(limits.PULL_TURN_SECONDS):
+            self.end()
+        else:
+            self._watch()
