@@ -50,9 +50,6 @@ SENT_MAX = 16
 RESYNCS_IN_A_ROW_MAX = 5
 SNAPSHOT_TRIES_MAX = 8
 SNAPSHOT_RETRY_SECONDS = 0.5
-# How often the coordinator is asked for the newest snapshot: for some ten minutes.
-NEWEST_TRIES_MAX = 125
-NEWEST_RETRY_SECONDS_MAX = 5.0
 # A source is slow if reading took more than this part of the time of as many steps, and more seconds than that.
 SLOW_SOURCE_PART = 0.5
 SLOW_SOURCE_STEPS = 5
@@ -356,7 +353,7 @@ class Trainer:
             raise DivergedError(f"still another state after {RESYNCS_IN_A_ROW_MAX} re-syncs: {reason}")
         self.taking_part, self.ready = False, None
         self.swarm.halt()
-        wanted = snapshot or self._newest()
+        wanted = snapshot or self.swarm.newest_snapshot()
         if wanted is None:
             raise DivergedError(f"{reason}, and no snapshot is agreed to start again from")
         self.load_snapshot(wanted)
@@ -367,7 +364,7 @@ class Trainer:
         """An agreed snapshot past this peer's state, where votes after it are lost. NetworkError if there is none."""
         if event.snapshot is not None and event.snapshot.step > self.replica.step:
             return event.snapshot
-        newest = self._newest()
+        newest = self.swarm.newest_snapshot()
         if newest is None or newest.step <= self.replica.step:
             raise NetworkError(
                 f"{event.reason}, and no snapshot is newer than this peer's state of step {self.replica.step}: those who have "
@@ -375,18 +372,6 @@ class Trainer:
                 "swarmentum status)"
             )
         return newest
-
-    def _newest(self) -> Snapshot | None:
-        """The newest agreed snapshot. NetworkError if the coordinator stays away, as long as a peer waits for it elsewhere."""
-        for attempt in range(1, NEWEST_TRIES_MAX + 1):
-            try:
-                return self.swarm.newest_snapshot()
-            except NetworkError as error:
-                if attempt == NEWEST_TRIES_MAX:
-                    raise
-                self.log.info("which snapshot is the newest? trying again", step=self.replica.step, why=str(error))
-                self.stopping.wait(min(attempt * SNAPSHOT_RETRY_SECONDS, NEWEST_RETRY_SECONDS_MAX))
-        raise AssertionError("unreachable")
 
     def load_snapshot(self, snapshot: Snapshot) -> None:
         """Become the state of an agreed snapshot; of a newer one if nobody gives this one any more."""
@@ -401,7 +386,7 @@ class Trainer:
                     raise NetworkError(f"the snapshot of step {snapshot.step} cannot be had: {error}") from error
                 self.log.info("snapshot not loaded; trying the newest", step=snapshot.step, why=str(error))
                 self.stopping.wait(attempt * SNAPSHOT_RETRY_SECONDS)
-                snapshot = self._newest() or snapshot
+                snapshot = self.swarm.newest_snapshot() or snapshot
                 continue
             self.replica.load(*found)
             return

@@ -6,6 +6,7 @@ Runs the network side on one asyncio thread of its own. Every call has a deadlin
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 import time
@@ -115,8 +116,8 @@ class Swarm:
             self._loop.call_soon_threadsafe(self._room.release)
 
     def newest_snapshot(self) -> Snapshot | None:
-        """The snapshot that is agreed now, as the coordinator says."""
-        return self._call(self._session.newest_snapshot(), START_SECONDS_MAX, stoppable=True)
+        """The snapshot that is agreed now, as the coordinator says; waits for one that is away, as a peer's patience says."""
+        return self._call(self._session.newest_snapshot(), math.inf, stoppable=True)
 
     def next_event(self, seconds_max: float) -> Event | None:
         """The next event, or None after `seconds_max`."""

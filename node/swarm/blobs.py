@@ -1,5 +1,6 @@
 """Blobs by hash: the protocol on a stream, and its serving side; `fetcher.py` is the asking side.
 
+Waits here end with `asyncio.timeout`: `wait_for` of Python 3.11 swallows a cancellation that comes when its result does.
 Framing: uint32 big-endian length + protobuf BlobRequest; the same + BlobResponse, then the raw bytes; then the next request.
 Knows no payloads or snapshots: what a blob means is checked by those who asked for it.
 """
@@ -55,19 +56,27 @@ class Arrivals:
         return statistics.median(list(reports)) if reports else None
 
 
+async def drained(writer: asyncio.StreamWriter) -> None:
+    """Wait until there is room for more."""
+    async with asyncio.timeout(limits.STREAM_IDLE_SECONDS_MAX):
+        await writer.drain()
+
+
 async def write_frame(writer: asyncio.StreamWriter, data: bytes) -> int:
     """One frame; returns its bytes on the stream."""
     writer.write(len(data).to_bytes(4, "big") + data)
-    await asyncio.wait_for(writer.drain(), limits.STREAM_IDLE_SECONDS_MAX)
+    await drained(writer)
     return 4 + len(data)
 
 
 async def read_frame(reader: asyncio.StreamReader, wait_seconds: float = limits.STREAM_IDLE_SECONDS_MAX) -> bytes:
     """One frame; it may take `wait_seconds` to begin."""
-    size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), wait_seconds), "big")
+    async with asyncio.timeout(wait_seconds):
+        size = int.from_bytes(await reader.readexactly(4), "big")
     if size > FRAME_BYTES_MAX:
         raise Refusal(Reason.TOO_LARGE, f"frame of {size} bytes, at most {FRAME_BYTES_MAX}")
-    return await asyncio.wait_for(reader.readexactly(size), limits.STREAM_IDLE_SECONDS_MAX)
+    async with asyncio.timeout(limits.STREAM_IDLE_SECONDS_MAX):
+        return await reader.readexactly(size)
 
 
 class BlobServer:
@@ -117,7 +126,7 @@ class BlobServer:
         for start in range(0, len(rest), CHUNK_BYTES):
             part = rest[start : start + CHUNK_BYTES]
             writer.write(bytes(part))
-            await asyncio.wait_for(writer.drain(), limits.STREAM_IDLE_SECONDS_MAX)
+            await drained(writer)
             self._wire.sent += len(part)
             self._wire.blob_sent += len(part)
         return blob is not None

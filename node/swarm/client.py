@@ -12,6 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -105,11 +106,13 @@ class CoordinatorClient:
         self.known = Coordinators(invite.coordinators)
         self._invite = invite
         self._identity = identity
+        self._at = ""
         self._channel: Any = None
         self._session = b""
         self._sequence = 0
-        # Of several coordinators: the certificate that all have, and a channel to each, kept until `close`, because what is
-        # under way on one may only end by itself.
+        # All that were opened, until `close`: what is under way on one may only end by itself.
+        self._opened: list[Any] = []
+        # Of several coordinators: the certificate that all have, and a channel to each, which notices silence soon.
         self._pem = b""
         self._channels: dict[str, Any] = {}
 
@@ -123,9 +126,9 @@ class CoordinatorClient:
         await self.close()
         if not self.several:
             [address] = self.known.addresses
-            self._pem = await asyncio.to_thread(fetch_certificate, address, self._invite.certificate_sha256)
-            # kept by its address, too: there may be several one day, and this one of them
-            self._channel = self._channels[address] = _channel(address, self._pem, _OPTIONS)
+            pem = await asyncio.to_thread(fetch_certificate, address, self._invite.certificate_sha256)
+            self._at, self._channel = address, _channel(address, pem, _OPTIONS)
+            self._opened.append(self._channel)
             return
         until = time.monotonic() + limits.TAKE_OVER_SECONDS_MAX
         while True:
@@ -150,11 +153,11 @@ class CoordinatorClient:
         try:
             for answer in asyncio.as_completed(asked):
                 try:
-                    channel = await answer
+                    address, channel = await answer
                 except (NetworkError, RefusedError) as failure:
                     failures.append(failure)
                     continue
-                moved, self._channel = channel is not self._channel, channel
+                moved, self._at, self._channel = address != self._at, address, channel
                 return moved
         finally:
             for task in asked:
@@ -163,14 +166,15 @@ class CoordinatorClient:
         away = [failure for failure in failures if isinstance(failure, NetworkError)]
         raise NetworkError("; ".join(map(str, away))) if away else failures[0]
 
-    async def _acts(self, address: str) -> Any:
-        """The channel to this coordinator if it says that it acts."""
+    async def _acts(self, address: str) -> tuple[str, Any]:
+        """This address and the channel to it, if the coordinator there says that it acts."""
         if not self._pem:
             self._pem = await asyncio.to_thread(
                 fetch_certificate, address, self._invite.certificate_sha256, limits.PROBE_SECONDS_MAX
             )
         if address not in self._channels:
             self._channels[address] = _channel(address, self._pem, _OPTIONS_OF_SEVERAL)
+            self._opened.append(self._channels[address])
         channel, request = self._channels[address], health_pb2.HealthCheckRequest()
         try:
             answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=limits.PROBE_SECONDS_MAX)
@@ -178,21 +182,33 @@ class CoordinatorClient:
             raise NetworkError(f"no coordinator answers at {address}: {error.details()}") from error
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
             raise NetworkError(f"the coordinator at {address} stands by")
-        return channel
+        return address, channel
 
     async def close(self) -> None:
         """Drop the channels."""
-        channels = {
-            id(channel): channel for channel in (self._channel, *self._channels.values()) if channel is not None
-        }
+        opened, self._opened = self._opened, []
         self._channel, self._channels = None, {}
-        for channel in channels.values():
+        for channel in opened:
             await channel.close()
 
     async def get_run(self) -> tuple[pb.GetRunResponse, RunConfig]:
         """Public facts of the run; RefusedError if they are not the invite's run."""
         response: pb.GetRunResponse = await self._call("GetRun", pb.GetRunRequest(run_id=self._invite.run_id))
         return response, check_genesis(response.genesis, self._invite)
+
+    async def reach_run(self, patience_seconds: float) -> tuple[pb.GetRunResponse, RunConfig]:
+        """As `get_run`; waits for a coordinator that is away, and goes to another that acts."""
+        give_up, delay = time.monotonic() + patience_seconds, limits.RETRY_SECONDS_MIN
+        while True:
+            try:
+                return await self.get_run()
+            except NetworkError:
+                if time.monotonic() > give_up:
+                    raise
+            with suppress(NetworkError):
+                await self.move()
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
 
     async def may_join(self) -> None:
         """RefusedError with the reason if the coordinator would not admit this peer, whatever its model is."""

@@ -211,9 +211,8 @@ class Asking:
             offers = f"offers {response.remaining_bytes} bytes, {attempt.missing} are missing"
             raise Refusal(Reason.OUT_OF_RANGE, offers)
         while attempt.missing:
-            part = await asyncio.wait_for(
-                stream.reader.read(min(CHUNK_BYTES, attempt.missing)), limits.STREAM_IDLE_SECONDS_MAX
-            )
+            async with asyncio.timeout(limits.STREAM_IDLE_SECONDS_MAX):
+                part = await stream.reader.read(min(CHUNK_BYTES, attempt.missing))
             if not part:
                 raise NetworkError("the stream ended early")
             buffer += part
@@ -244,14 +243,18 @@ class _Pull:
         self._running: dict[asyncio.Task[Said], Attempt] = {}
         self._come = bytearray()  # the most that came in one attempt
         self._anew: set[bytes] = set()  # who is asked from the first byte on, as what had come did not fit
+        self._began_at = _now()
         self._problems: dict[bytes, str] = {}
         self._cut: list[asyncio.Task[Said]] = []
         self.away: set[bytes] = set()
         self.answered: set[bytes] = set()
 
-    def silent_for(self, seconds: float) -> bool:
-        """Whether nothing came from anyone for so long."""
-        return all(attempt.progress_at + seconds <= _now() for attempt in self._running.values())
+    def is_stuck(self) -> bool:
+        """Whether nothing comes from anyone, or it all takes too long even for a link that PULLS_MAX blobs share."""
+        now, senders = _now(), [attempt for attempt in self._running.values() if attempt.sends]
+        share = limits.IMPATIENT_BYTES_A_SECOND / limits.PULLS_MAX
+        late = now > self._began_at + limits.PULL_TURN_SECONDS + self._size / share
+        return late or all(attempt.progress_at + limits.PULL_TURN_SECONDS <= now for attempt in senders)
 
     async def run(self) -> bytes:
         """NetworkError if no holder has it now."""
@@ -259,6 +262,8 @@ class _Pull:
             while self._begin():
                 wakes_at = self._turns.wakes_at(self._running.values())
                 seconds = None if wakes_at is None else max(wakes_at - _now(), 0)
+                if len(self._running) > 1:  # two may begin to send
+                    seconds = limits.LOOK_SECONDS if seconds is None else min(seconds, limits.LOOK_SECONDS)
                 done, _ = await asyncio.wait(self._running, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     attempt = self._running.pop(task)
@@ -350,7 +355,7 @@ class _Turn:
         self._timer = asyncio.get_running_loop().call_later(limits.PULL_TURN_SECONDS, self._look)
 
     def _look(self) -> None:
-        if self._pull.silent_for(limits.PULL_TURN_SECONDS):
+        if self._pull.is_stuck():
             self.end()
         else:
             self._watch()

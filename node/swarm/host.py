@@ -296,7 +296,8 @@ class Host:
         """A stream to the peer with this public key; NetworkError if it cannot be reached."""
         target = peer_id(remote)
         try:
-            stream = await asyncio.wait_for(self._open(target, protocol), limits.STREAM_OPEN_SECONDS_MAX)
+            async with asyncio.timeout(limits.STREAM_OPEN_SECONDS_MAX):
+                stream = await self._open(target, protocol)
         except _FAILURES as error:
             if isinstance(error, TimeoutError):
                 self._stuck[target] = self._stuck.get(target, 0) + 1

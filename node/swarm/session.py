@@ -95,6 +95,7 @@ class Session:
         self._following: asyncio.Task[Any] | None = None
         self._outbox = Outbox()
         self._snapshots = AgreedSnapshots(payloads)
+        self._patience_seconds = overlay.patience_seconds
         pulls = Pulls(self.fetcher, payloads, self._view, self._snapshots, self._runtime, overlay.patience_seconds)
         self._topic = Topic(self.host, run_id, self._view, self._runtime.log)
         self._publication = Publication(
@@ -239,8 +240,8 @@ class Session:
         return self._view.committed_step
 
     async def newest_snapshot(self) -> Snapshot | None:
-        """Ask the coordinator which snapshot is agreed now."""
-        response, _ = await self.client.get_run()
+        """Ask the coordinator which snapshot is agreed now. NetworkError if it stays away for longer than our patience."""
+        response, _ = await self.client.reach_run(self._patience_seconds)
         if response.HasField("snapshot"):
             self._snapshots.remember(snapshot_of(response.snapshot))
         return self._snapshots.newest

@@ -42,7 +42,8 @@ STRAIGHTEN_SECONDS_MAX = 300.0
 RETRY_SECONDS_MIN = 0.2
 RETRY_SECONDS_MAX = 5.0
 OVERLAY_PEERS_MAX = 64
-# Pulls that share our downlink. One from which nothing comes for so long goes on beside the next one.
+# Pulls that share our downlink. One from which nothing comes for so long, or that takes longer than a full share of
+# IMPATIENT_BYTES_A_SECOND would, goes on beside the next one.
 PULLS_MAX = 8
 PULL_TURN_SECONDS = 3.0
 SERVES_MAX = 64
@@ -69,6 +70,8 @@ AWAY_SECONDS = 30.0
 # How long one holder may be silent before the next is asked beside it, and how many are asked side by side.
 HEDGE_SECONDS = 1.0
 ATTEMPTS_MAX = 4
+# How soon it is seen that two of those send: then one of them stops.
+LOOK_SECONDS = 0.1
 # Those who do not hold a blob are asked again while others keep us waiting: so many after this long, then after twice as
 # long each, in so many rounds.
 LACKING_SECONDS = 0.5

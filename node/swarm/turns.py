@@ -38,6 +38,11 @@ class Attempt:
         return self.total - len(self.buffer)
 
     @property
+    def sends(self) -> bool:
+        """Whether bytes of the blob came in this attempt."""
+        return len(self.buffer) > self.resumed
+
+    @property
     def silent_at(self) -> float:
         """From when on it is silent, if nothing comes until then."""
         return self.progress_at + limits.HEDGE_SECONDS
@@ -52,7 +57,8 @@ class Turns:
     """Of one pull. At most ATTEMPTS_MAX are asked side by side."""
 
     def __init__(self, holders: Iterable[bytes]) -> None:
-        self._left = deque(dict.fromkeys(holders))
+        self._left = deque(dict.fromkeys(holders))  # not asked yet
+        self._back: dict[bytes, int] = {}  # gave way, and will be asked again: how many bytes they sent
         self._gave_way: set[bytes] = set()
         self._lacking: deque[bytes] = deque()
         # Those who lacked the blob are asked again in rounds, each for a few of them.
@@ -64,30 +70,40 @@ class Turns:
             return None
         if self._left:
             return self._left.popleft()
+        if self._back:
+            best = max(self._back, key=self._back.__getitem__)
+            del self._back[best]
+            return best
         return self._again(now) if running else None
 
     def gives_way(self, now: float, running: Collection[Attempt]) -> Attempt | None:
-        """Who has to stop for one that was not asked yet: one that is too slow, or the longest of too many silent ones.
+        """Who has to stop: the one that is behind of two that send; or, for one that was not asked yet, one that is too slow
+        or the longest of too many silent ones.
 
-        It is asked again after all others, once.
+        It is asked again after all others, once, who sent more first.
         """
-        if not self._left:
+        sending = [attempt for attempt in running if attempt.sends and attempt.silent_at > now]
+        if len(sending) > 1:
+            return self._stop(min(sending, key=lambda attempt: (len(attempt.buffer), -attempt.began_at)))
+        if not self._left and not self._back:
             return None
         chosen = [attempt for attempt in running if attempt.late_at <= now and attempt.holder not in self._gave_way]
         if len(running) >= limits.ATTEMPTS_MAX and all(self._waits_at(attempt) <= now for attempt in running):
             chosen = chosen or list(running)
         if not chosen:
             return None
-        longest = min(chosen, key=lambda attempt: attempt.began_at)
-        if longest.holder not in self._gave_way:
-            self._gave_way.add(longest.holder)
-            self._left.append(longest.holder)
-        return longest
+        return self._stop(min(chosen, key=lambda attempt: attempt.began_at))
+
+    def _stop(self, attempt: Attempt) -> Attempt:
+        if attempt.holder not in self._gave_way:
+            self._gave_way.add(attempt.holder)
+            self._back[attempt.holder] = len(attempt.buffer) - attempt.resumed
+        return attempt
 
     def wakes_at(self, running: Collection[Attempt]) -> float | None:
         """When the time alone may call for another holder; None: never."""
         all_wait_at = max(map(self._waits_at, running), default=0.0)
-        if self._left:
+        if self._left or self._back:
             return min([all_wait_at, *(a.late_at for a in running if a.holder not in self._gave_way)])
         if not self._lacking or self._rounds == limits.LACKING_ROUNDS_MAX or len(running) >= limits.ATTEMPTS_MAX:
             return None
@@ -115,4 +131,4 @@ class Turns:
 
     def _waits_at(self, attempt: Attempt) -> float:
         """From when on others are asked beside it: if it is silent or, once all have had their turn, if it is too slow."""
-        return attempt.silent_at if self._left else min(attempt.silent_at, attempt.late_at)
+        return attempt.silent_at if self._left or self._back else min(attempt.silent_at, attempt.late_at)

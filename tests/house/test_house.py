@@ -119,3 +119,9 @@ def test_nothing_is_left_to_do_in_the_tree() -> None:
         if marks.search(line)
     ]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("module", ["blobs", "fetcher"])
+def test_what_is_cancelled_in_a_race_does_not_swallow_it(module: str) -> None:
+    """`asyncio.wait_for` of Python 3.11 gives the result when the cancellation comes with it: a loser went on for ever."""
+    assert "asyncio.wait_for(" not in (ROOT / "node" / "swarm" / f"{module}.py").read_text()

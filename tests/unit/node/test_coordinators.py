@@ -8,6 +8,7 @@ import pytest
 
 from node.swarm.client import CoordinatorClient
 from node.swarm.coordinators import Coordinators
+from protos.errors import NetworkError
 from protos.invite import COORDINATORS_MAX
 from protos.run_config import RunConfig
 from tests.unit.coordinator.driver import config
@@ -63,4 +64,19 @@ async def test_who_learns_of_a_second_coordinator_stays_with_the_first_while_tha
         assert client.several
         assert not await client.move()
         await client.get_run()
+        await client.close()
+
+
+async def test_the_runs_facts_are_had_from_another_coordinator_or_when_one_is_back(tmp_path: Path) -> None:
+    """A peer that needs the newest snapshot waits as long as everywhere else, and no longer."""
+    run: RunConfig = config()
+    async with served(tmp_path, run) as here:
+        client = CoordinatorClient(here.invite, None)
+        await client.connect()
+    with pytest.raises(NetworkError):
+        await client.reach_run(0.0)
+    async with served(tmp_path, run) as here:  # on another port
+        client.known.learn(list(here.invite.coordinators))
+        _, found = await client.reach_run(60.0)
+        assert found == run
         await client.close()

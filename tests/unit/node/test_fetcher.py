@@ -121,6 +121,52 @@ async def test_no_byte_is_asked_of_two_that_send(monkeypatch: pytest.MonkeyPatch
     assert sent <= len(BLOB) + 64 * len(holders)
 
 
+@pytest.mark.usefixtures("hasty")
+async def test_of_two_that_begin_to_send_one_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An author that was silent sends after all, when others have got the blob meanwhile; our link makes all of them slow."""
+    monkeypatch.setattr(settings, "IMPATIENT_SECONDS", 0.3)
+    monkeypatch.setattr(settings, "IMPATIENT_BYTES_A_SECOND", 1e12)
+    lacked = 0
+
+    def slow(silence: float, has: Callable[[], bool]) -> Handler:
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal lacked
+            while True:
+                request = update_pb2.BlobRequest.FromString(await read_frame(reader))
+                await asyncio.sleep(silence)
+                rest = BLOB[request.offset :] if has() else b""
+                lacked += not rest
+                response = update_pb2.BlobResponse(
+                    found=bool(rest), total_bytes=len(BLOB) if rest else 0, remaining_bytes=len(rest)
+                )
+                await write_frame(writer, response.SerializeToString())
+                for start in range(0, len(rest), 16):
+                    writer.write(rest[start : start + 16])
+                    await writer.drain()
+                    await asyncio.sleep(0.02)
+
+        return handle
+
+    meanwhile = slow(0, lambda: lacked >= 2)
+    holders = {LIAR: slow(0.15, lambda: True), ONE: meanwhile, OTHER: meanwhile}
+    async with fetching(holders) as fetcher:
+        assert await fetcher.fetch(SHA256, len(BLOB), list(holders)) == BLOB
+        assert lacked >= 2
+        assert fetcher._wire.blob_received <= 1.4 * len(BLOB)
+
+
+def test_who_sent_more_is_asked_again_first() -> None:
+    turns, now = Turns([LIAR, ONE, OTHER]), 0.0
+    for sent in (10, 100):
+        holder = turns.next(now, [])
+        assert holder is not None
+        attempt = Attempt(holder, 1000, now)
+        now = attempt.late_at
+        attempt.buffer, attempt.progress_at = bytearray(sent), now
+        assert turns.gives_way(now, [attempt]) is attempt
+    assert [turns.next(now, []) for _ in range(4)] == [OTHER, ONE, LIAR, None]
+
+
 async def test_a_pull_ends_when_nobody_waits_for_it_any_more() -> None:
     """And not before: it goes on for the second one who wants the blob."""
     asked: list[int] = []
@@ -185,12 +231,28 @@ async def test_a_slow_holder_that_made_room_is_asked_again_and_what_it_sent_is_k
     assert offsets == [0, 100]
 
 
-async def test_authors_that_died_together_do_not_keep_us_from_the_living(monkeypatch: pytest.MonkeyPatch) -> None:
+async def trickling(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A byte now and then."""
+    await read_frame(reader)
+    response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(BLOB))
+    await write_frame(writer, response.SerializeToString())
+    while not reader.at_eof():
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("bad", [silent, trickling])
+async def test_authors_that_are_bad_together_do_not_keep_us_from_the_good(
+    bad: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(settings, "PULL_TURN_SECONDS", 0.1)
-    holders = dict.fromkeys(SILENT, silent) | {ONE: honest}
+    monkeypatch.setattr(settings, "IMPATIENT_BYTES_A_SECOND", 1e12)
+    holders = dict.fromkeys(SILENT, bad) | {ONE: honest}
     assert len(SILENT) > settings.PULLS_MAX
     async with fetching(holders) as fetcher, asyncio.timeout(settings.STREAM_IDLE_SECONDS_MAX / 2):
-        dead = [asyncio.create_task(fetcher.fetch(key, len(BLOB), [key])) for key in SILENT]
+        dead = [asyncio.create_task(fetcher.fetch(key, len(BLOB), [key, *SILENT])) for key in SILENT]
         await asyncio.sleep(0)
         assert await fetcher.fetch(SHA256, len(BLOB), [ONE]) == BLOB
         assert not any(task.done() for task in dead)
