@@ -187,7 +187,7 @@ class CoordinatorClient:
     async def close(self) -> None:
         """Drop the channels."""
         opened, self._opened = self._opened, []
-        self._channel, self._channels = None, {}
+        self._at, self._channel, self._channels = "", None, {}
         for channel in opened:
             await channel.close()
 

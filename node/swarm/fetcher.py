@@ -156,11 +156,11 @@ class Asking:
 
     def __init__(self, sha256: bytes, total_max: int | None, streams: Streams, wire: WireBytes) -> None:
         self._sha256, self._total_max = sha256, total_max
-        self._streams, self._wire = streams, wire
+        self.streams, self._wire = streams, wire
 
     async def ask(self, attempt: Attempt) -> Said:
         """Fill the attempt's buffer. Raises one of _FAILURES; what had come by then stays in the buffer."""
-        stream = await self._streams.take(attempt.holder)
+        stream = await self.streams.take(attempt.holder)
         attempt.opened, attempt.progress_at = True, _now()
         try:
             return await self._ask_on(stream, attempt)
@@ -168,12 +168,8 @@ class Asking:
             if isinstance(error, TimeoutError) or not stream.used or len(attempt.buffer) > attempt.resumed:
                 raise
         # a kept stream that had died unnoticed, as the others to this holder will have: that says nothing about it
-        self._streams.drop(attempt.holder)
-        return await self._ask_on(await self._streams.open(attempt.holder), attempt)
-
-    def forget(self, holder: bytes) -> None:
-        """Use no stream again that was kept of this holder."""
-        self._streams.drop(holder)
+        self.streams.drop(attempt.holder)
+        return await self._ask_on(await self.streams.open(attempt.holder), attempt)
 
     async def _ask_on(self, stream: Stream, attempt: Attempt) -> Said:
         clean = False
@@ -184,7 +180,7 @@ class Asking:
             return said
         finally:
             if clean:
-                self._streams.keep(stream)
+                self.streams.keep(stream)
             else:
                 stream.writer.close()
 
@@ -299,7 +295,7 @@ class _Pull:
         """Others were faster. A connection on which nothing comes may be a dead one: none of its streams is used again."""
         task.cancel()
         if attempt.silent_at <= _now():
-            self._asking.forget(attempt.holder)
+            self._asking.streams.drop(attempt.holder)
             if not attempt.opened:
                 self.away.add(attempt.holder)
 
@@ -316,7 +312,7 @@ class _Pull:
                 self._refused(error)
             elif isinstance(error, TimeoutError) or not attempt.opened:
                 self.away.add(holder)
-                self._asking.forget(holder)
+                self._asking.streams.drop(holder)
             self._save(attempt)
             self._problems[holder] = str(error) or type(error).__name__
             return False

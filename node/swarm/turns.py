@@ -1,8 +1,8 @@
 """Which holder of a blob is asked next, and when: decided from the time and what came so far, without any stream.
 
 Holders are asked one after the other. Who is silent goes on with company: the next one is asked beside it. Who sends, but too
-slowly, gives way to the next one, which goes on after what came: no byte is asked of two that send. Who did not hold the
-blob may do so a moment later (it pulls it, too), so a few of those are asked again while nothing comes.
+slowly, gives way to the next one, which goes on after what came; of two that begin to send, the one behind stops. Who did not
+hold the blob may do so a moment later (it pulls it, too), so a few of those are asked again while nothing comes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Attempt:
     total: int
     began_at: float
     buffer: bytearray = field(default_factory=bytearray)
-    resumed: int = 0
-    progress_at: float = 0.0
-    opened: bool = False
+    resumed: int = field(init=False)
+    progress_at: float = field(init=False)
+    opened: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.resumed, self.progress_at = len(self.buffer), self.began_at

@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from node.swarm.blobs import BlobServer, WireBytes
+from node.swarm.blobs import BlobServer, WireBytes, read_frame, write_frame
 from node.swarm.fetcher import BlobFetcher
 from protos.errors import Refusal
 from protos.identity import Identity
+from protos.v1 import update_pb2
 
 BLOB = bytes(range(256)) * 4
 SHA256 = hashlib.sha256(BLOB).digest()
@@ -24,6 +25,26 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 async def honest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     server = BlobServer({SHA256: BLOB}.get, WireBytes(), [].append)
     await server.handle("somebody", reader, writer)
+
+
+async def offered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Read a request and say that the blob is here; returns what is to be sent of it."""
+    request = update_pb2.BlobRequest.FromString(await read_frame(reader))
+    rest = BLOB[request.offset :]
+    response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(rest))
+    await write_frame(writer, response.SerializeToString())
+    return rest
+
+
+async def send_slowly(
+    writer: asyncio.StreamWriter, rest: bytes, piece: int, pause: float, sent: Callable[[int], None] = lambda size: None
+) -> None:
+    """So many bytes at a time, with a pause after each; `sent` is told."""
+    for start in range(0, len(rest), piece):
+        writer.write(rest[start : start + piece])
+        await writer.drain()
+        sent(piece)
+        await asyncio.sleep(pause)
 
 
 @asynccontextmanager

@@ -11,7 +11,19 @@ from node.swarm import settings
 from node.swarm.blobs import read_frame, write_frame
 from protos.errors import NetworkError
 from protos.v1 import update_pb2
-from tests.unit.node.holders import BLOB, LIAR, MANY, ONE, OTHER, SHA256, Handler, fetching, honest
+from tests.unit.node.holders import (
+    BLOB,
+    LIAR,
+    MANY,
+    ONE,
+    OTHER,
+    SHA256,
+    Handler,
+    fetching,
+    honest,
+    offered,
+    send_slowly,
+)
 
 
 def liar(total: int, sent: int) -> Handler:
@@ -59,14 +71,7 @@ async def test_a_slow_holder_has_the_time_for_what_it_offers_and_not_for_what_wa
     monkeypatch.setattr(settings, "PATIENT_BYTES_A_SECOND", len(BLOB) / 5)
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = update_pb2.BlobRequest.FromString(await read_frame(reader))
-        rest = BLOB[request.offset :]
-        response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(rest))
-        await write_frame(writer, response.SerializeToString())
-        for start in range(0, len(rest), 100):
-            writer.write(rest[start : start + 100])
-            await writer.drain()
-            await asyncio.sleep(0.1)
+        await send_slowly(writer, await offered(reader, writer), 100, 0.1)
 
     async with fetching({ONE: slow, OTHER: liar(MANY, 0)}) as fetcher:
         assert await fetcher.fetch(SHA256, 1, [ONE, OTHER], MANY) == BLOB

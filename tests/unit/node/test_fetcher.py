@@ -15,7 +15,7 @@ from node.swarm.turns import Attempt, Turns
 from protos.errors import NetworkError
 from protos.identity import Identity
 from protos.v1 import update_pb2
-from tests.unit.node.holders import BLOB, LIAR, ONE, OTHER, SHA256, Handler, fetching, honest
+from tests.unit.node.holders import BLOB, LIAR, ONE, OTHER, SHA256, Handler, fetching, honest, offered, send_slowly
 
 SILENT = [Identity.from_seed(bytes([n]) * 32).public_key for n in range(20, 30)]
 
@@ -76,12 +76,9 @@ async def test_a_slow_start_is_waited_for_and_not_begun_anew() -> None:
     heard = asyncio.Event()
 
     async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_frame(reader)
         asked.append(1)
         await asyncio.wait_for(heard.wait(), 10)
-        response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(BLOB))
-        await write_frame(writer, response.SerializeToString())
-        writer.write(BLOB)
+        writer.write(await offered(reader, writer))
         await writer.drain()
         await reader.read()
 
@@ -99,26 +96,17 @@ async def test_no_byte_is_asked_of_two_that_send(monkeypatch: pytest.MonkeyPatch
     """Our own link may be what is slow: then all holders are, and more of them at once make it worse."""
     monkeypatch.setattr(settings, "IMPATIENT_SECONDS", 0.1)
     monkeypatch.setattr(settings, "IMPATIENT_BYTES_A_SECOND", 1e12)
-    sent = 0
+    sent: list[int] = []
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal sent
-        request = update_pb2.BlobRequest.FromString(await read_frame(reader))
-        rest = BLOB[request.offset :]
-        response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(rest))
-        await write_frame(writer, response.SerializeToString())
-        for start in range(0, len(rest), 16):
-            writer.write(rest[start : start + 16])
-            await writer.drain()
-            sent += 16
-            await asyncio.sleep(0.02)
+        await send_slowly(writer, await offered(reader, writer), 16, 0.02, sent.append)
 
     holders = [LIAR, ONE, OTHER]
     async with fetching(dict.fromkeys(holders, slow)) as fetcher:
         assert await fetcher.fetch(SHA256, len(BLOB), holders) == BLOB
         assert fetcher._wire.blob_received == len(BLOB)
         assert fetcher._in_order(holders) == holders
-    assert sent <= len(BLOB) + 64 * len(holders)
+    assert sum(sent) <= len(BLOB) + 64 * len(holders)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -131,19 +119,12 @@ async def test_of_two_that_begin_to_send_one_stops(monkeypatch: pytest.MonkeyPat
     def slow(silence: float, has: Callable[[], bool]) -> Handler:
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             nonlocal lacked
-            while True:
-                request = update_pb2.BlobRequest.FromString(await read_frame(reader))
-                await asyncio.sleep(silence)
-                rest = BLOB[request.offset :] if has() else b""
-                lacked += not rest
-                response = update_pb2.BlobResponse(
-                    found=bool(rest), total_bytes=len(BLOB) if rest else 0, remaining_bytes=len(rest)
-                )
-                await write_frame(writer, response.SerializeToString())
-                for start in range(0, len(rest), 16):
-                    writer.write(rest[start : start + 16])
-                    await writer.drain()
-                    await asyncio.sleep(0.02)
+            await asyncio.sleep(silence)
+            while not has():
+                await read_frame(reader)
+                lacked += 1
+                await write_frame(writer, update_pb2.BlobResponse(found=False).SerializeToString())
+            await send_slowly(writer, await offered(reader, writer), 16, 0.02)
 
         return handle
 
@@ -215,13 +196,9 @@ async def test_a_slow_holder_that_made_room_is_asked_again_and_what_it_sent_is_k
     offsets: list[int] = []
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = update_pb2.BlobRequest.FromString(await read_frame(reader))
-        rest = BLOB[request.offset :]
-        offsets.append(request.offset)
-        response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(rest))
-        await write_frame(writer, response.SerializeToString())
-        end = len(rest) if request.offset else 100
-        writer.write(rest[:end])
+        rest = await offered(reader, writer)
+        offsets.append(len(BLOB) - len(rest))
+        writer.write(rest[:100] if len(rest) == len(BLOB) else rest)
         await writer.drain()
         await reader.read()
 
@@ -233,9 +210,7 @@ async def test_a_slow_holder_that_made_room_is_asked_again_and_what_it_sent_is_k
 
 async def trickling(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A byte now and then."""
-    await read_frame(reader)
-    response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(BLOB))
-    await write_frame(writer, response.SerializeToString())
+    await offered(reader, writer)
     while not reader.at_eof():
         writer.write(b"x")
         await writer.drain()
