@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from node.swarm import settings as limits
 from node.swarm.blobs import CHUNK_BYTES, PROTOCOL, WireBytes, read_frame, write_frame
@@ -97,18 +98,25 @@ class BlobFetcher:
         self._away: dict[bytes, float] = {}
         self.streams = Streams(host)
 
-    async def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes], size_max: int | None = None) -> bytes:
+    async def fetch(
+        self, sha256: bytes, size: int, holders: Sequence[bytes], size_max: int | None = None, *, hasty: bool = False
+    ) -> bytes:
         """The blob with this hash, of exactly `size` bytes or, with `size_max`, of another length up to that.
 
-        NetworkError if no holder has it now. The pull ends when nobody waits for it any more.
+        `hasty`: most hold it, so others are asked soon beside who is silent. NetworkError if no holder has it now. The pull
+        ends when nobody waits for it any more.
         """
         shared = self._running.get(sha256)
         if shared is None:
-            shared = _Shared(asyncio.get_running_loop().create_task(self._pull(sha256, size, size_max, holders)))
+            haste: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            pulling = self._pull(sha256, size, size_max, holders, haste)
+            shared = _Shared(asyncio.get_running_loop().create_task(pulling), haste)
             # nobody may be left to hear how it ended
             shared.task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._running[sha256] = shared
         shared.waiting += 1
+        if hasty and not shared.haste.done():
+            shared.haste.set_result(None)
         try:
             return await asyncio.shield(shared.task)
         finally:
@@ -122,10 +130,12 @@ class BlobFetcher:
         """Close every kept stream."""
         self.streams.close()
 
-    async def _pull(self, sha256: bytes, size: int, size_max: int | None, holders: Sequence[bytes]) -> bytes:
+    async def _pull(
+        self, sha256: bytes, size: int, size_max: int | None, holders: Sequence[bytes], haste: asyncio.Future[None]
+    ) -> bytes:
         await self._slots.acquire()
         asking = Asking(sha256, size_max, self.streams, self._wire)
-        pull = _Pull(sha256, size, self._in_order(holders), asking, self._refused)
+        pull = _Pull(sha256, size, self._in_order(holders), asking, self._refused, haste)
         turn = _Turn(self._slots, pull)
         try:
             return await pull.run()
@@ -222,20 +232,31 @@ class Asking:
 
 @dataclass
 class _Shared:
-    """A pull, and how many wait for it."""
+    """A pull, and how many wait for it. `haste` is done once one of them knows that most hold the blob."""
 
     task: asyncio.Task[bytes]
+    haste: asyncio.Future[None]
     waiting: int = 0
 
 
 class _Pull:
-    """One blob, from whoever has sent it first. `answered`: who said something; `away`: who cannot be reached."""
+    """One blob, from whoever has sent it first. `answered`: who said something; `away`: who cannot be reached.
+
+    Once `haste` is done, others are asked sooner.
+    """
 
     def __init__(
-        self, sha256: bytes, size: int, holders: list[bytes], asking: Asking, refused: Callable[[Refusal], None]
+        self,
+        sha256: bytes,
+        size: int,
+        holders: list[bytes],
+        asking: Asking,
+        refused: Callable[[Refusal], None],
+        haste: asyncio.Future[None],
     ) -> None:
         self._sha256, self._size = sha256, size
         self._turns, self._asking, self._refused = Turns(holders), asking, refused
+        self._haste = haste
         self._running: dict[asyncio.Task[Said], Attempt] = {}
         self._come = bytearray()  # the most that came in one attempt
         self._anew: set[bytes] = set()  # who is asked from the first byte on, as what had come did not fit
@@ -260,8 +281,11 @@ class _Pull:
                 seconds = None if wakes_at is None else max(wakes_at - _now(), 0)
                 if len(self._running) > 1:  # two may begin to send
                     seconds = limits.LOOK_SECONDS if seconds is None else min(seconds, limits.LOOK_SECONDS)
-                done, _ = await asyncio.wait(self._running, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
+                awaited: set[asyncio.Future[Any]] = {*self._running}
+                if not self._haste.done():
+                    awaited.add(self._haste)
+                await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in self._running if task.done()]:
                     attempt = self._running.pop(task)
                     if self._judge(attempt, task):
                         return bytes(attempt.buffer)
@@ -275,6 +299,8 @@ class _Pull:
     def _begin(self) -> bool:
         """Ask whose turn it is; whether anyone is being asked."""
         now = _now()
+        if self._haste.done():
+            self._turns.hasten(now)
         slow = self._turns.gives_way(now, self._running.values())
         for task in [task for task, attempt in self._running.items() if attempt is slow]:
             attempt = self._running.pop(task)

@@ -1,7 +1,7 @@
 """How a peer gets payloads that are not its own: from its disk, or from any holder by hash, and kept for others.
 
-An announced payload is worth a few tries while its step is open; one that an entry names is needed, until a snapshot does
-instead. Refuses nothing that has the hash: whether the bytes are votes is for those who asked.
+An announced payload is worth a few tries while its step is open; one that an entry names is needed at once, until a snapshot
+does instead. Refuses nothing that has the hash: whether the bytes are votes is for those who asked.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Pulls:
                     contribution.payload_bytes,
                     contribution.public_key,
                     size_max,
+                    hasty=True,
                 )
             except NetworkError as error:
                 newest, rounds = self._snapshots.newest, rounds + 1
@@ -82,7 +83,9 @@ class Pulls:
                 delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
         return data
 
-    async def _pull(self, step: int, sha256: bytes, size: int, author: bytes, size_max: int | None = None) -> bytes:
+    async def _pull(
+        self, step: int, sha256: bytes, size: int, author: bytes, size_max: int | None = None, *, hasty: bool = False
+    ) -> bytes:
         held = self._payloads.get(sha256)
         if held is not None:
             return held
@@ -90,7 +93,7 @@ class Pulls:
         holders = [author, *self._view.roster, *(newest.holders if newest is not None else ())]
         if size_max is not None:  # the author last: it gains by holding others up
             holders = [*dict.fromkeys(key for key in holders if key != author), author]
-        data = await self._fetcher.fetch(sha256, size, holders, size_max)
+        data = await self._fetcher.fetch(sha256, size, holders, size_max, hasty=hasty)
         if self._payloads.put(step, sha256, data):
             self._runtime.counters.payload_bytes_received += len(data)
         return data

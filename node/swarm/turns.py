@@ -2,7 +2,8 @@
 
 Holders are asked one after the other. Who is silent goes on with company: the next one is asked beside it. Who sends, but too
 slowly, gives way to the next one, which goes on after what came; of two that begin to send, the one behind stops. Who did not
-hold the blob may do so a moment later (it pulls it, too), so a few of those are asked again while nothing comes.
+hold the blob may do so a moment later (it pulls it, too), so a few of those are asked again while nothing comes. Where most
+are known to hold it, both come sooner.
 """
 
 from __future__ import annotations
@@ -63,10 +64,16 @@ class Turns:
         self._lacking: deque[bytes] = deque()
         # Those who lacked the blob are asked again in rounds, each for a few of them.
         self._rounds, self._round_left, self._round_at = 0, 0, 0.0
+        self._hasty = False
+
+    def hasten(self, now: float) -> None:
+        """From now on, others are asked beside a silent one after HASTE_SECONDS; once, those who lacked the blob at once."""
+        if not self._hasty:
+            self._hasty, self._round_at = True, min(self._round_at, now)
 
     def next(self, now: float, running: Collection[Attempt]) -> bytes | None:
         """The holder to ask now; None to wait or, if none is running, because nobody is left."""
-        if len(running) >= limits.ATTEMPTS_MAX or any(self._waits_at(attempt) > now for attempt in running):
+        if len(running) >= limits.ATTEMPTS_MAX or any(self._company_at(attempt) > now for attempt in running):
             return None
         if self._left:
             return self._left.popleft()
@@ -102,10 +109,11 @@ class Turns:
 
     def wakes_at(self, running: Collection[Attempt]) -> float | None:
         """When the time alone may call for another holder; None: never."""
-        all_wait_at = max(map(self._waits_at, running), default=0.0)
+        full = len(running) >= limits.ATTEMPTS_MAX
+        all_wait_at = max(map(self._waits_at if full else self._company_at, running), default=0.0)
         if self._left or self._back:
             return min([all_wait_at, *(a.late_at for a in running if a.holder not in self._gave_way)])
-        if not self._lacking or self._rounds == limits.LACKING_ROUNDS_MAX or len(running) >= limits.ATTEMPTS_MAX:
+        if not self._lacking or self._rounds == limits.LACKING_ROUNDS_MAX or full:
             return None
         return max(all_wait_at, self._round_at)
 
@@ -129,6 +137,11 @@ class Turns:
             self._round_at = now + limits.LACKING_SECONDS * 2**self._rounds
         return self._lacking.popleft()
 
-    def _waits_at(self, attempt: Attempt) -> float:
+    def _company_at(self, attempt: Attempt) -> float:
         """From when on others are asked beside it: if it is silent or, once all have had their turn, if it is too slow."""
+        waits_at = self._waits_at(attempt)
+        return min(waits_at, attempt.progress_at + limits.HASTE_SECONDS) if self._hasty else waits_at
+
+    def _waits_at(self, attempt: Attempt) -> float:
+        """From when on it makes room where too many are asked."""
         return attempt.silent_at if self._left or self._back else min(attempt.silent_at, attempt.late_at)

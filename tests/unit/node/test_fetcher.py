@@ -56,6 +56,50 @@ async def test_a_dead_author_does_not_keep_us_from_those_who_got_the_blob_meanwh
         assert fetcher.streams.kept.keys() == {ONE, OTHER}, "what may be a dead connection is used again"
 
 
+async def test_what_most_hold_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the log accepts the payload of an author that was killed: whoever was silent, or lacked it, in an announced pull."""
+    monkeypatch.setattr(settings, "HASTE_SECONDS", 0.01)
+    for name in ("HEDGE_SECONDS", "LACKING_SECONDS"):
+        monkeypatch.setattr(settings, name, 1000.0)
+    heard, haste = asyncio.Event(), asyncio.Event()
+
+    asked: list[int] = []
+
+    async def dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_frame(reader)
+        heard.set()
+        await reader.read()
+
+    async with fetching({LIAR: dead, ONE: pulling(haste.is_set, asked), OTHER: honest}) as fetcher, asyncio.timeout(10):
+        for holders in ([ONE, LIAR], [LIAR, OTHER]):
+            heard.clear()
+            waiting = [asyncio.create_task(fetcher.fetch(SHA256, len(BLOB), holders))]
+            await heard.wait()
+            assert asked
+            haste.set()
+            waiting.append(asyncio.create_task(fetcher.fetch(SHA256, len(BLOB), holders, hasty=True)))
+            assert await asyncio.gather(*waiting) == [BLOB, BLOB]
+        assert await fetcher.fetch(SHA256, len(BLOB), [LIAR, ONE], hasty=True) == BLOB, "from its beginning on"
+
+
+def test_haste_brings_company_and_cuts_nobody_off() -> None:
+    """A holder far away is not stopped for an answer that takes longer than that."""
+    turns, running, now = Turns(SILENT), list[Attempt](), 0.0
+    turns.hasten(now)
+    while len(running) < settings.ATTEMPTS_MAX:
+        holder = turns.next(now, running)
+        assert holder is not None
+        running.append(Attempt(holder, 1000, now))
+        assert turns.next(now, running) is None
+        assert turns.gives_way(now, running) is None
+        wakes_at = turns.wakes_at(running)
+        assert wakes_at is not None
+        now = wakes_at
+    assert [attempt.began_at for attempt in running] == [settings.HASTE_SECONDS * n for n in range(len(running))]
+    assert now == running[-1].silent_at
+    assert turns.gives_way(now, running) is running[0]
+
+
 @pytest.mark.usefixtures("hasty")
 async def test_those_who_lack_the_blob_are_asked_again_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many they are: one silent author must not have everybody ask everybody."""
@@ -245,6 +289,8 @@ def test_turns_come_to_an_end_and_nobody_is_left_out(holders: list[bytes], data:
     turns, running, now, waited = Turns(holders), list[Attempt](), 0.0, False
     begun: dict[bytes, int] = {}
     while True:
+        if data.draw(st.integers(0, 9)) == 9:
+            turns.hasten(now)
         if (slow := turns.gives_way(now, running)) is not None:
             running.remove(slow)
         if (holder := turns.next(now, running)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,15 @@ import pytest
 
 from node.loop import Trainer
 from node.swarm import pulls as module
+from node.swarm import settings
 from node.swarm.collector import Collector
 from node.swarm.events import Resync, Snapshot
+from node.swarm.inbox import Announced
 from node.swarm.pulls import Pulls
 from node.swarm.settings import ACCEPTED_ROUNDS_MIN
 from protos.errors import NetworkError
 from protos.log import Contribution
+from tests.unit.node.holders import BLOB, LIAR, ONE, SHA256, fetching, honest
 
 STEP = 45
 NAMED = Contribution(b"a" * 32, b"h" * 32, 10, 4, 400, 1.5)
@@ -31,13 +35,18 @@ def looked_for(answers: list[bytes | None], newest: Snapshot | None) -> tuple[Pu
     class Fetcher:
         asked = 0
 
-        async def fetch(self, sha256: bytes, size: int, holders: object, size_max: int | None = None) -> bytes:
+        async def fetch(self, sha256: bytes, size: int, holders: object, size_max: int | None, *, hasty: bool) -> bytes:
             self.asked += 1
             answer = answers.pop(0)
             if answer is None:
                 raise NetworkError("nobody has it now")
             return answer
 
+    return pulls_from(Fetcher(), newest)
+
+
+def pulls_from(fetcher: Any, newest: Snapshot | None, *roster: bytes) -> tuple[Pulls, Any]:
+    """With what there is to see: its fetcher, its runtime, its payloads."""
     held: dict[bytes, bytes] = {}
 
     def put(step: int, sha256: bytes, data: bytes) -> bool:
@@ -48,7 +57,6 @@ def looked_for(answers: list[bytes | None], newest: Snapshot | None) -> tuple[Pu
         said.append(event)
 
     said: list[object] = []
-    fetcher: Any = Fetcher()
     payloads: Any = SimpleNamespace(get=held.get, put=put)
     runtime: Any = SimpleNamespace(
         log=SimpleNamespace(info=lambda *words, **values: None),
@@ -56,9 +64,9 @@ def looked_for(answers: list[bytes | None], newest: Snapshot | None) -> tuple[Pu
         emit=emit,
         said=said,
     )
-    pulls = Pulls(
-        fetcher, payloads, SimpleNamespace(roster=()), SimpleNamespace(newest=newest), runtime, patience_seconds=1e9
-    )  # type: ignore[arg-type]
+    view: Any = SimpleNamespace(roster=roster, step=STEP)
+    agreed: Any = SimpleNamespace(newest=newest)
+    pulls = Pulls(fetcher, payloads, view, agreed, runtime, patience_seconds=1e9)
     return pulls, SimpleNamespace(fetcher=fetcher, runtime=runtime, payloads=payloads)
 
 
@@ -84,6 +92,25 @@ async def test_a_snapshot_does_instead_only_after_a_few_rounds() -> None:
 async def test_where_no_snapshot_has_the_step_it_is_looked_for_on_and_on(newest: Snapshot | None) -> None:
     pulls, _ = looked_for([None] * 20 + [b"votes"], newest)
     assert await pulls.accepted(NAMED, STEP, 100) == b"votes"
+
+
+async def test_what_the_log_accepts_comes_from_others_than_a_dead_author(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed when some had its payload: those who still wait for it must not miss the next step."""
+    monkeypatch.setattr(settings, "HASTE_SECONDS", 0.01)
+    monkeypatch.setattr(settings, "HEDGE_SECONDS", 1000.0)
+    heard = asyncio.Event()
+
+    async def dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.set()
+        await reader.read()
+
+    async with fetching({LIAR: dead, ONE: honest}) as fetcher, asyncio.timeout(10):
+        pulls, _ = pulls_from(fetcher, None, LIAR, ONE)
+        announced = asyncio.create_task(pulls.announced(Announced(LIAR, STEP, SHA256, len(BLOB), b"", b"")))
+        await heard.wait()
+        named = Contribution(LIAR, SHA256, len(BLOB), 4, 400, 1.5)
+        assert await pulls.accepted(named, STEP, len(BLOB)) == BLOB
+        assert await announced == BLOB
 
 
 @pytest.mark.usefixtures("no_pauses")
