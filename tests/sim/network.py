@@ -27,6 +27,8 @@ COORDINATOR = "coordinator"
 BROKEN_SECONDS = 20.0
 POLL_SECONDS = 0.5
 PIPES_KEPT = 256
+# QUIC gives up a connection over which nothing comes.
+IDLE_SECONDS = 30.0
 
 
 @dataclass
@@ -121,6 +123,11 @@ class Pipe:
         if self.open:
             self.open = False
             self._broken()
+
+    def give_up(self) -> None:
+        """The other end notices that nothing comes any more."""
+        self.open = False
+        self._broken()
 
 
 # ---- gRPC ------------------------------------------------------------------------------------------------------------
@@ -275,6 +282,8 @@ class Overlay:
     def __init__(self, net: Net) -> None:
         self.net = net
         self.hosts: dict[str, SimHost] = {}
+        self.silent: set[bytes] = set()
+        """Killed while others have QUIC connections to them: who asks them for a stream hears nothing."""
         self.records: dict[bytes, tuple[str, ...]] = {}
 
     def by_id(self, name: str) -> SimHost | None:
@@ -312,18 +321,26 @@ class SimHost(Host):
 
     async def start(self, bootstrap: tuple[str, ...] = ()) -> None:
         self._overlay.hosts[self.name] = self
+        self._overlay.silent.discard(self.identity.public_key)
 
     async def stop(self) -> None:
         self.vanish()
 
-    def vanish(self) -> None:
-        """The process is gone."""
+    def vanish(self, *, silently: bool = False) -> None:
+        """The process is gone; `silently`: nobody who is connected to it is told."""
         if self._overlay.hosts.get(self.name) is self:
             del self._overlay.hosts[self.name]
+        if silently:
+            self._overlay.silent.add(self.identity.public_key)
+            mute = [pipe for pipe in self.pipes if pipe.open]
+            for pipe in mute:
+                pipe.open = False
+            self._net.loop.call_later(IDLE_SECONDS, lambda: [pipe.give_up() for pipe in mute])
         for task in list(self.tasks):
             task.cancel()
         for pipe in self.pipes:
-            pipe.send(None)
+            if pipe.open:
+                pipe.send(None)
 
     async def addresses(self) -> list[str]:
         return [f"/ip4/10.0.0.1/tcp/1/p2p/{self.peer_id}"]
@@ -352,6 +369,9 @@ class SimHost(Host):
     async def open(self, remote: bytes, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         other = self._overlay.by_id(peer_id(remote))
         try:
+            if remote in self._overlay.silent:
+                await asyncio.sleep(limits.STREAM_OPEN_SECONDS_MAX)
+                raise TimeoutError("nothing comes back")
             if other is None:
                 await asyncio.sleep(self._net.delay())
                 raise NetworkError(f"peer {peer_id(remote)} cannot be reached: nobody is there")
@@ -361,6 +381,7 @@ class SimHost(Host):
         here, there = asyncio.StreamReader(), asyncio.StreamReader()
         out = Pipe(self._net, self.name, other.name, _feeding(there), lambda: _end(there))
         back = Pipe(self._net, other.name, self.name, _feeding(here), lambda: _end(here))
+        other.pipes = [*[pipe for pipe in other.pipes if pipe.open][-PIPES_KEPT:], back]
         self.pipes = [*[pipe for pipe in self.pipes if pipe.open][-PIPES_KEPT:], out]
         task = self._net.loop.create_task(other._answer(protocol, self.peer_id, there, _Writer(back)))
         other.tasks.add(task)

@@ -318,8 +318,8 @@ class PeerProcess:
         self._session = session
         return session
 
-    def crash(self) -> None:
-        """kill -9."""
+    def crash(self, *, silently: bool = False) -> None:
+        """kill -9; `silently`: other peers' connections to it do not notice."""
         if not self.running:
             return
         self.world.net.alive[self.name] = 0
@@ -329,7 +329,7 @@ class PeerProcess:
             for task in [*session._runtime.tasks, *(shared.task for shared in session.fetcher._running.values())]:
                 task.cancel()
             assert isinstance(session.host, SimHost)
-            session.host.vanish()
+            session.host.vanish(silently=silently)
 
     def equivocate(self, lies: bool) -> None:
         """Announce one payload to half of the others and to the coordinator, and another to the rest."""
