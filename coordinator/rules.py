@@ -29,9 +29,11 @@ EVENING = 0.95
 PACE_MISSED = 0.5
 PACE_AGAIN = 1.25
 PACE_MIN = 2.0**-20
-# So many steps wait for a peer in vain; from then on every 2nd does, 4th, 8th, 16th, 32nd.
+# So many steps wait for a peer in vain; from then on every 2nd does, 4th, 8th, 16th, 32nd. One that counts its votes makes up
+# for this part of one, so nobody holds up more than every 9th step in the long run.
 PATIENCE_STEPS = 4
 MISSED_MAX = PATIENCE_STEPS + 4
+MADE_UP = 1 / 8
 # What every step may take beyond the usual time of most peers, as a part of it.
 DEADLINE_SLACK = 0.5
 NAMES_SHOWN_MAX = 4
@@ -223,21 +225,21 @@ def paced(peer: Peer, *, counted: bool, awaited: bool) -> Peer:
     """A roster member after a step that counted its votes or not, and that waited for it or not.
 
     Each miss halves its share, whatever its speed is said to be; that grows again with the steps that count it. Steps that
-    waited for it in vain let the others wait ever more rarely (`awaited`); one that counts it makes up for one of them.
+    waited for it in vain let the others wait ever more rarely (`awaited`); one that counts it makes up for a part of one.
     """
     if counted:
-        return replace(peer, pace=min(peer.pace * PACE_AGAIN, 1.0), missed=max(peer.missed - 1, 0))
-    missed = min(peer.missed + awaited, MISSED_MAX)
+        return replace(peer, pace=min(peer.pace * PACE_AGAIN, 1.0), missed=max(peer.missed - MADE_UP, 0.0))
+    missed = min(peer.missed + awaited, float(MISSED_MAX))
     return replace(peer, pace=max(peer.pace * PACE_MISSED, PACE_MIN), missed=missed)
 
 
-def is_awaited(missed: int, step: int) -> bool:
+def is_awaited(missed: float, step: int) -> bool:
     """Whether a step waits for a peer for which so many waited in vain: the first few do, then every 2nd, 4th ... 32nd.
 
     So who cannot keep up holds nobody up, however many they are (all at the same steps), and has its chance again and again,
     for when its share has become small enough.
     """
-    return missed < PATIENCE_STEPS or step % (2 << (min(missed, MISSED_MAX) - PATIENCE_STEPS)) == 0
+    return missed < PATIENCE_STEPS or step % (2 << (min(int(missed), MISSED_MAX) - PATIENCE_STEPS)) == 0
 
 
 def rarely_awaited(clock: ClockConfig, tick: Tick, peers: Mapping[bytes, Peer]) -> int:

@@ -65,9 +65,9 @@ PEER_MOVES: dict[PeerPhase, frozenset[PeerPhase]] = {
 class Peer:
     """One peer. `applied_step` is -1 until it has reported a state; `samples_per_second` 0 until measured.
 
-    `pace`: the part of the share that its speed would give it; `missed`: how many more steps waited for it in vain than counted
-    its votes (both see `rules.paced`). `gone`: it hung up. An absent peer that is not gone is expected: this coordinator was
-    started a moment ago.
+    `pace`: the part of the share that its speed would give it; `missed`: how many steps waited for it in vain, less those
+    that it made up for (both see `rules.paced`). `gone`: it hung up. An absent peer that is not gone is expected: this
+    coordinator was started a moment ago.
     """
 
     public_key: bytes
@@ -79,7 +79,7 @@ class Peer:
     state_digest: bytes = b""
     samples_per_second: float = 0.0
     pace: float = 1.0
-    missed: int = 0
+    missed: float = 0.0
     votes_accepted: int = 0
     loss: float = 0.0
 

@@ -205,6 +205,27 @@ def test_who_keeps_missing_steps_is_waited_for_ever_more_rarely() -> None:
     assert (peer.pace, peer.missed) == (1.0, 0)
 
 
+@pytest.mark.parametrize("votes_in", [1, 2, 4, 7, 8, 12])
+def test_who_votes_just_often_enough_holds_up_few_steps(votes_in: int) -> None:
+    """It votes in so many steps, and in the next is waited for in vain: it held up every second step for ever."""
+    peer, waited, since = Peer(key(0)), list[int](), 0
+    for step in range(1, 2001):
+        awaited = rules.is_awaited(peer.missed, step)
+        holds_up = awaited and since >= votes_in
+        waited += [step] if holds_up else []
+        peer, since = rules.paced(peer, counted=not holds_up, awaited=awaited), 0 if holds_up else since + 1
+    in_the_end = sum(step > 1000 for step in waited) / 1000
+    assert in_the_end <= 1 / 8
+    assert in_the_end >= (1 / 14 if votes_in > 8 else 1 / 20), "it is not shut out"
+
+
+def test_a_peer_with_a_hiccup_now_and_then_is_waited_for_all_the_same() -> None:
+    peer = Peer(key(0))
+    for step in range(1, 500):
+        assert rules.is_awaited(peer.missed, step)
+        peer = rules.paced(peer, counted=step % 10 > 0, awaited=True)
+
+
 def test_however_many_are_too_slow_they_are_waited_for_at_the_same_steps() -> None:
     peers = {n: Peer(key(n), missed=0) for n in range(40)}
     waited = set()
