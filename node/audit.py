@@ -23,6 +23,10 @@ from protos.log import Entry, SignedEntry, Tick, Verdict
 from protos.run_config import TrustConfig
 
 
+class NoGradient(Exception):  # noqa: N818 - nothing failed: this checker has nothing to say
+    """There is no gradient on these samples here: it is not finite, or this peer is about to stop."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """A payload's votes: `where` int64 [chunks, votes], coefficients; `values` fp32 [chunks, votes], signed."""
@@ -41,6 +45,7 @@ def verdicts(
 ) -> tuple[Verdict, ...]:
     """What the checks find that the entry draws for `me`. `gradient(samples)`, transformed, at the state before the entry.
 
+    With local steps, too, it is the plain gradient: where honest local steps lead is near it, and a peer's AdamW is its own.
     Costs one gradient over `check_samples` samples a check, at most CHECKS_MAX of them, and one more.
     """
     mine = [subject for subject, who in drawn(signed.hash, signed.entry, trust.checkers).items() if me in who]

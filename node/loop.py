@@ -296,8 +296,13 @@ class Trainer:
             return  # not in this step, or our gradient is spread over several devices
 
         def gradient(ranges: tuple[Range, ...]) -> Tensor:
-            self.replica.gradients(self.samples, ranges, self.micro_batch, self.autocast, self.stopping)
-            return audit.transformed(demo.layout, [p.grad for p in demo.parameters], demo.config.transform)
+            over = self.replica.mean_gradient(self.samples, ranges, self.micro_batch, self.autocast, self.stopping)
+            if over.samples < sum(map(len, ranges)):
+                raise audit.NoGradient("this peer is about to stop")
+            found = audit.transformed(demo.layout, [p.grad for p in demo.parameters], demo.config.transform)
+            if not bool(found.isfinite().all()):
+                raise audit.NoGradient("it is not finite")
+            return found
 
         try:
             votes = {
@@ -306,8 +311,8 @@ class Trainer:
             }
             me = public_key_of(self.summary.id)
             found = audit.verdicts(me, self.config.trust, self.tick, event.signed, votes, gradient)
-        except NonFiniteGradient as error:
-            self._abstain(event.signed.entry.step, error)
+        except audit.NoGradient as error:
+            self.log.info("no check: the gradient cannot be had", step=event.signed.entry.step, why=str(error))
             return
         if found:
             self.swarm.found(found)

@@ -211,12 +211,12 @@ class Replica:
         `lr_factor` is the schedule's, for the local steps. Raises `NonFiniteGradient`, the parameters untouched.
         """
         if self.local is None:
-            return self._over(samples, ranges, micro_batch, autocast, should_stop)
+            return self.mean_gradient(samples, ranges, micro_batch, autocast, should_stop)
         done: list[GradResult] = []
         self.local.borrow()
         try:
             for part in cut(ranges, self.local.config.steps):
-                result = self._over(samples, part, micro_batch, autocast, should_stop)
+                result = self.mean_gradient(samples, part, micro_batch, autocast, should_stop)
                 if not result.samples:
                     break
                 self.local.step(lr_factor)
@@ -227,7 +227,7 @@ class Replica:
         summed = sum(result.loss_mean * result.samples for result in done)
         return GradResult(summed / count if count else math.nan, tokens, count)
 
-    def _over(
+    def mean_gradient(
         self,
         samples: Samples,
         ranges: Iterable[Range],
@@ -235,7 +235,10 @@ class Replica:
         autocast: Any,
         should_stop: Callable[[], bool],
     ) -> GradResult:
-        """The mean gradient over the samples of `ranges`, fewer at a time where the device has no room for `micro_batch`."""
+        """The mean gradient over the samples of `ranges` at the state that is here, into `.grad`; no local steps.
+
+        Fewer samples at a time where the device has no room for `micro_batch`.
+        """
         parts = tuple(ranges)
         self._fits = min(self._fits or micro_batch, micro_batch)
         while True:

@@ -301,8 +301,10 @@ class RunConfig(_Section):
                 f"batch_samples {self.clock.batch_samples} is less than one sample for each of {self.optimizer.local.steps} "
                 f"local steps of {self.clock.min_peers} peers"
             )
-        if self.trust.enabled and (self.optimizer.local.steps > 1 or self.optimizer.overlap):
-            raise ValueError("`trust` checks votes on the gradient of their step: not with local steps or `overlap`")
+        if self.trust.enabled and self.optimizer.overlap:
+            raise ValueError(
+                "`trust` checks votes on the samples of their step: not with `overlap`, which votes a step later"
+            )
         return self
 
     def canonical_json(self) -> str:

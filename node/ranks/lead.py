@@ -277,7 +277,7 @@ class RanksReplica(Replica):
         local = LedLocal(lead, order.local) if order.local.steps > 1 else None
         super().__init__(run_id, lead.shard.model, optimizer, size, demo=LedDeMo(lead), local=local)
 
-    def _over(
+    def mean_gradient(
         self,
         samples: Samples,
         ranges: Iterable[Range],

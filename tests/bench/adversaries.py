@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +28,11 @@ from node.data.corpus import open_corpus
 from node.data.samples import Samples
 from node.model.loss import loss
 from node.model.spec import build
+from node.optim import votes
+from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
+from node.optim.local import LocalConfig, LocalSteps
+from node.replica import cut
 from protos import checks
 from protos.assignment import Range, assign, take
 from protos.log import Entry, Tick, Verdict
@@ -75,6 +79,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bad", type=int, default=3, help="of the peers, in `losses` (default 3)")
     parser.add_argument("--group-size", type=int, default=16)
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--local-steps", type=int, default=1, help="AdamW steps on a batch (default 1: none)")
+    parser.add_argument("--local-lr", type=float, default=1e-3)
     parser.add_argument("--checked", type=int, default=4, help="samples that a check looks at")
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--width", type=int, default=64, help="of the model; with 2 layers 0.13 million parameters")
@@ -119,7 +125,12 @@ class Crowd:
         o = self.options
         self.model = build(model_spec(o.width, o.layers, o.context), self.seed, context=o.context)
         config = DeMoConfig(group_size=o.group_size, beta=BETA, beta2=BETA2)
+        if o.local_steps > 1:
+            sized: dict[str, Any] = {"values": "8bit", "magnitudes": True, "base": BaseConfig("sgd")}
+            config = DeMoConfig(group_size=o.group_size, beta=BETA, clip_norm=None, **sized)
         self.peers = [DeMo(self.model, config) for _ in self.kinds]
+        local = LocalConfig(o.local_steps, o.local_lr)
+        self.local = [LocalSteps(list(self.model.parameters()), local) for _ in self.kinds if o.local_steps > 1]
         self.random = np.random.default_rng(self.seed)
         self.taken = 0
         self.past: Tensor | None = None
@@ -144,8 +155,14 @@ class Crowd:
     def propose(self, lr: float, ranges: Sequence[Sequence[Range]]) -> list[bytes]:
         """Everybody's payload of a step, on the samples of each; without samples none (empty)."""
         payloads = []
-        for peer, part in zip(self.peers, ranges, strict=True):
-            if part:
+        for n, (peer, part) in enumerate(zip(self.peers, ranges, strict=True)):
+            if part and self.local:
+                self.local[n].borrow()
+                for few in cut(part, self.options.local_steps):
+                    self.gradient(few)
+                    self.local[n].step(lr / self.options.lr)
+                self.local[n].give_back()
+            elif part:
                 self.gradient(part)
             payloads.append(peer.propose(lr).payload if part else b"")
         honest = [payload for payload, kind in zip(payloads, self.kinds, strict=True) if kind == "honest" and payload]
@@ -155,17 +172,18 @@ class Crowd:
 
     def forged(self, kind: str, own: bytes, honest: Sequence[bytes]) -> bytes:
         chunks, g = self.layout.chunks, self.options.group_size
+        front = len(own) - votes.vote_bytes(chunks, g)  # what says how large the votes are, where they have a size
         match kind:
             case "flip":
-                return flipped(own, g)
+                return own[:front] + flipped(own[front:], g)
             case "collude":  # all against the same honest peer: its votes are cancelled twice over
-                return flipped(honest[0], g)
+                return honest[0][:front] + flipped(honest[0][front:], g)
             case "random":
-                return made_up(own, self.random)
+                return own[:front] + made_up(own[front:], self.random)
             case "copy":
                 return honest[0]
             case "changed":
-                return partly(honest[0], chunks, CHANGED, self.random)
+                return honest[0][:front] + partly(honest[0][front:], chunks, CHANGED, self.random)
             case "echo":
                 return own if self.past is None else self.echo()
         return own

@@ -179,8 +179,10 @@ def test_standings_are_bounded_and_the_excluded_stay(monkeypatch: pytest.MonkeyP
 
 
 def test_trust_refuses_methods_that_it_cannot_check() -> None:
-    with pytest.raises(ValueError, match="not with local steps or `overlap`"):
+    with pytest.raises(ValueError, match="not with `overlap`"):
         RunConfig(trust=ON, optimizer=OptimizerConfig(overlap=True))
+    local = {"magnitudes": True, "base": {"name": "sgd"}, "beta2": 0, "local": {"steps": 4}}
+    assert RunConfig(trust=ON, optimizer=OptimizerConfig.model_validate(local)).trust.enabled
 
 
 # ---- the machine -----------------------------------------------------------------------------------------------------
