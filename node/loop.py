@@ -25,7 +25,7 @@ from node import audit
 from node.archive.record import Recorder
 from node.data.samples import Samples
 from node.model.gradients import GradResult
-from node.optim.demo import DeMo, NonFiniteGradient
+from node.optim.demo import NonFiniteGradient
 from node.optim.votes import NotANumber
 from node.replica import Replica
 from node.snapshot.private import PrivateStateError
@@ -292,14 +292,14 @@ class Trainer:
     def _check(self, event: Committed) -> None:
         """Look at others' votes where the entry draws us to, at the state on which they were computed."""
         demo = self.replica.demo
-        if self.tick is None or not isinstance(demo, DeMo):
-            return  # not in this step, or our gradient is spread over several devices
+        if self.tick is None:
+            return  # not in this step
 
         def gradient(ranges: tuple[Range, ...]) -> Tensor:
             over = self.replica.mean_gradient(self.samples, ranges, self.micro_batch, self.autocast, self.stopping)
             if over.samples < sum(map(len, ranges)):
                 raise audit.NoGradient("this peer is about to stop")
-            found = audit.transformed(demo.layout, [p.grad for p in demo.parameters], demo.config.transform)
+            found = audit.transformed(demo.layout, self.replica.whole_gradients(), demo.config.transform)
             if not bool(found.isfinite().all()):
                 raise audit.NoGradient("it is not finite")
             return found

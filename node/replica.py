@@ -264,6 +264,11 @@ class Replica:
             log = structlog.get_logger("peer")
             log.warning("out of memory: going on with fewer samples at a time", step=self.step, micro_batch=self._fits)
 
+    def whole_gradients(self) -> list[Tensor | None]:
+        """What `mean_gradient` left in `.grad`, in the layout's order; None counts as zeros."""
+        assert isinstance(self.demo, DeMo), "what stands for it gathers them"
+        return [parameter.grad for parameter in self.demo.parameters]
+
     @property
     def state(self) -> Mapping[str, Tensor | Pieces]:
         """The replicated state by name, fp32: every parameter, and what a base optimizer keeps about the aggregate."""

@@ -175,11 +175,16 @@ class Shard:
         self._inner.load_state_dict({"state": state, "param_groups": groups})
 
     def _spread(self, name: str) -> Spread:
-        """`model.NAME`, `base.NAME`, `private.NAME` (see `ShardedDeMo`), or `local.BUFFER.INDEX` of the local AdamW."""
+        """`model.NAME`, `gradient.INDEX`, `base.NAME`, `private.NAME` (see `ShardedDeMo`), `local.BUFFER.INDEX` (AdamW's)."""
         kind, _, rest = name.partition(".")
         match kind:
             case "model":
                 return Spread.of(self.model.get_parameter(rest))  # type: ignore[arg-type]
+            case "gradient":
+                parameter = self.demo.parameters[int(rest)]
+                of = parameter if parameter.grad is None else parameter.grad
+                local = local_part(of).detach()
+                return self.demo.rows_of(torch.zeros_like(local) if of is parameter else local, parameter)
             case "base":
                 return self.demo.base_spread[rest]
             case "private":

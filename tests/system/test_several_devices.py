@@ -167,6 +167,18 @@ def test_methods_with_more_state_on_two_ranks(make: Make, method: str) -> None:
     equal_so_far(swarm, "ada", "bob", "duo")
 
 
+def test_a_peer_of_two_ranks_checks_others_and_is_found_good(make: Make) -> None:
+    swarm = make("group_size = 8\n[trust]\nenabled = true\nprobation_steps = 2")
+    swarm.join("ada")
+    join_with_ranks(swarm, "duo")
+    swarm.join("bob")
+    for name in ("ada", "duo", "bob"):
+        wait_for(f"checks by {name}", lambda name=name: len(swarm.events(name, "checked")) >= 3)
+    wait_for("all counted", lambda: [peer["standing"] for peer in swarm.status()["peers"]] == ["counted"] * 3)
+    assert not any(peer["score"] for peer in swarm.status()["peers"])
+    equal_so_far(swarm, "ada", "bob", "duo")
+
+
 @pytest.mark.nightly
 def test_a_rank_or_torchrun_that_dies_ends_the_peer_and_nobody_waits(make: Make) -> None:
     swarm = make("")

@@ -191,8 +191,8 @@ def test_trust_refuses_methods_that_it_cannot_check() -> None:
 class Watched(Harness):
     """Peers in lockstep; `bad` are found to be idle by everybody but themselves."""
 
-    def __init__(self, peers: int, bad: set[int], steps: int = 40) -> None:
-        clock = ClockConfig(steps=steps, batch_samples=2 * PEERS, min_peers=2, snapshot_every=100)
+    def __init__(self, peers: int, bad: set[int], steps: int = 40, min_peers: int = 2) -> None:
+        clock = ClockConfig(steps=steps, batch_samples=2 * PEERS, min_peers=min_peers, snapshot_every=100)
         super().__init__(RunConfig(clock=clock, trust=ON))
         self.bad, self.numbers = bad, list(range(peers))
         for n in self.numbers:
@@ -275,6 +275,21 @@ def test_a_newcomers_votes_count_after_its_probation() -> None:
     assert len(tried) >= ON.probation_steps
     assert first == tried[-1] + 1
     assert swarm.entries[0].trials == (), "those of the first step are on none"
+
+
+def test_a_run_that_begins_with_one_peer_comes_to_believe_others() -> None:
+    """One can check nobody: those who came later were on probation for ever."""
+    swarm = Watched(1, bad={3}, min_peers=1)
+    swarm.play(2)
+    for n in (1, 2, 3):
+        swarm.come(n)
+    swarm.play(15)
+    counted = {swarm.numbered(key) for key, standing in swarm.run.standings.items() if standing.counted}
+    assert counted == {0, 1, 2}
+    assert {x.public_key for e in swarm.entries for x in e.exclusions} == {key(3)}
+    swarm.come(4)
+    swarm.play(2)
+    assert {c.public_key for c in swarm.entries[-1].trials} == {key(4)}, "from then on newcomers are tried first"
 
 
 def test_verdicts_that_were_not_drawn_are_not_taken() -> None:

@@ -116,6 +116,11 @@ def gradients_are_those_of_one_device(lead: Lead) -> None:
         for shard, whole in zip(mine, theirs, strict=True):
             local = shard.to_local()  # type: ignore[attr-defined]
             torch.testing.assert_close(local, whole[: len(local)], rtol=1e-4, atol=1e-6)
+        gathered = many.whole_gradients()
+        for parts, whole in zip(gathered, one.whole_gradients(), strict=True):
+            assert parts is not None
+            assert parts.device.type == "cpu"
+            torch.testing.assert_close(parts, torch.zeros_like(parts) if whole is None else whole, rtol=1e-4, atol=1e-6)
     asked = iter([False, False, True])
     assert gradient(many, [Range(0, 40)], 2, lambda: next(asked))[0].samples == 8, "it did not stop between rounds"
     empty = gradient(many, [], 2)[0]
