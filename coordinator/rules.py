@@ -30,10 +30,11 @@ PACE_MISSED = 0.5
 PACE_AGAIN = 1.25
 PACE_MIN = 2.0**-20
 # So many steps wait for a peer in vain; from then on every 2nd does, 4th, 8th, 16th, 32nd. One that counts its votes makes up
-# for this part of one, so nobody holds up more than every 9th step in the long run.
+# for this part of one, so that nobody holds up more than every 4th step in the long run; for less, who is last of all by its
+# distance and misses one step in ten would be waited for no more.
 PATIENCE_STEPS = 4
 MISSED_MAX = PATIENCE_STEPS + 4
-MADE_UP = 1 / 8
+MADE_UP = 1 / 4
 # What every step may take beyond the usual time of most peers, as a part of it.
 DEADLINE_SLACK = 0.5
 NAMES_SHOWN_MAX = 4
@@ -225,10 +226,12 @@ def paced(peer: Peer, *, counted: bool, awaited: bool) -> Peer:
     """A roster member after a step that counted its votes or not, and that waited for it or not.
 
     Each miss halves its share, whatever its speed is said to be; that grows again with the steps that count it. Steps that
-    waited for it in vain let the others wait ever more rarely (`awaited`); one that counts it makes up for a part of one.
+    waited for it in vain let the others wait ever more rarely (`awaited`); one that counts it makes up for a part of one, or
+    for one if few steps wait for it and this one did.
     """
     if counted:
-        return replace(peer, pace=min(peer.pace * PACE_AGAIN, 1.0), missed=max(peer.missed - MADE_UP, 0.0))
+        made_up = 1.0 if awaited and peer.missed >= PATIENCE_STEPS + 1 else MADE_UP
+        return replace(peer, pace=min(peer.pace * PACE_AGAIN, 1.0), missed=max(peer.missed - made_up, 0.0))
     missed = min(peer.missed + awaited, float(MISSED_MAX))
     return replace(peer, pace=max(peer.pace * PACE_MISSED, PACE_MIN), missed=missed)
 

@@ -51,6 +51,7 @@ class Streams:
     def __init__(self, host: Host) -> None:
         self._host = host
         self.kept: dict[bytes, list[Stream]] = {}
+        self._answers: dict[bytes, float] = {}  # how long holders took to answer lately
 
     async def take(self, holder: bytes) -> Stream:
         """One that is kept, or a new one. NetworkError if the holder cannot be reached."""
@@ -66,6 +67,17 @@ class Streams:
         """A new one. NetworkError if the holder cannot be reached."""
         reader, writer = await self._host.open(holder, PROTOCOL)
         return Stream(holder, reader, writer)
+
+    def answered(self, holder: bytes, seconds: float) -> None:
+        """It took so long, with nothing to be opened."""
+        self._answers.pop(holder, None)
+        self._answers[holder] = seconds
+        if len(self._answers) > limits.ANSWERS_KEPT:
+            del self._answers[next(iter(self._answers))]
+
+    def usual_seconds(self, holder: bytes) -> float:
+        """What it took last; 0 if that is not known."""
+        return self._answers.get(holder, 0.0)
 
     def keep(self, stream: Stream) -> None:
         """The next transfer from its holder may have it."""
@@ -202,6 +214,7 @@ class Asking:
         self._wire.sent += await write_frame(stream.writer, request.SerializeToString())
         frame = await read_frame(stream.reader)
         attempt.progress_at = _now()
+        self.streams.answered(stream.holder, attempt.progress_at - began_at)
         self._wire.received += 4 + len(frame)
         response = parse(update_pb2.BlobResponse, frame)
         if not response.found:
@@ -313,17 +326,17 @@ class _Pull:
             for other in self._running.values():
                 self._save(other)
             begun = bytearray() if holder in self._anew else self._come[:]
-            attempt = Attempt(holder, self._size, now, begun)
+            attempt = Attempt(holder, self._size, now, begun, self._asking.streams.usual_seconds(holder))
             self._running[asyncio.get_running_loop().create_task(self._asking.ask(attempt))] = attempt
         return bool(self._running)
 
     def _stop(self, task: asyncio.Task[Said], attempt: Attempt) -> None:
         """Others were faster. A connection on which nothing comes may be a dead one: none of its streams is used again."""
         task.cancel()
-        if attempt.silent_at <= _now():
+        if self._turns.is_silent(attempt, _now()):
             self._asking.streams.drop(attempt.holder)
-            if not attempt.opened:
-                self.away.add(attempt.holder)
+        if attempt.silent_at <= _now() and not attempt.opened:
+            self.away.add(attempt.holder)
 
     def _save(self, attempt: Attempt) -> None:
         """The next one asked goes on after what came here, if that is the most yet."""

@@ -19,13 +19,15 @@ from node.swarm import settings as limits
 class Attempt:
     """One holder is asked for one blob of `total` bytes. `buffer`: what has come, from the blob's first byte on.
 
-    Its first `resumed` bytes had come from others before. `opened`: there is a stream. Times are seconds of one clock.
+    Its first `resumed` bytes had come from others before. `usual_seconds`: what the holder took to answer lately. `opened`:
+    there is a stream. Times are seconds of one clock.
     """
 
     holder: bytes
     total: int
     began_at: float
     buffer: bytearray = field(default_factory=bytearray)
+    usual_seconds: float = 0.0
     resumed: int = field(init=False)
     progress_at: float = field(init=False)
     opened: bool = field(init=False, default=False)
@@ -49,6 +51,12 @@ class Attempt:
         return self.progress_at + limits.HEDGE_SECONDS
 
     @property
+    def quiet_at(self) -> float:
+        """As `silent_at`, for a puller in haste: not later, and not before it is longer than usual."""
+        haste = limits.HASTE_SECONDS + (self.total - self.resumed) / limits.IMPATIENT_BYTES_A_SECOND
+        return min(self.silent_at, self.progress_at + max(haste, 2 * self.usual_seconds))
+
+    @property
     def late_at(self) -> float:
         """From when on it is too slow while others were not asked yet."""
         return self.began_at + limits.IMPATIENT_SECONDS + (self.total - self.resumed) / limits.IMPATIENT_BYTES_A_SECOND
@@ -64,12 +72,13 @@ class Turns:
         self._lacking: deque[bytes] = deque()
         # Those who lacked the blob are asked again in rounds, each for a few of them.
         self._rounds, self._round_left, self._round_at = 0, 0, 0.0
-        self._hasty = False
+        self._rounds_max, self._hasty = limits.LACKING_ROUNDS_MAX, False
 
     def hasten(self, now: float) -> None:
-        """From now on, others are asked beside a silent one after HASTE_SECONDS; once, those who lacked the blob at once."""
+        """From now on, others are asked beside a silent one sooner, and another round of those who lacked it is due."""
         if not self._hasty:
             self._hasty, self._round_at = True, min(self._round_at, now)
+            self._rounds_max += 1
 
     def next(self, now: float, running: Collection[Attempt]) -> bytes | None:
         """The holder to ask now; None to wait or, if none is running, because nobody is left."""
@@ -113,7 +122,7 @@ class Turns:
         all_wait_at = max(map(self._waits_at if full else self._company_at, running), default=0.0)
         if self._left or self._back:
             return min([all_wait_at, *(a.late_at for a in running if a.holder not in self._gave_way)])
-        if not self._lacking or self._rounds == limits.LACKING_ROUNDS_MAX or full:
+        if not self._lacking or self._rounds == self._rounds_max or full:
             return None
         return max(all_wait_at, self._round_at)
 
@@ -129,7 +138,7 @@ class Turns:
 
     def _again(self, now: float) -> bytes | None:
         """One that lacked it, if a round is on or due. Rounds come after LACKING_SECONDS, then after twice as long each."""
-        if not self._lacking or self._rounds == limits.LACKING_ROUNDS_MAX or self._round_at > now:
+        if not self._lacking or self._rounds == self._rounds_max or self._round_at > now:
             return None
         self._round_left = (self._round_left or min(len(self._lacking), limits.LACKING_ROUND_MAX)) - 1
         if not self._round_left:
@@ -137,10 +146,13 @@ class Turns:
             self._round_at = now + limits.LACKING_SECONDS * 2**self._rounds
         return self._lacking.popleft()
 
+    def is_silent(self, attempt: Attempt, now: float) -> bool:
+        """Whether others may be asked beside it for its silence."""
+        return (attempt.quiet_at if self._hasty else attempt.silent_at) <= now
+
     def _company_at(self, attempt: Attempt) -> float:
         """From when on others are asked beside it: if it is silent or, once all have had their turn, if it is too slow."""
-        waits_at = self._waits_at(attempt)
-        return min(waits_at, attempt.progress_at + limits.HASTE_SECONDS) if self._hasty else waits_at
+        return min(self._waits_at(attempt), attempt.quiet_at) if self._hasty else self._waits_at(attempt)
 
     def _waits_at(self, attempt: Attempt) -> float:
         """From when on it makes room where too many are asked."""

@@ -75,6 +75,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--lr-final-ratio", type=float, default=0.1)
     parser.add_argument("--peers", type=int, default=10)
     parser.add_argument("--bad", type=int, default=3, help="of the peers, in `losses` (default 3)")
     parser.add_argument("--group-size", type=int, default=16)
@@ -97,7 +98,20 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     data = options.data or (SHAKESPEARE if SHAKESPEARE.exists() else None)
     tokens = open_corpus(data, options.out).tokens
     result: dict[str, object] = {
-        name: getattr(options, name) for name in ("seeds", "steps", "lr", "peers", "group_size", "batch", "width")
+        name: getattr(options, name)
+        for name in (
+            "seeds",
+            "steps",
+            "lr",
+            "lr_final_ratio",
+            "peers",
+            "group_size",
+            "batch",
+            "width",
+            "checked",
+            "local_steps",
+            "local_lr",
+        )
     }
     if "losses" in options.what:
         result["losses"] = losses(options, tokens)
@@ -208,12 +222,13 @@ class Crowd:
 
 
 def schedule(options: argparse.Namespace, step: int) -> float:
-    """Linear warm-up over a tenth, then a cosine to a tenth, as in a run's defaults."""
+    """Linear warm-up over a tenth, then a cosine, to a tenth as in a run's defaults."""
     warmup = max(1, options.steps // 10)
     if step < warmup:
         return float(np.float32(options.lr * (step + 1) / warmup))
     done = (step - warmup) / (options.steps - warmup)
-    return float(np.float32(options.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))))
+    final = options.lr_final_ratio
+    return float(np.float32(options.lr * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))))
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------

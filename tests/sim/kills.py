@@ -18,7 +18,7 @@ from tests.sim.clock import VirtualLoop, virtual_time
 from tests.sim.network import Weather
 from tests.sim.world import PeerProcess, World, without_threads
 
-PEERS, KILLED, KILLS, WATCHED = 4, 3, 20, 10
+PEERS, KILLED, KILLS, WATCHED = 4, 3, 12, 10
 COMPUTE_SECONDS = 0.02
 
 
@@ -51,6 +51,10 @@ async def _play(loop: VirtualLoop, seed: int, folder: Path) -> list[tuple[int, d
         there = await world.until(lambda: coordinator.head_step >= step, 60.0)
         assert there, (step, coordinator.hub.runs[coordinator.run_id].run.reason, world.notes)
 
+    def kill() -> None:
+        killed_at.append(coordinator.head_step)
+        victim.crash(silently=True)
+
     def back() -> bool:
         replica = victim.replica
         return replica is not None and replica.step > coordinator.head_step - 3
@@ -65,9 +69,8 @@ async def _play(loop: VirtualLoop, seed: int, folder: Path) -> list[tuple[int, d
             for _ in range(KILLS):
                 await reach(coordinator.head_step + world.random.randrange(10, 30))
                 assert await world.until(back, 60.0), world.notes
-                loop.call_later(world.random.uniform(0.0, 0.1), lambda: victim.crash(silently=True))
+                loop.call_later(world.random.uniform(0.0, 0.1), kill)
                 assert await world.until(lambda: not victim.running, 1.0)
-                killed_at.append(coordinator.head_step)
                 victim.replica = None
                 await reach(killed_at[-1] + WATCHED)
                 victim.start()

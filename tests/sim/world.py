@@ -201,11 +201,11 @@ class SimReplica(Replica):
         super().__init__(*args)
         self._peer = peer
 
-    def gradients(self, samples: Samples, ranges: Iterable[Range], *args: Any, **kwargs: Any) -> GradResult:
+    def mean_gradient(self, samples: Samples, ranges: Iterable[Range], *args: Any, **kwargs: Any) -> GradResult:
         parts = tuple(ranges)
         work = 0.2 + 0.1 * sum(map(len, parts))
         self._peer.thread.sleep(work * self._peer.world.net.random.uniform(0.8, 1.2) * self._peer.compute_seconds)
-        return super().gradients(samples, parts, *args, **kwargs)
+        return super().mean_gradient(samples, parts, *args, **kwargs)
 
 
 class _Never:

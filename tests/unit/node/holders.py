@@ -27,9 +27,10 @@ async def honest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     await server.handle("somebody", reader, writer)
 
 
-async def offered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """Read a request and say that the blob is here; returns what is to be sent of it."""
+async def offered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, after: float = 0.0) -> bytes:
+    """Read a request and say, so many seconds later, that the blob is here; returns what is to be sent of it."""
     request = update_pb2.BlobRequest.FromString(await read_frame(reader))
+    await asyncio.sleep(after)
     rest = BLOB[request.offset :]
     response = update_pb2.BlobResponse(found=True, total_bytes=len(BLOB), remaining_bytes=len(rest))
     await write_frame(writer, response.SerializeToString())
