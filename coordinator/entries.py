@@ -12,7 +12,7 @@ from coordinator import agreement, memory, rules, trust
 from coordinator.events import Append, Claim, EntryCommitted, Judged, SendEntry
 from coordinator.state import DURATIONS_KEPT, OpenStep, Outcome, Run
 from protos.assignment import assign, merge
-from protos.checks import VERDICT_STEPS, VERDICTS_NEEDED
+from protos.checks import VERDICT_STEPS
 from protos.limits import POOL_RANGES_MAX
 from protos.log import Contribution, Entry, entry_body, entry_hash
 
@@ -26,7 +26,7 @@ def commit(run: Run, now_ms: int) -> Outcome:
     run, more = _judged(run, current.tick.step - VERDICT_STEPS)
     effects += more
     held = {key: c for key, c in current.claims.items() if current.counted >> current.tick.places[key] & 1}
-    accepted, trials = _believed(run, current, held)
+    accepted, trials = _believed(run, held)
     entry = _entry(run, current, accepted, trials)
     body = entry_body(entry)
     record = EntryCommitted(entry, body, entry_hash(body))
@@ -47,24 +47,14 @@ def _judged(run: Run, at_step: int) -> Outcome:
     return memory.written(run, record)
 
 
-def _believed(
-    run: Run, current: OpenStep, held: Mapping[bytes, Claim]
-) -> tuple[dict[bytes, Claim], dict[bytes, Claim]]:
-    """(payloads that count, payloads on probation) of those that are held. Where none would count, all do.
-
-    So they do where fewer peers of the roster are believed than a check needs: else nobody could ever pass its probation.
-    """
+def _believed(run: Run, held: Mapping[bytes, Claim]) -> tuple[Mapping[bytes, Claim], Mapping[bytes, Claim]]:
+    """(payloads that count, payloads on probation) of those that are held. Where none would count, all do."""
     if not run.config.trust.enabled:
-        return dict(held), {}
-
-    def standing(key: bytes) -> trust.Standing:
-        return run.standings.get(key, trust.Standing())
-
-    good = {key: claim for key, claim in held.items() if not standing(key).excluded}
-    counted = {key: claim for key, claim in good.items() if standing(key).counted}
-    believed = sum(standing(key).counted and not standing(key).excluded for key in current.tick.places)
-    if believed < VERDICTS_NEEDED or not counted:
-        return good or dict(held), {}
+        return held, {}
+    good = {key: claim for key, claim in held.items() if not run.standings.get(key, trust.Standing()).excluded}
+    counted = {key: claim for key, claim in good.items() if run.standings.get(key, trust.Standing()).counted}
+    if not counted:  # the first step of a run; or nobody else is left, and the step has to be decided
+        return good or held, {}
     return counted, {key: claim for key, claim in good.items() if key not in counted}
 
 

@@ -147,7 +147,7 @@ def _remember_trust(run: Run, record: EntryCommitted) -> Run:
         peer = peers.get(exclusion.public_key, Peer(exclusion.public_key))
         peers[peer.public_key] = replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True)
     if checked or entry.exclusions or entry.readmitted:
-        run = replace(run, peers=peers, standings=trust.logged(run.standings, entry, checked=checked))
+        run = replace(run, peers=peers, standings=trust.logged(run.standings, entry, run.roster if checked else ()))
     if not checked:
         return run
     audit = trust.audit_of(run.config.trust, entry, record.hash)

@@ -279,10 +279,11 @@ def _settled(standings: dict[bytes, Standing], keys: Iterable[bytes]) -> dict[by
     return standings
 
 
-def logged(standings: Mapping[bytes, Standing], entry: Entry, *, checked: bool = True) -> dict[bytes, Standing]:
-    """The standings after an entry: what it says of exclusions are facts; the authors of the first one are on no probation.
+def logged(standings: Mapping[bytes, Standing], entry: Entry, roster: Sequence[bytes]) -> dict[bytes, Standing]:
+    """The standings after an entry: what it says of exclusions are facts; the roster of the first one is on no probation.
 
-    `checked`: whether the run has checks; without them there are no other standings.
+    Its authors alone would not do: where a slow first step has one, that one could check nobody. `roster`: of the step; empty
+    in a run without checks, which has no other standings.
     """
     after = dict(standings)
     for key in entry.readmitted:
@@ -299,9 +300,9 @@ def logged(standings: Mapping[bytes, Standing], entry: Entry, *, checked: bool =
             logged_step=entry.step,
             log_excludes=True,
         )
-    if entry.step == 1 and checked:
-        for contribution in entry.contributions:
-            after[contribution.public_key] = replace(after.get(contribution.public_key, Standing()), counted=True)
+    if entry.step == 1:
+        for key in roster:
+            after[key] = replace(after.get(key, Standing()), counted=True)
     return bounded(after, keep={c.public_key for c in (*entry.contributions, *entry.trials)})
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from node.optim import transforms
+from node.optim.demo import TILE_CHUNKS_CPU
 from node.optim.layout import CHUNK_ELEMENTS, Layout
 from node.optim.payload import Format
 from node.optim.transforms import Transform
@@ -35,6 +36,13 @@ class Seen:
     values: Tensor
 
 
+def due(me: bytes, trust: TrustConfig, tick: Tick, signed: SignedEntry) -> list[bytes]:
+    """Whom the entry draws `me` to check; nobody if this is not the first attempt of the step that `tick` opened."""
+    if tick.attempt != 1 or tick.step != signed.entry.step:
+        return []
+    return [subject for subject, who in drawn(signed.hash, signed.entry, trust.checkers).items() if me in who]
+
+
 def verdicts(
     me: bytes,
     trust: TrustConfig,
@@ -46,10 +54,10 @@ def verdicts(
     """What the checks find that the entry draws for `me`. `gradient(samples)`, transformed, at the state before the entry.
 
     With local steps, too, it is the plain gradient: where honest local steps lead is near it, and a peer's AdamW is its own.
-    Costs one gradient over `check_samples` samples a check, at most CHECKS_MAX of them, and one more.
+    Costs twice 4 bytes a parameter, and a gradient over `check_samples` samples a check, CHECKS_MAX at most, and one more.
     """
-    mine = [subject for subject, who in drawn(signed.hash, signed.entry, trust.checkers).items() if me in who]
-    if not mine or tick.attempt != 1 or tick.step != signed.entry.step:
+    mine = due(me, trust, tick, signed)
+    if not mine:
         return ()
     # what counts is always here, unless it did not pass the door: such votes are nobody's work
     invalid = {c.public_key for c in signed.entry.contributions} - votes.keys()
@@ -77,9 +85,13 @@ def seen_votes(form: Format, payload: bytes, size: int, chunks: int) -> Seen:
 
 
 def transformed(layout: Layout, gradients: Sequence[Tensor | None], transform: str | Transform = "dct") -> Tensor:
-    """Gradients by parameter as the votes see them: fp32 [chunks, 64, 64]."""
+    """Gradients by parameter as the votes see them: fp32 [chunks, 64, 64], the only thing of that size that it makes."""
     gathered = layout.gather([None if g is None else g.cpu() for g in gradients], layout.empty("cpu"))
-    return (transform if isinstance(transform, Transform) else transforms.named(transform)).forward(gathered)
+    by = transform if isinstance(transform, Transform) else transforms.named(transform)
+    for first in range(0, layout.chunks, TILE_CHUNKS_CPU):
+        part = gathered[first : first + TILE_CHUNKS_CPU]
+        by.forward(part, out=part)
+    return gathered
 
 
 @dataclass(frozen=True)

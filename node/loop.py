@@ -292,8 +292,9 @@ class Trainer:
     def _check(self, event: Committed) -> None:
         """Look at others' votes where the entry draws us to, at the state on which they were computed."""
         demo = self.replica.demo
-        if self.tick is None:
-            return  # not in this step
+        me = public_key_of(self.summary.id)
+        if self.tick is None or not audit.due(me, self.config.trust, self.tick, event.signed):
+            return
 
         def gradient(ranges: tuple[Range, ...]) -> Tensor:
             over = self.replica.mean_gradient(self.samples, ranges, self.micro_batch, self.autocast, self.stopping)
@@ -309,7 +310,6 @@ class Trainer:
                 key: audit.seen_votes(demo.config.form, update.votes, update.size, demo.layout.chunks)
                 for key, update in event.by_author.items()
             }
-            me = public_key_of(self.summary.id)
             found = audit.verdicts(me, self.config.trust, self.tick, event.signed, votes, gradient)
         except audit.NoGradient as error:
             self.log.info("no check: the gradient cannot be had", step=event.signed.entry.step, why=str(error))

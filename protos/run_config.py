@@ -301,6 +301,11 @@ class RunConfig(_Section):
                 f"batch_samples {self.clock.batch_samples} is less than one sample for each of {self.optimizer.local.steps} "
                 f"local steps of {self.clock.min_peers} peers"
             )
+        if self.trust.enabled and self.clock.min_peers < 3:
+            raise ValueError(
+                f"`trust` needs clock.min_peers of at least 3, not {self.clock.min_peers}: those of the first step are "
+                "believed, and check each other and all who come later"
+            )
         if self.trust.enabled and self.optimizer.overlap:
             raise ValueError(
                 "`trust` checks votes on the samples of their step: not with `overlap`, which votes a step later"

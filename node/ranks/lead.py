@@ -297,7 +297,7 @@ class RanksReplica(Replica):
         return found
 
     def whole_gradients(self) -> list[Tensor | None]:
-        """As `Replica.whole_gradients`: on the CPU of rank 0, 4 bytes a parameter."""
+        """As `Replica.whole_gradients`: on the CPU of rank 0, 4 bytes a parameter beside those of the check."""
         own = enumerate(self._lead.shard.demo.parameters)
         return [whole(Part(self._lead, f"gradient.{index}", parameter.shape)) for index, parameter in own]
 

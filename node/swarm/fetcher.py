@@ -45,13 +45,31 @@ class Stream:
     previous_ms: int = 0
 
 
+class Times:
+    """How long something took with each holder lately, in seconds; 0 if that is not known."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, float] = {}
+
+    def note(self, holder: bytes, seconds: float) -> None:
+        """It took so long, or longer."""
+        self._of.pop(holder, None)
+        self._of[holder] = seconds
+        if len(self._of) > limits.TIMES_KEPT:
+            del self._of[next(iter(self._of))]
+
+    def usual(self, holder: bytes) -> float:
+        """What it took last."""
+        return self._of.get(holder, 0.0)
+
+
 class Streams:
     """Blob streams to holders: a few of each are kept between transfers."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self.kept: dict[bytes, list[Stream]] = {}
-        self._answers: dict[bytes, float] = {}  # how long holders took to answer lately
+        self.opening, self.answering = Times(), Times()
 
     async def take(self, holder: bytes) -> Stream:
         """One that is kept, or a new one. NetworkError if the holder cannot be reached."""
@@ -65,19 +83,10 @@ class Streams:
 
     async def open(self, holder: bytes) -> Stream:
         """A new one. NetworkError if the holder cannot be reached."""
+        began_at = _now()
         reader, writer = await self._host.open(holder, PROTOCOL)
+        self.opening.note(holder, _now() - began_at)
         return Stream(holder, reader, writer)
-
-    def answered(self, holder: bytes, seconds: float) -> None:
-        """It took so long, with nothing to be opened."""
-        self._answers.pop(holder, None)
-        self._answers[holder] = seconds
-        if len(self._answers) > limits.ANSWERS_KEPT:
-            del self._answers[next(iter(self._answers))]
-
-    def usual_seconds(self, holder: bytes) -> float:
-        """What it took last; 0 if that is not known."""
-        return self._answers.get(holder, 0.0)
 
     def keep(self, stream: Stream) -> None:
         """The next transfer from its holder may have it."""
@@ -184,6 +193,7 @@ class Asking:
         """Fill the attempt's buffer. Raises one of _FAILURES; what had come by then stays in the buffer."""
         stream = await self.streams.take(attempt.holder)
         attempt.opened, attempt.progress_at = True, _now()
+        attempt.usual_seconds = self.streams.answering.usual(attempt.holder)
         try:
             return await self._ask_on(stream, attempt)
         except (OSError, asyncio.IncompleteReadError, NetworkError) as error:
@@ -213,8 +223,8 @@ class Asking:
         stream.previous_ms = 0
         self._wire.sent += await write_frame(stream.writer, request.SerializeToString())
         frame = await read_frame(stream.reader)
-        attempt.progress_at = _now()
-        self.streams.answered(stream.holder, attempt.progress_at - began_at)
+        attempt.answered, attempt.progress_at = True, _now()
+        self.streams.answering.note(stream.holder, attempt.progress_at - began_at)
         self._wire.received += 4 + len(frame)
         response = parse(update_pb2.BlobResponse, frame)
         if not response.found:
@@ -326,17 +336,20 @@ class _Pull:
             for other in self._running.values():
                 self._save(other)
             begun = bytearray() if holder in self._anew else self._come[:]
-            attempt = Attempt(holder, self._size, now, begun, self._asking.streams.usual_seconds(holder))
+            attempt = Attempt(holder, self._size, now, begun, self._asking.streams.opening.usual(holder))
             self._running[asyncio.get_running_loop().create_task(self._asking.ask(attempt))] = attempt
         return bool(self._running)
 
     def _stop(self, task: asyncio.Task[Said], attempt: Attempt) -> None:
         """Others were faster. A connection on which nothing comes may be a dead one: none of its streams is used again."""
         task.cancel()
-        if self._turns.is_silent(attempt, _now()):
-            self._asking.streams.drop(attempt.holder)
-        if attempt.silent_at <= _now() and not attempt.opened:
-            self.away.add(attempt.holder)
+        streams, waited = self._asking.streams, _now() - attempt.progress_at
+        if not attempt.answered:
+            (streams.answering if attempt.opened else streams.opening).note(attempt.holder, waited)
+        if attempt.silent_at <= _now():
+            streams.drop(attempt.holder)
+            if not attempt.opened:
+                self.away.add(attempt.holder)
 
     def _save(self, attempt: Attempt) -> None:
         """The next one asked goes on after what came here, if that is the most yet."""

@@ -19,8 +19,8 @@ from node.swarm import settings as limits
 class Attempt:
     """One holder is asked for one blob of `total` bytes. `buffer`: what has come, from the blob's first byte on.
 
-    Its first `resumed` bytes had come from others before. `usual_seconds`: what the holder took to answer lately. `opened`:
-    there is a stream. Times are seconds of one clock.
+    Its first `resumed` bytes had come from others before. `usual_seconds`: what the holder took lately for what is waited
+    for: to open a stream or, once it is `opened`, to answer (`answered`). Times are seconds of one clock.
     """
 
     holder: bytes
@@ -31,6 +31,7 @@ class Attempt:
     resumed: int = field(init=False)
     progress_at: float = field(init=False)
     opened: bool = field(init=False, default=False)
+    answered: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.resumed, self.progress_at = len(self.buffer), self.began_at
@@ -145,10 +146,6 @@ class Turns:
             self._rounds += 1
             self._round_at = now + limits.LACKING_SECONDS * 2**self._rounds
         return self._lacking.popleft()
-
-    def is_silent(self, attempt: Attempt, now: float) -> bool:
-        """Whether others may be asked beside it for its silence."""
-        return (attempt.quiet_at if self._hasty else attempt.silent_at) <= now
 
     def _company_at(self, attempt: Attempt) -> float:
         """From when on others are asked beside it: if it is silent or, once all have had their turn, if it is too slow."""

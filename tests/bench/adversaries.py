@@ -381,6 +381,7 @@ class Trial:
             "steps": options.steps,
             "batch_samples": options.batch * len(kinds),
             "snapshot_every": options.steps + 1,
+            "min_peers": 3,
         }
         settings = RunConfig(clock=ClockConfig.model_validate(clock), trust=self.trust)
         # names sort in another order than the kinds, and by the seed

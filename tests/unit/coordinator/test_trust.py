@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator import trust
-from coordinator.events import Claim, Connected, EntryCommitted, Judged, Reported
+from coordinator.events import Claim, Connected, Disconnected, EntryCommitted, Judged, Reported, TimerFired
 from coordinator.state import PeerPhase
 from coordinator.trust import Recent, Standing
 from protos import checks
@@ -17,6 +17,7 @@ from protos.run_config import ClockConfig, OptimizerConfig, RunConfig, TrustConf
 from tests.unit.coordinator.driver import Harness, digest_of, joined, key, sha, snapshot_at
 
 ON = TrustConfig(enabled=True, probation_steps=3)
+CLOCK = ClockConfig(min_peers=3)
 PEERS = 6
 GOOD_OWN, GOOD_DIFFERENCE = 60.0, 24.0
 GOOD_OVERLAP = 0.3
@@ -178,11 +179,13 @@ def test_standings_are_bounded_and_the_excluded_stay(monkeypatch: pytest.MonkeyP
     assert set(trust.bounded(many, keep={key(0)})) == {key(0), key(8), key(9)}
 
 
-def test_trust_refuses_methods_that_it_cannot_check() -> None:
+def test_trust_refuses_runs_that_it_cannot_check() -> None:
+    with pytest.raises(ValueError, match=r"clock.min_peers of at least 3, not 2"):
+        RunConfig(clock=ClockConfig(min_peers=2), trust=ON)
     with pytest.raises(ValueError, match="not with `overlap`"):
-        RunConfig(trust=ON, optimizer=OptimizerConfig(overlap=True))
+        RunConfig(clock=CLOCK, trust=ON, optimizer=OptimizerConfig(overlap=True))
     local = {"magnitudes": True, "base": {"name": "sgd"}, "beta2": 0, "local": {"steps": 4}}
-    assert RunConfig(trust=ON, optimizer=OptimizerConfig.model_validate(local)).trust.enabled
+    assert RunConfig(clock=CLOCK, trust=ON, optimizer=OptimizerConfig.model_validate(local)).trust.enabled
 
 
 # ---- the machine -----------------------------------------------------------------------------------------------------
@@ -191,8 +194,8 @@ def test_trust_refuses_methods_that_it_cannot_check() -> None:
 class Watched(Harness):
     """Peers in lockstep; `bad` are found to be idle by everybody but themselves."""
 
-    def __init__(self, peers: int, bad: set[int], steps: int = 40, min_peers: int = 2) -> None:
-        clock = ClockConfig(steps=steps, batch_samples=2 * PEERS, min_peers=min_peers, snapshot_every=100)
+    def __init__(self, peers: int, bad: set[int], steps: int = 40) -> None:
+        clock = ClockConfig(steps=steps, batch_samples=2 * PEERS, min_peers=3, snapshot_every=100)
         super().__init__(RunConfig(clock=clock, trust=ON))
         self.bad, self.numbers = bad, list(range(peers))
         for n in self.numbers:
@@ -277,19 +280,39 @@ def test_a_newcomers_votes_count_after_its_probation() -> None:
     assert swarm.entries[0].trials == (), "those of the first step are on none"
 
 
-def test_a_run_that_begins_with_one_peer_comes_to_believe_others() -> None:
-    """One can check nobody: those who came later were on probation for ever."""
-    swarm = Watched(1, bad={3}, min_peers=1)
-    swarm.play(2)
+def test_whoever_is_in_the_first_roster_is_believed_even_if_one_vote_decides_the_step() -> None:
+    """One can check nobody: all others, and all who came later, were on probation for ever."""
+    swarm = Watched(4, bad=set())
+    tick = swarm.ticks[-1]
+    held = ((tick.step, key(0), sha(tick.step, 0)),)
+    claim = Claim(tick.step, tick.parent_hash, sha(tick.step, 0), 64, 1, 128, 2.0, 100)
+    swarm.feed(Reported(key(0), claim=claim, holdings=held))
     for n in (1, 2, 3):
-        swarm.come(n)
-    swarm.play(15)
-    counted = {swarm.numbered(key) for key, standing in swarm.run.standings.items() if standing.counted}
-    assert counted == {0, 1, 2}
-    assert {x.public_key for e in swarm.entries for x in e.exclusions} == {key(3)}
+        swarm.feed(Reported(key(n), holdings=held))
+    assert swarm.run.step is not None
+    swarm.now = swarm.run.step.deadline_at_ms
+    swarm.feed(TimerFired())
+    assert [c.public_key for c in swarm.entries[0].contributions] == [key(0)]
+    for n in range(4):
+        swarm.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    assert {swarm.numbered(key) for key, standing in swarm.run.standings.items() if standing.counted} == {0, 1, 2, 3}
+    before = swarm.run.standings
+    swarm.restart()
+    assert swarm.run.standings == before
+
+
+def test_strangers_do_not_judge_a_believed_peer_whose_friends_are_away() -> None:
+    swarm = Watched(3, bad=set(), steps=60)
+    swarm.play(12)
+    for n in (1, 2):
+        swarm.numbers.remove(n)
+        swarm.feed(Disconnected(key(n)))
+    swarm.bad = {4, 5}  # they call honest peers idle, and each other good
     swarm.come(4)
-    swarm.play(2)
-    assert {c.public_key for c in swarm.entries[-1].trials} == {key(4)}, "from then on newcomers are tried first"
+    swarm.come(5)
+    swarm.play(20)
+    assert not any(e.exclusions for e in swarm.entries)
+    assert not any(key(n) in {c.public_key for c in e.contributions} for e in swarm.entries for n in (4, 5))
 
 
 def test_verdicts_that_were_not_drawn_are_not_taken() -> None:

@@ -20,7 +20,7 @@ from node.wire.codec import Update
 from protos.assignment import Range, Share
 from protos.identity import Identity
 from protos.log import Contribution, Entry, SignedEntry, Tick, Verdict
-from protos.run_config import OptimizerConfig, RunConfig, TrustConfig
+from protos.run_config import ClockConfig, OptimizerConfig, RunConfig, TrustConfig
 
 RUN, VOCABULARY, CONTEXT, SHARE = bytes(range(32)), 64, 8, 16
 HONEST, FLIPPED, ME = (Identity.from_seed(bytes([n]) * 32) for n in range(3))
@@ -69,7 +69,7 @@ def votes(local_steps: int, share: Range) -> Update:
 def checker(local_steps: int, stopping: Callable[[], bool], folder: Path, found: list[Verdict]) -> Trainer:
     shares = tuple(Share(peer.public_key, SHARE) for peer in (HONEST, FLIPPED, ME))
     trainer = Trainer(
-        config=RunConfig(trust=TrustConfig(enabled=True)),
+        config=RunConfig(clock=ClockConfig(min_peers=3), trust=TrustConfig(enabled=True)),
         replica=replica(local_steps),
         swarm=SimpleNamespace(found=found.extend),  # type: ignore[arg-type]
         samples=samples(),

@@ -73,8 +73,6 @@ async def test_what_most_hold_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
 
     async with fetching({LIAR: dead, ONE: pulling(haste.is_set, asked), OTHER: honest}) as fetcher, asyncio.timeout(10):
         for holders in ([ONE, LIAR], [LIAR, OTHER]):
-            for stream in [await fetcher.streams.open(LIAR) for _ in range(2)]:
-                fetcher.streams.keep(stream)
             heard.clear()
             waiting = [asyncio.create_task(fetcher.fetch(SHA256, len(BLOB), holders))]
             await heard.wait()
@@ -82,7 +80,6 @@ async def test_what_most_hold_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
             haste.set()
             waiting.append(asyncio.create_task(fetcher.fetch(SHA256, len(BLOB), holders, hasty=True)))
             assert await asyncio.gather(*waiting) == [BLOB, BLOB]
-            assert LIAR not in fetcher.streams.kept, "the streams of a connection that may be dead are used again"
         assert await fetcher.fetch(SHA256, len(BLOB), [LIAR, ONE], hasty=True) == BLOB, "from its beginning on"
 
 
@@ -111,31 +108,33 @@ def test_haste_leaves_who_needs_longer_alone() -> None:
         turns = Turns([ONE])
         turns.hasten(0.0)
         assert turns.next(0.75, [attempt]) is None
-        assert not turns.is_silent(attempt, 0.75)
         assert turns.wakes_at([attempt]) == attempt.quiet_at < attempt.silent_at
         assert turns.next(attempt.quiet_at, [attempt]) == ONE
 
 
-async def test_the_next_pull_knows_how_long_a_holder_took_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each loser of a race costs a stream, and p2pd opens only so many: who is far away is not raced each time."""
-    usual: list[float] = []
+async def test_who_is_far_away_is_raced_once_and_not_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each loser of a race costs a stream, and p2pd opens only so many: how long it was waited for is remembered."""
+    monkeypatch.setattr(settings, "HASTE_SECONDS", 0.01)
+    hold, usual = asyncio.Event(), list[float]()
     ask = Asking.ask
 
     async def asking(self: Asking, attempt: Attempt) -> Said:
-        usual.append(attempt.usual_seconds)
+        if attempt.holder == LIAR:
+            usual.append(self.streams.answering.usual(LIAR))
         return await ask(self, attempt)
 
     async def far(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while not reader.at_eof():
-            writer.write(await offered(reader, writer, after=0.1))
-            await writer.drain()
+        await hold.wait()
+        await honest(reader, writer)
 
     monkeypatch.setattr(Asking, "ask", asking)
-    async with fetching({ONE: far}) as fetcher:
+    async with fetching({LIAR: far, OTHER: honest}) as fetcher, asyncio.timeout(10):
         for _ in range(2):
-            assert await fetcher.fetch(SHA256, len(BLOB), [ONE]) == BLOB
+            assert await fetcher.fetch(SHA256, len(BLOB), [LIAR, OTHER], hasty=True) == BLOB
+        hold.set()
+        assert await fetcher.fetch(SHA256, len(BLOB), [LIAR], hasty=True) == BLOB
     assert usual[0] == 0.0
-    assert usual[1] >= 0.1
+    assert usual[2] >= 2 * usual[1] >= 0.02, "it is waited for twice as long each time"
 
 
 def test_haste_grants_one_more_round_to_those_who_lacked_it() -> None:
