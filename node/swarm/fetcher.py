@@ -52,11 +52,15 @@ class Times:
         self._of: dict[bytes, float] = {}
 
     def note(self, holder: bytes, seconds: float) -> None:
-        """It took so long, or longer."""
+        """It took so long."""
         self._of.pop(holder, None)
         self._of[holder] = seconds
         if len(self._of) > limits.TIMES_KEPT:
             del self._of[next(iter(self._of))]
+
+    def note_longer(self, holder: bytes, seconds: float) -> None:
+        """It takes longer than that: we did not wait for the end."""
+        self.note(holder, max(seconds, self.usual(holder)))
 
     def usual(self, holder: bytes) -> float:
         """What it took last."""
@@ -345,7 +349,7 @@ class _Pull:
         task.cancel()
         streams, waited = self._asking.streams, _now() - attempt.progress_at
         if not attempt.answered:
-            (streams.answering if attempt.opened else streams.opening).note(attempt.holder, waited)
+            (streams.answering if attempt.opened else streams.opening).note_longer(attempt.holder, waited)
         if attempt.silent_at <= _now():
             streams.drop(attempt.holder)
             if not attempt.opened:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from node.swarm import settings
 from node.swarm.blobs import BlobServer, WireBytes, read_frame, write_frame
-from node.swarm.fetcher import Asking, Said
+from node.swarm.fetcher import Asking, Said, Times
 from node.swarm.turns import Attempt, Turns
 from protos.errors import NetworkError
 from protos.identity import Identity
@@ -135,6 +135,20 @@ async def test_who_is_far_away_is_raced_once_and_not_each_time(monkeypatch: pyte
         assert await fetcher.fetch(SHA256, len(BLOB), [LIAR], hasty=True) == BLOB
     assert usual[0] == 0.0
     assert usual[2] >= 2 * usual[1] >= 0.02, "it is waited for twice as long each time"
+
+
+def test_what_was_not_waited_for_to_the_end_does_not_make_a_holder_quick() -> None:
+    times = Times()
+    times.note(LIAR, 0.4)
+    times.note_longer(LIAR, 0.001)
+    assert times.usual(LIAR) == 0.4
+    times.note_longer(LIAR, 0.8)
+    assert times.usual(LIAR) == 0.8
+    times.note(LIAR, 0.1)
+    assert times.usual(LIAR) == 0.1
+    for number in range(settings.TIMES_KEPT):
+        times.note(number.to_bytes(32, "big"), 1.0)
+    assert times.usual(LIAR) == 0.0
 
 
 def test_haste_grants_one_more_round_to_those_who_lacked_it() -> None:
