@@ -212,6 +212,7 @@ class OperatorService(_Door, rpc.OperatorServiceServicer):
         try:
             body = self._operator(request.envelope, pb.CreateRunBody)
             config = config_from_json(body.config_json)
+            config.check_new()
         except Refusal as refusal:
             await self._refuse(context, refusal)
         genesis = log_pb2.Genesis(

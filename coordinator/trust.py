@@ -282,7 +282,8 @@ def _settled(standings: dict[bytes, Standing], keys: Iterable[bytes]) -> dict[by
 def logged(standings: Mapping[bytes, Standing], entry: Entry, roster: Sequence[bytes]) -> dict[bytes, Standing]:
     """The standings after an entry: what it says of exclusions are facts; the roster of the first one is on no probation.
 
-    Its authors alone would not do: where a slow first step has one, that one could check nobody. `roster`: of the step; empty
+    Its authors alone would not do: where a slow first step has one, that one could check nobody. `roster`: of the step, as
+    it was opened last; empty
     in a run without checks, which has no other standings.
     """
     after = dict(standings)
@@ -320,4 +321,6 @@ def bounded(standings: dict[bytes, Standing], keep: Iterable[bytes]) -> dict[byt
 
 def _worth(standing: Standing) -> int:
     """What may not be forgotten weighs most."""
-    return 2 if standing.by_operator or readmission_due(standing) else 1 if standing.excluded else 0
+    if standing.by_operator or readmission_due(standing):
+        return 3
+    return 2 if standing.excluded else 1 if standing.counted else 0

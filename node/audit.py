@@ -86,12 +86,21 @@ def seen_votes(form: Format, payload: bytes, size: int, chunks: int) -> Seen:
 
 def transformed(layout: Layout, gradients: Sequence[Tensor | None], transform: str | Transform = "dct") -> Tensor:
     """Gradients by parameter as the votes see them: fp32 [chunks, 64, 64], the only thing of that size that it makes."""
-    gathered = layout.gather([None if g is None else g.cpu() for g in gradients], layout.empty("cpu"))
+    gathered = layout.gather(gradients, layout.empty("cpu"))
     by = transform if isinstance(transform, Transform) else transforms.named(transform)
     for first in range(0, layout.chunks, TILE_CHUNKS_CPU):
         part = gathered[first : first + TILE_CHUNKS_CPU]
         by.forward(part, out=part)
     return gathered
+
+
+def is_finite(coefficients: Tensor) -> bool:
+    """Whether all are; looked at in small parts, for the memory."""
+    return all(bool(part.isfinite().all()) for part in torch.tensor_split(coefficients, _tiles(coefficients)))
+
+
+def _tiles(chunks: Tensor) -> int:
+    return max(1, len(chunks) // TILE_CHUNKS_CPU)
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ class Trainer:
             if over.samples < sum(map(len, ranges)):
                 raise audit.NoGradient("this peer is about to stop")
             found = audit.transformed(demo.layout, self.replica.whole_gradients(), demo.config.transform)
-            if not bool(found.isfinite().all()):
+            if not audit.is_finite(found):
                 raise audit.NoGradient("it is not finite")
             return found
 

@@ -241,6 +241,10 @@ class AdmissionConfig(_Section):
         return allowed
 
 
+TRUSTED_PEERS_MIN = 3
+"""Of the first step in a run with checks: two have to check the third."""
+
+
 class TrustConfig(_Section):
     """Whose votes count: peers check each other, and who does not work is excluded (docs/security.md, with measurements)."""
 
@@ -301,16 +305,20 @@ class RunConfig(_Section):
                 f"batch_samples {self.clock.batch_samples} is less than one sample for each of {self.optimizer.local.steps} "
                 f"local steps of {self.clock.min_peers} peers"
             )
-        if self.trust.enabled and self.clock.min_peers < 3:
-            raise ValueError(
-                f"`trust` needs clock.min_peers of at least 3, not {self.clock.min_peers}: those of the first step are "
-                "believed, and check each other and all who come later"
-            )
         if self.trust.enabled and self.optimizer.overlap:
             raise ValueError(
                 "`trust` checks votes on the samples of their step: not with `overlap`, which votes a step later"
             )
         return self
+
+    def check_new(self) -> None:
+        """What a run has to meet that is made now; one in a journal may be older than the rule. Raises `Refusal`."""
+        if self.trust.enabled and self.clock.min_peers < TRUSTED_PEERS_MIN:
+            raise Refusal(
+                Reason.OUT_OF_RANGE,
+                f"configuration: `trust` needs clock.min_peers of at least {TRUSTED_PEERS_MIN}, not {self.clock.min_peers}: "
+                "those of the first step are believed, and check each other and all who come later",
+            )
 
     def canonical_json(self) -> str:
         """One spelling for one configuration: sorted keys, no spaces."""

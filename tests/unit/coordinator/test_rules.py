@@ -237,7 +237,7 @@ def test_who_stalled_for_long_and_is_last_of_all_is_soon_waited_for_again() -> N
         awaited = rules.is_awaited(peer.missed, step)
         if awaited:
             peer = rules.paced(peer, counted=True, awaited=True)
-    assert step <= 80
+    assert step <= 62
 
 
 def test_however_many_are_too_slow_they_are_waited_for_at_the_same_steps() -> None:

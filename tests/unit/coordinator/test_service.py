@@ -22,7 +22,7 @@ from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, RefusedError
 from protos.identity import Identity
 from protos.log import Chain, tick_body
-from protos.run_config import AdmissionConfig, RunConfig
+from protos.run_config import AdmissionConfig, RunConfig, TrustConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2
@@ -356,6 +356,10 @@ async def test_operator_requests_need_the_coordinators_key_and_count_once(tmp_pa
         for request, reason in (
             (create_request(WAITS, by=Identity.generate()), "unknown_signer"),
             (create_request(WAITS, kind=Kind.KIND_JOIN), "wrong_kind"),
+            (
+                create_request(RunConfig(clock=config(min_peers=2).clock, trust=TrustConfig(enabled=True))),
+                "out_of_range",
+            ),
         ):
             with pytest.raises(grpc.RpcError, match=reason):
                 await stub.CreateRun(request)

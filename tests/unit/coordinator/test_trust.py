@@ -12,6 +12,7 @@ from coordinator.state import PeerPhase
 from coordinator.trust import Recent, Standing
 from protos import checks
 from protos.assignment import Range
+from protos.errors import Refusal
 from protos.log import Contribution, Entry, Verdict
 from protos.run_config import ClockConfig, OptimizerConfig, RunConfig, TrustConfig
 from tests.unit.coordinator.driver import Harness, digest_of, joined, key, sha, snapshot_at
@@ -180,8 +181,9 @@ def test_standings_are_bounded_and_the_excluded_stay(monkeypatch: pytest.MonkeyP
 
 
 def test_trust_refuses_runs_that_it_cannot_check() -> None:
-    with pytest.raises(ValueError, match=r"clock.min_peers of at least 3, not 2"):
-        RunConfig(clock=ClockConfig(min_peers=2), trust=ON)
+    with pytest.raises(Refusal, match=r"clock.min_peers of at least 3, not 2"):
+        RunConfig(clock=ClockConfig(min_peers=2), trust=ON).check_new()
+    RunConfig(clock=CLOCK, trust=ON).check_new()
     with pytest.raises(ValueError, match="not with `overlap`"):
         RunConfig(clock=CLOCK, trust=ON, optimizer=OptimizerConfig(overlap=True))
     local = {"magnitudes": True, "base": {"name": "sgd"}, "beta2": 0, "local": {"steps": 4}}

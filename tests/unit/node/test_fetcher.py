@@ -112,9 +112,10 @@ def test_haste_leaves_who_needs_longer_alone() -> None:
         assert turns.next(attempt.quiet_at, [attempt]) == ONE
 
 
-async def test_who_is_far_away_is_raced_once_and_not_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_far_away_is_raced_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each loser of a race costs a stream, and p2pd opens only so many: how long it was waited for is remembered."""
     monkeypatch.setattr(settings, "HASTE_SECONDS", 0.01)
+    monkeypatch.setattr(settings, "HEDGE_SECONDS", 1000.0)
     hold, usual = asyncio.Event(), list[float]()
     ask = Asking.ask
 
