@@ -283,8 +283,7 @@ def logged(standings: Mapping[bytes, Standing], entry: Entry, roster: Sequence[b
     """The standings after an entry: what it says of exclusions are facts; the roster of the first one is on no probation.
 
     Its authors alone would not do: where a slow first step has one, that one could check nobody. `roster`: of the step, as
-    it was opened last; empty
-    in a run without checks, which has no other standings.
+    it was opened last; empty in a run without checks, which has no other standings.
     """
     after = dict(standings)
     for key in entry.readmitted:

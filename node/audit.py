@@ -45,20 +45,18 @@ def due(me: bytes, trust: TrustConfig, tick: Tick, signed: SignedEntry) -> list[
 
 def verdicts(
     me: bytes,
+    mine: Sequence[bytes],
     trust: TrustConfig,
     tick: Tick,
     signed: SignedEntry,
     votes: Mapping[bytes, Seen],
     gradient: Callable[[tuple[Range, ...]], Tensor],
 ) -> tuple[Verdict, ...]:
-    """What the checks find that the entry draws for `me`. `gradient(samples)`, transformed, at the state before the entry.
+    """What `me` finds of those that are `due`. `gradient(samples)`: transformed, at the state before the entry.
 
     With local steps, too, it is the plain gradient: where honest local steps lead is near it, and a peer's AdamW is its own.
     Costs twice 4 bytes a parameter, and a gradient over `check_samples` samples a check, CHECKS_MAX at most, and one more.
     """
-    mine = due(me, trust, tick, signed)
-    if not mine:
-        return ()
     # what counts is always here, unless it did not pass the door: such votes are nobody's work
     invalid = {c.public_key for c in signed.entry.contributions} - votes.keys()
     mine = [subject for subject in mine if subject in votes or subject in invalid]
@@ -85,22 +83,17 @@ def seen_votes(form: Format, payload: bytes, size: int, chunks: int) -> Seen:
 
 
 def transformed(layout: Layout, gradients: Sequence[Tensor | None], transform: str | Transform = "dct") -> Tensor:
-    """Gradients by parameter as the votes see them: fp32 [chunks, 64, 64], the only thing of that size that it makes."""
+    """Gradients by parameter as the votes see them: fp32 [chunks, 64, 64], the only thing of that size that it makes.
+
+    Raises `NoGradient` if one is not finite.
+    """
     gathered = layout.gather(gradients, layout.empty("cpu"))
     by = transform if isinstance(transform, Transform) else transforms.named(transform)
     for first in range(0, layout.chunks, TILE_CHUNKS_CPU):
         part = gathered[first : first + TILE_CHUNKS_CPU]
-        by.forward(part, out=part)
+        if not bool(by.forward(part, out=part).isfinite().all()):
+            raise NoGradient("it is not finite")
     return gathered
-
-
-def is_finite(coefficients: Tensor) -> bool:
-    """Whether all are; looked at in small parts, for the memory."""
-    return all(bool(part.isfinite().all()) for part in torch.tensor_split(coefficients, _tiles(coefficients)))
-
-
-def _tiles(chunks: Tensor) -> int:
-    return max(1, len(chunks) // TILE_CHUNKS_CPU)
 
 
 @dataclass(frozen=True)

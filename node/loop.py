@@ -293,24 +293,22 @@ class Trainer:
         """Look at others' votes where the entry draws us to, at the state on which they were computed."""
         demo = self.replica.demo
         me = public_key_of(self.summary.id)
-        if self.tick is None or not audit.due(me, self.config.trust, self.tick, event.signed):
+        mine = [] if self.tick is None else audit.due(me, self.config.trust, self.tick, event.signed)
+        if self.tick is None or not mine:
             return
 
         def gradient(ranges: tuple[Range, ...]) -> Tensor:
             over = self.replica.mean_gradient(self.samples, ranges, self.micro_batch, self.autocast, self.stopping)
             if over.samples < sum(map(len, ranges)):
                 raise audit.NoGradient("this peer is about to stop")
-            found = audit.transformed(demo.layout, self.replica.whole_gradients(), demo.config.transform)
-            if not audit.is_finite(found):
-                raise audit.NoGradient("it is not finite")
-            return found
+            return audit.transformed(demo.layout, self.replica.whole_gradients(), demo.config.transform)
 
         try:
             votes = {
                 key: audit.seen_votes(demo.config.form, update.votes, update.size, demo.layout.chunks)
                 for key, update in event.by_author.items()
             }
-            found = audit.verdicts(me, self.config.trust, self.tick, event.signed, votes, gradient)
+            found = audit.verdicts(me, mine, self.config.trust, self.tick, event.signed, votes, gradient)
         except audit.NoGradient as error:
             self.log.info("no check: the gradient cannot be had", step=event.signed.entry.step, why=str(error))
             return

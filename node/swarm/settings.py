@@ -73,6 +73,7 @@ ATTEMPTS_MAX = 4
 # The same for a payload that the log accepted: a quorum held it, and this peer cannot go on without it. Longer for more bytes
 # (at IMPATIENT_BYTES_A_SECOND: our own link may be what is slow) and for holders that took long to answer lately.
 HASTE_SECONDS = 0.25
+# Holders of which it is remembered how long they took.
 TIMES_KEPT = 1024
 # How soon it is seen that two of those send: then one of them stops.
 LOOK_SECONDS = 0.1

@@ -72,7 +72,8 @@ def test_votes_that_did_not_pass_the_door_are_nobodys_work(invalid: set[bytes]) 
     found: list[Verdict] = []
     for me in NAMES:
         signed = SignedEntry(entry(ARRIVALS), b"h" * 32, b"")
-        found += audit.verdicts(me, TrustConfig(enabled=True), tick, signed, votes, gradient)
+        on = TrustConfig(enabled=True)
+        found += audit.verdicts(me, audit.due(me, on, tick, signed), on, tick, signed, votes, gradient)
     assert {verdict.subject for verdict in found} == set(NAMES)
     for verdict in found:
         assert (verdict.own == 0.0) == (verdict.subject in invalid)
