@@ -24,6 +24,9 @@ from node.optim.votes import NotANumber
 
 SIDE = tl.constexpr(CHUNK_SIDE)
 ELEMENTS = tl.constexpr(CHUNK_ELEMENTS)
+CHUNK_BITS = tl.constexpr(CHUNK_ELEMENTS.bit_length() - 1)
+"""Bits of a coefficient's number."""
+
 DIGIT = tl.constexpr(128)
 """Middle values are `128 * high + low`: both digits fit int8, since a middle value is within +-3707."""
 
@@ -33,7 +36,18 @@ ROUND = tl.constexpr(12582912.0)
 
 @triton.jit
 def _vote(
-    addresses, rows, momentum, basis, table, codes, broken, beta, step, GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr
+    addresses,
+    rows,
+    momentum,
+    basis,
+    table,
+    codes,
+    broken,
+    beta,
+    step,
+    GROUPS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """One chunk: `m = beta * m + step * T(g)`, and the code of each group's first largest magnitude."""
     chunk = tl.program_id(0).to(tl.int64)
@@ -43,8 +57,8 @@ def _vote(
     gradient = tl.load(base.to(tl.pointer_type(tl.float32)) + place, mask=place * 0 + base != 0, other=0.0)
     square = near[:, None] * SIDE + far[None, :]
     matrix = tl.load(basis + square)
-    half = tl.dot(matrix, gradient, input_precision="ieee")
-    coefficients = tl.dot(half, tl.trans(matrix), input_precision="ieee")
+    half = tl.dot(matrix, gradient, input_precision=PRECISION)
+    coefficients = tl.dot(half, tl.trans(matrix), input_precision=PRECISION)
     own = momentum + chunk * ELEMENTS
     fresh = beta * tl.load(own + square) + step * coefficients
     tl.store(own + square, fresh)
@@ -60,19 +74,19 @@ def _vote(
 
 
 @triton.jit
-def _apply(addresses, rows, ballots, sizes, basis, count, factor, lr, DECAYS: tl.constexpr):
+def _apply(addresses, rows, ballots, shifts, basis, count, factor, lr, DECAYS: tl.constexpr):
     """One chunk: the capped sums of all ballots, the sign of their exact inverse, the update."""
     chunk = tl.program_id(0).to(tl.int64)
     near, far = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
     sums = tl.zeros((SIDE, SIDE), dtype=tl.int32)
     for ballot in range(count):
-        size = tl.load(sizes + ballot)
-        groups = ELEMENTS // size
+        shift = tl.load(shifts + ballot)  # all are powers of two: a division here costs more than the rest of the loop
+        size, groups = 1 << shift, ELEMENTS >> shift
         wide = tl.minimum(groups, SIDE)
-        slot = SIDE * near + wide * (far // wide) + (near + far) % wide
+        slot = SIDE * near + (far & -wide) + ((near + far) & (wide - 1))
         start = tl.load(ballots + ballot).to(tl.pointer_type(tl.uint8)) + chunk * groups
-        code = tl.load(start + slot % groups).to(tl.int32)
-        voted = (code & (size - 1)) == slot // groups
+        code = tl.load(start + (slot & (groups - 1))).to(tl.int32)
+        voted = (code & (size - 1)) == slot >> (CHUNK_BITS - shift)
         sums += tl.where(voted, tl.where(code >= size, -1, 1), 0)
     sums = tl.minimum(tl.maximum(sums, -2), 2)
     matrix = tl.load(basis + near * SIDE + far)
@@ -91,6 +105,23 @@ def _apply(addresses, rows, ballots, sizes, basis, count, factor, lr, DECAYS: tl
     tl.store(place, parameter - lr * direction)
 
 
+CAPABILITY_MIN = (8, 0)
+"""The first GPUs (Ampere) that have int8 products in the shape that Triton makes."""
+
+
+INVERSE_WARPS = 8
+"""Of a chunk's inverse: two chunks are at work on a processor of a GPU, and nothing is spilled."""
+
+
+def forward_options(capability: tuple[int, int]) -> tuple[str, int]:
+    """How the forward transform multiplies, and its warps: what keeps all numbers in registers, as compiled for each GPU.
+
+    Hopper and Blackwell's B200 have tensor cores wide enough for three TF32 products in place of one of fp32; on the others
+    this would spill registers (so would fewer warps).
+    """
+    return ("tf32x3", 4) if capability[0] in {9, 10} else ("ieee", 16)
+
+
 class Triton:
     """`node.optim.demo.Backend` on a GPU. Cores are read and written where they are; strips and vectors through one pool."""
 
@@ -98,6 +129,13 @@ class Triton:
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self._layout, self._device = layout, device
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else CAPABILITY_MIN
+        if capability < CAPABILITY_MIN:
+            has, needs = (".".join(map(str, pair)) for pair in (capability, CAPABILITY_MIN))
+            raise ValueError(
+                f"the Triton kernels need a GPU of compute capability {needs}; this one has {has}: choose torch"
+            )
+        self._precision, self._warps = forward_options(capability)
         core = [
             (number, row * CHUNK_SIDE * place.width + column * CHUNK_SIDE, place.width)
             for number, place in enumerate(layout.places)
@@ -128,7 +166,10 @@ class Triton:
         codes = torch.empty(chunks, groups, dtype=torch.uint8, device=self._device)
         broken = torch.empty(chunks, dtype=torch.int32, device=self._device)
         where, table = self._addresses(gradients), self._tables[group_size]
-        _vote[(chunks,)](where, self._rows, momentum, self._basis, table, codes, broken, beta, step, groups, group_size)
+        _vote[(chunks,)](
+            where, self._rows, momentum, self._basis, table, codes, broken, beta, step, groups, group_size, self._precision,
+            num_warps=self._warps, enable_fp_fusion=True,
+        )  # fmt: skip
         if bool(broken.any()):
             raise NotANumber("the momentum holds NaN")
         return bits.pack(codes, votes.bits(group_size))
@@ -147,12 +188,13 @@ class Triton:
             packed = votes.from_bytes(payload, size, chunks, self._device)
             codes.append(bits.unpack(packed, votes.bits(size), chunks * votes.groups(size)).contiguous())
         listed = torch.tensor([code.data_ptr() for code in codes] or [0], dtype=torch.int64, device=self._device)
-        sizes = torch.tensor([size for size, _ in ballots] or [8], dtype=torch.int32, device=self._device)
+        logarithms = [size.bit_length() - 1 for size, _ in ballots]
+        shifts = torch.tensor(logarithms or [0], dtype=torch.int32, device=self._device)
         self._fill_pool(parameters)
         factor = decay_factor(lr, weight_decay)
         _apply[(chunks,)](
-            self._addresses(parameters), self._rows, listed, sizes, self._integers, len(codes), factor, lr, factor != 1,
-            enable_fp_fusion=False,
+            self._addresses(parameters), self._rows, listed, shifts, self._integers, len(codes), factor, lr, factor != 1,
+            num_warps=INVERSE_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         for part, strip in self._strips(parameters):
             assert part is not None

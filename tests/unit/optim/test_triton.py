@@ -1,8 +1,9 @@
-"""The Triton kernels in Triton's interpreter, on the CPU, against the portable path. In a process of its own: the interpreter
-is chosen when triton is imported."""
+"""The Triton kernels without a GPU: in Triton's interpreter against the portable path, and compiled for each kind of GPU. In
+processes of their own: the interpreter is chosen when triton is imported."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -63,12 +64,52 @@ except NonFiniteGradient:
 """
 
 
-@pytest.mark.timeout(280)
-def test_kernels_in_the_interpreter_give_the_portable_paths_bits() -> None:
+COMPILE = """
+import contextlib, io, json, re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from node.optim import triton_step
+
+FORWARD = dict(addresses="*i64", rows="*i64", momentum="*fp32", basis="*fp32", table="*i32", codes="*u8", broken="*i32",
+               beta="fp32", step="fp32", GROUPS="constexpr", GROUP_SIZE="constexpr", PRECISION="constexpr")
+INVERSE = dict(addresses="*i64", rows="*i64", ballots="*i64", shifts="*i32", basis="*i8", count="i32", factor="fp32",
+               lr="fp32", DECAYS="constexpr")
+
+def spilled(kernel, signature, constants, capability, **options):
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log):
+        source, target = ASTSource(kernel, signature, constexprs=constants), GPUTarget("cuda", capability, 32)
+        triton.compile(source, target=target, options=options)
+    return int(re.search(r"(\\d+) bytes spill stores", log.getvalue())[1])
+
+for capability in (80, 86, 90, 100, 120):
+    precision, warps = triton_step.forward_options(divmod(capability, 10))
+    constants = {"GROUPS": 32, "GROUP_SIZE": 128, "PRECISION": precision}
+    forward = spilled(triton_step._vote, FORWARD, constants, capability, num_warps=warps, enable_fp_fusion=True)
+    options = {"num_warps": triton_step.INVERSE_WARPS, "enable_fp_fusion": False}
+    inverse = spilled(triton_step._apply, INVERSE, {"DECAYS": True}, capability, **options)
+    print(json.dumps([capability, forward, inverse]))
+"""
+
+
+def run(script: str, **environment: str) -> str:
     if find_spec("triton") is None:
         pytest.skip("triton is not installed (.ci/run installs it): pip install triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = (sys.executable, "-W", "error", "-c", CHECK)
+    command = (sys.executable, "-W", "error", "-c", script)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run(command, capture_output=True, text=True, timeout=270, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout == "all the same\n"
+    return done.stdout
+
+
+@pytest.mark.timeout(280)
+def test_kernels_in_the_interpreter_give_the_portable_paths_bits() -> None:
+    assert run(CHECK, TRITON_INTERPRET="1") == "all the same\n"
+
+
+@pytest.mark.timeout(280)
+def test_kernels_compile_for_every_kind_of_gpu_and_keep_their_numbers_in_registers() -> None:
+    lines = run(COMPILE, TRITON_ALWAYS_COMPILE="1", TRITON_DUMP_PTXAS_LOG="1").splitlines()
+    spilled = {gpu: (forward, inverse) for gpu, forward, inverse in map(json.loads, lines)}
+    assert spilled == dict.fromkeys((80, 86, 90, 100, 120), (0, 0))
