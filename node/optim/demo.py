@@ -67,7 +67,7 @@ class DeMoConfig:
     beta2: float = 0.0
     """Decay of the peer's private second moment (`second_moment`), by which gradients are divided; 0 for none.
 
-    The norm is not clipped then: no element is far above 1. Costs 4 bytes a parameter, and `propose` writes into `.grad`.
+    The norm is not clipped then: no element is far above 1. Costs 4 bytes a parameter, and `propose` may write into `.grad`.
     """
     weight_decay: float = 0.0
     """Decoupled, times lr. None by default, as in the reference; every measurement in docs/architecture.md has none."""
@@ -197,11 +197,18 @@ class Backend(Protocol):
         ...
 
     def vote(
-        self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        group_size: int,
+        second: SecondMoment | None = None,
     ) -> Tensor:
         """`accumulate` the gradients' coefficients in `momentum` [chunks, 64, 64], and the packed votes of `select`.
 
-        `step` is what `accumulate` calls lr. Raises `votes.NotANumber` once all momentum has been written.
+        `step` is what `accumulate` calls lr. With `second`, gradients are divided first, in place or not. Raises
+        `votes.NotANumber` once all momentum has been written.
         """
         ...
 
@@ -224,7 +231,13 @@ class Taking(Backend, Protocol):
     """A backend that can take votes out of the momentum while it is at hand: to spend them later is a pass of its own."""
 
     def take(
-        self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        group_size: int,
+        second: SecondMoment | None = None,
     ) -> tuple[Tensor, Tensor]:
         """As `vote` and then `spend`. Also the coefficients that were spent, fp32, valid until the next call.
 
@@ -256,8 +269,16 @@ class Portable:
         return total_norm(gradients)
 
     def vote(
-        self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        group_size: int,
+        second: SecondMoment | None = None,
     ) -> Tensor:
+        if second is not None:
+            second.divide(gradients)
         packed = []
         self._pool.view(-1)[self._layout.pool_elements :].zero_()
         _fill(self._layout.pool_pairs(gradients, self._pool.view(-1)))
@@ -336,12 +357,13 @@ class DeMo:
             config.transform if isinstance(config.transform, Transform) else transforms.named(config.transform)
         )
         self._base = Base(config.base, self.layout, self._device)
-        self._backend = self._choose_backend(os.environ.get(BACKEND_VARIABLE, "auto"))
+        choice = os.environ.get(BACKEND_VARIABLE, "auto")
+        self._backend = self._choose_backend(choice)
         if self._device.type == "cpu":
             bits.compiled()  # now, and not in the middle of a round
         self._pending: tuple[int, Tensor] | None = None
         self._taken: Tensor | None = None  # the pending votes' coefficients, if they have left the momentum already
-        compiled = self._backend.name == "numba"
+        compiled = self._device.type == "cpu" and choice != "torch" and find_spec("numba") is not None
         self._second = SecondMoment(self.parameters, config.beta2, compiled=compiled) if config.beta2 else None
 
     @property
@@ -376,7 +398,8 @@ class DeMo:
 
         `lr` is exact in fp32. The votes stay in the momentum until `settle`, which must come before the next
         `propose`. Raises `NonFiniteGradient` or `ValueError` before anything is changed, and `votes.NotANumber` once
-        the momentum itself has overflowed. Leaves `.grad` alone, unless there is a second moment.
+        the momentum itself has overflowed. Leaves `.grad` alone, unless there is a second
+        moment (numba's kernels leave it alone then, too).
         """
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
@@ -384,12 +407,10 @@ class DeMo:
         norm = self._backend.norm(gradients)
         if not math.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {norm}")
-        if self._second is not None:
-            self._second.divide(gradients)
         limit = None if self._second is not None else self.config.clip_norm
         scale = clip_scale(norm, limit) * (1.0 if self.config.magnitudes else lr)
         size = self.config.size
-        given = gradients, self._momentum, self.config.beta, scale, size
+        given = gradients, self._momentum, self.config.beta, scale, size, self._second
         if isinstance(self._backend, Taking):
             packed, self._taken = self._backend.take(*given)
         else:

@@ -16,6 +16,7 @@ from node.optim.base import Base
 from node.optim.demo import Portable, accumulate, decay_factor
 from node.optim.layout import CHUNK_ELEMENTS, Layout
 from node.optim.payload import Format
+from node.optim.second_moment import SecondMoment
 from node.optim.transforms import Transform
 
 
@@ -29,7 +30,17 @@ class Family(Portable):
         self._buffer = layout.empty(device)  # gradients on the way in, directions on the way out
         self._form, self._transform, self._base = form, transform, base
 
-    def vote(self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, size: int) -> Tensor:
+    def vote(
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        size: int,
+        second: SecondMoment | None = None,
+    ) -> Tensor:
+        if second is not None:
+            second.divide(gradients)
         chosen = []
         self._layout.gather(gradients, self._buffer)
         for tile, scratch in self._tiles():

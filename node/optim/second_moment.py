@@ -14,34 +14,40 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-EPSILON = 1e-8
+EPSILON = 1e-16
+"""Beside a square; under the root, unlike Adam's 1e-8 beside it, since a processor has an instruction for a root's inverse. It
+only matters where gradients are about 1e-8."""
 
 
 class SecondMoment:
-    """`v = beta2 * v + (1 - beta2) * g^2`, and `g / (sqrt(v / (1 - beta2^t)) + 1e-8)`; t counts this peer's own gradients.
+    """`v = beta2 * v + (1 - beta2) * g^2`, and `g / sqrt(v / (1 - beta2^t) + 1e-16)`; t counts this peer's own gradients.
 
     `compiled`: in numba's kernel, for CPU tensors; it rounds in its own way, which is the peer's own business.
     """
 
     def __init__(self, parameters: Sequence[Tensor], beta2: float, *, compiled: bool = False) -> None:
-        self._beta2, self._compiled = beta2, compiled
+        self.beta2, self._compiled = beta2, compiled
         self.count = 0
         self.squares = [torch.zeros_like(local_part(parameter)) for parameter in parameters]
+
+    def advance(self) -> float:
+        """Count one gradient, which the caller is about to divide; returns `1 - beta2^t`."""
+        self.count += 1
+        return 1 - self.beta2**self.count
 
     @torch.no_grad()
     def divide(self, gradients: Sequence[Tensor | None]) -> None:
         """In place, fp32; None stays None. The gradients must be finite: what v has seen it keeps."""
-        self.count += 1
-        correction = 1 - self._beta2**self.count
+        correction = self.advance()
         pairs = [(local_part(g), square) for g, square in zip(gradients, self.squares, strict=True) if g is not None]
         if self._compiled and all(own.is_contiguous() and own.dtype == torch.float32 for own, _ in pairs):
             from node.optim.fused import moment
 
-            moment.divide([own for own, _ in pairs], [s for _, s in pairs], self._beta2, correction, EPSILON)
+            moment.divide([own for own, _ in pairs], [s for _, s in pairs], self.beta2, correction, EPSILON)
         else:
             for own, square in pairs:
-                square.mul_(self._beta2).addcmul_(own, own, value=1 - self._beta2)
-                own.div_((square / correction).sqrt_().add_(EPSILON))
+                square.mul_(self.beta2).addcmul_(own, own, value=1 - self.beta2)
+                own.div_((square / correction).add_(EPSILON).sqrt_())
 
     def state_dict(self) -> dict[str, Any]:
         """Private to the peer."""

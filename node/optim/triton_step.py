@@ -20,6 +20,7 @@ from torch import Tensor
 from node.optim import bits, dct, votes
 from node.optim.demo import decay_factor, spend, total_norm
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
+from node.optim.second_moment import EPSILON, SecondMoment
 from node.optim.votes import NotANumber
 
 SIDE = tl.constexpr(CHUNK_SIDE)
@@ -45,16 +46,31 @@ def _vote(
     broken,
     beta,
     step,
+    squares,
+    beta2,
+    rest,
+    correction,
+    epsilon,
     GROUPS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIVIDES: tl.constexpr,
 ):
-    """One chunk: `m = beta * m + step * T(g)`, and the code of each group's first largest magnitude."""
+    """One chunk: `m = beta * m + step * T(g)`, and the code of each group's first largest magnitude.
+
+    With `DIVIDES`, the gradient is divided first, by the root of its second moment at the addresses `squares`.
+    """
     chunk = tl.program_id(0).to(tl.int64)
     near, far = tl.arange(0, SIDE), tl.arange(0, SIDE)
     base, stride = tl.load(addresses + chunk), tl.load(rows + chunk)
     place = near[:, None] * stride + far[None, :]
-    gradient = tl.load(base.to(tl.pointer_type(tl.float32)) + place, mask=place * 0 + base != 0, other=0.0)
+    there = place * 0 + base != 0
+    gradient = tl.load(base.to(tl.pointer_type(tl.float32)) + place, mask=there, other=0.0)
+    if DIVIDES:
+        beside = tl.load(squares + chunk).to(tl.pointer_type(tl.float32)) + place
+        moment = beta2 * tl.load(beside, mask=there, other=0.0) + rest * gradient * gradient
+        tl.store(beside, moment, mask=there)
+        gradient = gradient / tl.sqrt(moment * correction + epsilon)
     square = near[:, None] * SIDE + far[None, :]
     matrix = tl.load(basis + square)
     half = tl.dot(matrix, gradient, input_precision=PRECISION)
@@ -147,7 +163,7 @@ class Triton:
         self._owner, self._offset = table[:, 0], 4 * table[:, 1]
         rows = np.concatenate((table[:, 2], np.full(pool, CHUNK_SIDE, dtype=np.int64)))
         self._rows = torch.from_numpy(rows).to(device)
-        self._pool = torch.zeros(pool, CHUNK_SIDE, CHUNK_SIDE, device=device)
+        self._pool, self._beside = torch.zeros(2, pool, CHUNK_SIDE, CHUNK_SIDE, device=device).unbind()
         self._pool_offset = 4 * CHUNK_ELEMENTS * np.arange(pool, dtype=np.int64)
         self._basis = dct.basis(device).contiguous()
         self._integers = dct.integer_basis(device).to(torch.int8).contiguous()
@@ -158,18 +174,35 @@ class Triton:
         return total_norm(gradients)
 
     def vote(
-        self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        group_size: int,
+        second: SecondMoment | None = None,
     ) -> Tensor:
-        """See `Backend.vote`."""
-        self._fill_pool(gradients)
+        """See `Backend.vote`. Gradients stay as they are."""
+        self._fill(self._pool, gradients)
         groups, chunks = votes.groups(group_size), self._layout.chunks
         codes = torch.empty(chunks, groups, dtype=torch.uint8, device=self._device)
         broken = torch.empty(chunks, dtype=torch.int32, device=self._device)
-        where, table = self._addresses(gradients), self._tables[group_size]
+        where, table = self._addresses(gradients, self._pool), self._tables[group_size]
+        squares: list[Tensor | None] = []
+        beside, division = where, (0.0, 0.0, 0.0, 0.0)
+        if second is not None:
+            pairs = zip(second.squares, gradients, strict=True)
+            squares = [None if gradient is None else square for square, gradient in pairs]
+            self._fill(self._beside, squares)
+            beside = self._addresses(squares, self._beside)
+            division = second.beta2, 1 - second.beta2, 1 / second.advance(), EPSILON
         _vote[(chunks,)](
-            where, self._rows, momentum, self._basis, table, codes, broken, beta, step, groups, group_size, self._precision,
-            num_warps=self._warps, enable_fp_fusion=True,
+            where, self._rows, momentum, self._basis, table, codes, broken, beta, step, beside, *division,
+            groups, group_size, self._precision, second is not None, num_warps=self._warps, enable_fp_fusion=True,
         )  # fmt: skip
+        for part, strip in self._strips(squares, self._beside):
+            if part is not None:
+                part.copy_(strip)
         if bool(broken.any()):
             raise NotANumber("the momentum holds NaN")
         return bits.pack(codes, votes.bits(group_size))
@@ -190,32 +223,32 @@ class Triton:
         listed = torch.tensor([code.data_ptr() for code in codes] or [0], dtype=torch.int64, device=self._device)
         logarithms = [size.bit_length() - 1 for size, _ in ballots]
         shifts = torch.tensor(logarithms or [0], dtype=torch.int32, device=self._device)
-        self._fill_pool(parameters)
+        self._fill(self._pool, parameters)
         factor = decay_factor(lr, weight_decay)
         _apply[(chunks,)](
-            self._addresses(parameters), self._rows, listed, shifts, self._integers, len(codes), factor, lr, factor != 1,
-            num_warps=INVERSE_WARPS, enable_fp_fusion=False,
+            self._addresses(parameters, self._pool), self._rows, listed, shifts, self._integers, len(codes), factor, lr,
+            factor != 1, num_warps=INVERSE_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
-        for part, strip in self._strips(parameters):
+        for part, strip in self._strips(parameters, self._pool):
             assert part is not None
             part.copy_(strip)
 
-    def _addresses(self, tensors: Sequence[Tensor | None]) -> Tensor:
+    def _addresses(self, tensors: Sequence[Tensor | None], pool: Tensor) -> Tensor:
         """Of each chunk's first element; 0 for one that counts as zeros."""
         base = np.array([0 if tensor is None else tensor.data_ptr() for tensor in tensors], dtype=np.int64)[self._owner]
         core = np.where(base == 0, 0, base + self._offset)
-        whole = np.concatenate((core, self._pool.data_ptr() + self._pool_offset))
+        whole = np.concatenate((core, pool.data_ptr() + self._pool_offset))
         return torch.from_numpy(whole).to(self._device)
 
-    def _fill_pool(self, tensors: Sequence[Tensor | None]) -> None:
+    def _fill(self, pool: Tensor, tensors: Sequence[Tensor | None]) -> None:
         """What strips and vectors hold, and zeros behind them: the update before has written there, too."""
-        self._pool.view(-1)[self._layout.pool_elements :].zero_()
-        for part, strip in self._strips(tensors):
+        pool.view(-1)[self._layout.pool_elements :].zero_()
+        for part, strip in self._strips(tensors, pool):
             if part is None:
                 strip.zero_()
             else:
                 strip.copy_(part)
 
-    def _strips(self, tensors: Sequence[Tensor | None]) -> list[tuple[Tensor | None, Tensor]]:
-        """What lies in the pool, beside its place there."""
-        return list(self._layout.pool_pairs(tensors, self._pool.view(-1)))
+    def _strips(self, tensors: Sequence[Tensor | None], pool: Tensor) -> list[tuple[Tensor | None, Tensor]]:
+        """What lies in the pool, beside its place there; of no tensors nothing."""
+        return list(self._layout.pool_pairs(tensors, pool.view(-1))) if tensors else []

@@ -14,11 +14,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from node.optim import dct, votes
+from node.optim import dct, second_moment, votes
 from node.optim.demo import decay_factor
 from node.optim.fused import inverse, kernels
 from node.optim.fused.plan import Plan
 from node.optim.layout import CHUNK_SIDE, Layout
+from node.optim.second_moment import SecondMoment
 
 RANGE_CHUNKS = 128
 """Chunks that a thread takes at a time, so that one held up by another program does not hold up the step."""
@@ -32,10 +33,11 @@ Scratch: TypeAlias = npt.NDArray[np.uint8]
 Addresses: TypeAlias = npt.NDArray[np.int64]
 Values: TypeAlias = npt.NDArray[np.float32]
 _NO_VALUES: Values = np.empty(0, dtype=np.float32)
+_NO_DIVISION = (np.float32(0),) * 4
 
 
 class Fused:
-    """`node.optim.demo.Backend` on a CPU. Tensors are contiguous fp32; scratch is some 40 KiB a thread, and 8 bytes
+    """`node.optim.demo.Backend` on a CPU. Tensors are contiguous fp32; scratch is some 60 KiB a thread, and 8 bytes
     for each vote that is counted for a chunk.
 
     Every chunk is computed alone, so no result depends on the number of threads, which is torch's. The threads live
@@ -63,18 +65,30 @@ class Fused:
         return float(np.sqrt(out.sum()))
 
     def vote(
-        self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        group_size: int,
+        second: SecondMoment | None = None,
     ) -> Tensor:
         """See `Backend.vote`."""
-        return self._vote(gradients, momentum, beta, step, group_size, _NO_VALUES)
+        return self._vote(gradients, momentum, beta, step, group_size, second, _NO_VALUES)
 
     def take(
-        self, gradients: Sequence[Tensor | None], momentum: Tensor, beta: float, step: float, group_size: int
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        group_size: int,
+        second: SecondMoment | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `Taking.take`."""
         if self._taken.size != self._chunks * votes.groups(group_size):
             self._taken = np.empty(self._chunks * votes.groups(group_size), dtype=np.float32)
-        packed = self._vote(gradients, momentum, beta, step, group_size, self._taken)
+        packed = self._vote(gradients, momentum, beta, step, group_size, second, self._taken)
         return packed, torch.from_numpy(self._taken)
 
     def _vote(
@@ -84,13 +98,20 @@ class Fused:
         beta: float,
         step: float,
         group_size: int,
+        second: SecondMoment | None,
         taken: Values,
     ) -> Tensor:
         packed = np.empty(votes.vote_bytes(self._chunks, group_size), dtype=np.uint8)
         tensors, flat = _addresses(gradients), momentum.view(-1).numpy()
         numbers = np.float32(beta), np.float32(step), group_size
         table = self._table(group_size)
-        broken = self._share(lambda *own: kernels.vote(*own, self._plan, tensors, flat, *numbers, table, packed, taken))
+        squares, division = tensors[:0], _NO_DIVISION
+        if second is not None:
+            squares = np.where(tensors == 0, 0, _addresses(second.squares))
+            rest, correction = np.float32(1 - second.beta2), np.float32(1 / second.advance())
+            division = np.float32(second.beta2), rest, correction, np.float32(second_moment.EPSILON)
+        given = self._plan, tensors, squares, division, flat, *numbers, table, packed, taken
+        broken = self._share(lambda *own: kernels.vote(*own, *given))
         if any(broken):
             if taken.size:
                 self.put_back(momentum, torch.from_numpy(packed), group_size, torch.from_numpy(taken))
@@ -132,7 +153,7 @@ class Fused:
         listed = np.empty((0, 3), dtype=np.int64)
         own = 0, 0, _scratch()
         kernels.square_sums(*own, self._blocks, tensors, np.empty(0))
-        kernels.vote(*own, self._plan, tensors, nothing, one, one, 8, table, packed, nothing)
+        kernels.vote(*own, self._plan, tensors, tensors, _NO_DIVISION, nothing, one, one, 8, table, packed, nothing)
         kernels.put(*own, nothing, 8, table, packed, nothing)
         kernels.apply(*own, self._plan, tensors, listed, one, one, *self._inverse)
 

@@ -27,6 +27,7 @@ from node.optim.fused.emit import (
     Code,
     Value,
     instruction,
+    inverse_root,
     same,
     times,
 )
@@ -135,6 +136,42 @@ def forward_rows(
             line = code.at(coming, times(code, coming_stride, number // 4))
             code.prefetch(line, 4 * LANES * (number % 4), near=2)
             code.store(build.fadd(kept, added, flags=CONTRACT), momentum, place)
+
+
+@instruction(ADDRESS, ADDRESS, types.int64, *(types.float32,) * 4, ADDRESS, ADDRESS, types.int64)
+def divide_rows(
+    code: Code,
+    source: Value,
+    squares: Value,
+    stride: Value,
+    beta2: Value,
+    rest: Value,
+    correction: Value,
+    epsilon: Value,
+    target: Value,
+    coming: Value,
+    coming_stride: Value,
+) -> None:
+    """`v = beta2 * v + rest * g^2` in place and `g / sqrt(v * correction + epsilon)` to a chunk of our own memory.
+
+    `source` and `squares` have 64 rows `stride` bytes apart; those at `coming` are asked for. By rows: what is written
+    should still be in the first cache level when the store is carried out, and columns share few places there.
+    """
+    build = code.builder
+    kept, new, corrected, least = (code.splat(number) for number in (beta2, rest, correction, epsilon))
+    with cgutils.for_range(build, ir.Constant(LONG, CHUNK_SIDE)) as loop:
+        place = build.mul(loop.index, stride)
+        own, moments = code.at(source, place), code.at(squares, place)
+        out = code.at(target, build.mul(loop.index, ir.Constant(LONG, ROW_BYTES)))
+        ahead = code.at(coming, build.mul(loop.index, coming_stride))
+        for column in range(0, ROW_BYTES, 4 * LANES):
+            code.prefetch(ahead, column, near=2)
+            gradient = code.load(own, column)
+            added = build.fmul(build.fmul(gradient, new), gradient, flags=CONTRACT)
+            moment = build.fadd(build.fmul(kept, code.load(moments, column), flags=CONTRACT), added, flags=CONTRACT)
+            code.store(moment, moments, column)
+            square = build.fadd(build.fmul(moment, corrected, flags=CONTRACT), least, flags=CONTRACT)
+            code.store(build.fmul(gradient, inverse_root(code, square)), out, column)
 
 
 Best: TypeAlias = list[tuple[Value, Value]]

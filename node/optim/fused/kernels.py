@@ -24,7 +24,7 @@ _COLUMNS = 64
 _ROWS_AHEAD = 16
 """How far ahead rows of parameters are asked for."""
 
-SCRATCH_BYTES = 8 * _CHUNK
+SCRATCH_BYTES = 12 * _CHUNK
 """What a kernel needs of memory for itself, from a multiple of 64 bytes on."""
 
 _GROUPS_MAX = 512
@@ -49,7 +49,7 @@ def kernel(function):
 
 @njit(nogil=True)
 def _visit_pool(plan, tensors, chunk, buffer, write):
-    """Copy a chunk of the pool between the tensors and `buffer` (an address), padding it with zeros."""
+    """Copy a chunk of the pool between the tensors and `buffer` (an address), padding it with zeros; to no address nothing."""
     core, strips, first_strips = plan
     number = chunk - core.shape[0]
     begin = number * _CHUNK
@@ -63,12 +63,13 @@ def _visit_pool(plan, tensors, chunk, buffer, write):
         own = buffer + 4 * (place - begin)
         base = tensors[strips[strip, 0]]
         outer = base + strips[strip, 1] + row * strips[strip, 2] + 4 * column
-        if write:
+        if base == 0:
+            if not write:
+                emit.clear(own, 4 * count)
+        elif write:
             emit.copy(outer, own, 4 * count)
-        elif base:
-            emit.copy(own, outer, 4 * count)
         else:
-            emit.clear(own, 4 * count)
+            emit.copy(own, outer, 4 * count)
         place += count
     if not write:
         emit.clear(buffer + 4 * (end - begin), 4 * (begin + _CHUNK - end))
@@ -141,14 +142,18 @@ def _next(plan, tensors, chunk, last, fallback):
 
 
 @kernel
-def vote(first, last, scratch, plan, tensors, momentum, beta, step, group_size, coefficients, packed, taken):
+def vote(
+    first, last, scratch, plan, tensors, squares, second, momentum, beta, step, group_size, coefficients, packed, taken
+):
     """`m = beta * m + step * DCT(gradient)` and its votes, for fp32 `momentum` [all elements] and uint8 `packed`.
 
+    If `squares` is not empty (addresses, one for each of `tensors`, 0 beside a 0), gradients are divided on the way by
+    `second`, the numbers of `forward.divide_rows`.
     `coefficients` int16 [4096] as `votes.coefficients`. What is voted for moves to fp32 `taken` [votes], unless that is
     empty, and leaves zeros. Returns whether a coefficient is NaN.
     """
     buffer = scratch.ctypes.data
-    half = buffer + 4 * _CHUNK
+    half, moments = buffer + 4 * _CHUNK, buffer + 8 * _CHUNK
     groups, width = _CHUNK // group_size, 1
     while 1 << width <= group_size:
         width += 1
@@ -162,6 +167,15 @@ def vote(first, last, scratch, plan, tensors, momentum, beta, step, group_size, 
         coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
         # The next chunk's memory is asked for in its own order, into the second cache level: momentum during the
         # columns, the gradient during the rows. Asked for in the order of use, it took half as long again.
+        if len(squares):
+            divisor, _ = _find(plan, squares, chunk, moments)
+            ahead, ahead_stride = _next(plan, squares, chunk, last, moments)
+            forward.divide_rows(
+                source, divisor, stride, second[0], second[1], second[2], second[3], buffer, ahead, ahead_stride
+            )
+            source, stride = buffer, _ROW
+            if chunk >= plan[0].shape[0]:
+                _visit_pool(plan, squares, chunk, moments, True)
         for block in range(4):
             ahead = own.ctypes.data + 4 * _CHUNK + block * 16 * _ROW
             forward.forward_columns(source + block * _COLUMNS, stride, half + block * 16 * _ROW, ahead, _COLUMNS)

@@ -20,7 +20,7 @@ def _divide(gradient: Any, square: Any, beta2: Any, rest: Any, correction: Any, 
         own = gradient[place]
         moment = beta2 * square[place] + rest * own * own
         square[place] = moment
-        gradient[place] = own / (np.sqrt(moment * correction) + epsilon)
+        gradient[place] = own / np.sqrt(moment * correction + epsilon)
 
 
 def _compiled() -> Any:
@@ -40,7 +40,7 @@ _kernel = _compiled()
 def divide(
     gradients: Sequence[Tensor], squares: Sequence[Tensor], beta2: float, correction: float, epsilon: float
 ) -> None:
-    """`v = beta2 * v + (1 - beta2) * g^2`, `g = g / (sqrt(v / correction) + epsilon)` in place; contiguous fp32 on the CPU.
+    """`v = beta2 * v + (1 - beta2) * g^2`, `g = g / sqrt(v / correction + epsilon)` in place; contiguous fp32 on the CPU.
 
     Each element is computed alone: the number of threads changes no bit.
     """

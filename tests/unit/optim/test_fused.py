@@ -17,6 +17,7 @@ from node.optim import dct, votes
 from node.optim.demo import BACKEND_VARIABLE, DeMo, DeMoConfig, NonFiniteGradient, Portable
 from node.optim.digest import state_digest
 from node.optim.layout import Layout
+from node.optim.second_moment import SecondMoment
 
 pytest.importorskip("numba")
 
@@ -149,6 +150,37 @@ def test_a_missing_gradient_counts_as_zeros():
     assert torch.equal(*packed)
 
 
+@settings(max_examples=30, deadline=None)
+@given(LAYOUTS, st.sampled_from(votes.GROUP_SIZES), st.integers(0, 2**32 - 1), st.integers(0, 2))
+def test_gradients_are_divided_on_the_way_as_the_portable_path_divides_them(shapes, group_size, seed, absent):
+    layout, fused, portable = both(shapes)
+    seconds = [SecondMoment([torch.zeros(shape) for shape in shapes], 0.9) for _ in range(2)]
+    momenta = [torch.zeros(layout.chunks, 64, 64) for _ in range(2)]
+    for step in range(3):
+        gradients = [g * 10.0**step for g in tensors_of(shapes, seed // 3 + step)]
+        given = [None if step and index % 3 == absent else g for index, g in enumerate(gradients)]
+        copies = [None if g is None else g.clone() for g in given]
+        packed, taken = fused.take(given, momenta[0], 0.5, 1.0, group_size, seconds[0])
+        fused.put_back(momenta[0], packed, group_size, taken)
+        for own, before in zip(given, copies, strict=True):
+            assert own is None or torch.equal(own, before)
+        portable.vote(copies, momenta[1], 0.5, 1.0, group_size, seconds[1])
+        torch.testing.assert_close(*momenta, rtol=0, atol=2e-3)
+        assert torch.equal(packed, votes.pack(*votes.select(momenta[0], group_size), group_size))
+        torch.testing.assert_close(*(second.squares for second in seconds), rtol=1e-5, atol=0)
+        assert seconds[0].count == seconds[1].count
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-30, 1e-9, 1e18])
+def test_a_gradient_as_small_or_as_large_as_may_be_is_divided_without_nan(value):
+    layout, fused, portable = both([(64, 64), (7,)])
+    momenta = [torch.zeros(layout.chunks, 64, 64) for _ in range(2)]
+    for one, own in zip((fused, portable), momenta, strict=True):
+        gradients = [torch.full((64, 64), value), torch.full((7,), value)]
+        one.vote(gradients, own, 0.5, 1.0, 128, SecondMoment([torch.zeros(64, 64), torch.zeros(7)], 0.9))
+    torch.testing.assert_close(*momenta, rtol=1e-3, atol=1e-4)
+
+
 def test_gradients_of_other_strides_and_types_are_read_right():
     torch.manual_seed(0)
     parameters = [("a", nn.Parameter(torch.zeros(70, 130))), ("b", nn.Parameter(torch.zeros(70, 130)))]
@@ -205,12 +237,14 @@ def test_the_number_of_threads_changes_nothing(threads, monkeypatch):
     results = []
     for count in (1, 2, 5):
         threads(count)
+        second = SecondMoment(tensors_of(shapes, 3), 0.9)
         momentum, parameters = torch.zeros(layout.chunks, 64, 64), tensors_of(shapes, 1)
         gradients = tensors_of(shapes, 2)
         norm = fused.norm(gradients)
-        packed = fused.vote(gradients, momentum, 0.9, LR / norm, 32)
+        packed = fused.vote(gradients, momentum, 0.9, LR / norm, 32, second)
         fused.apply([(32, votes.to_bytes(packed)), *entry_of(layout, [8, 128])], parameters, LR, 0.1)
-        results.append((norm, packed.numpy().tobytes(), momentum.numpy().tobytes(), state_digest(parameters)))
+        private = packed.numpy().tobytes(), momentum.numpy().tobytes(), state_digest(second.squares)
+        results.append((norm, *private, state_digest(parameters)))
     assert len(set(results)) == 1
 
 

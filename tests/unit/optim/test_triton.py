@@ -18,15 +18,15 @@ from node.optim.digest import state_digest
 
 torch.manual_seed(0)
 SHAPES = [(130, 70), (64, 64), (3,), (128, 64), ()]
-def peer(backend, size):
+def peer(backend, size, beta2=0.0):
     import os
     os.environ["SWARMENTUM_OPTIM_BACKEND"] = backend
     demo = DeMo([(str(i), torch.nn.Parameter(torch.full(s, -0.0))) for i, s in enumerate(SHAPES)],
-                DeMoConfig(group_size=size, weight_decay=0.1))
+                DeMoConfig(group_size=size, weight_decay=0.1, beta2=beta2))
     assert demo.backend == backend
     return demo
-for size in (8, 16, 32, 64, 128):
-    one, other, third = peer("triton", size), peer("torch", size), peer("torch", 128)
+for size, beta2 in ((8, 0.0), (16, 0.9), (32, 0.0), (64, 0.0), (128, 0.0), (128, 0.9)):
+    one, other, third = peer("triton", size, beta2), peer("torch", size, beta2), peer("torch", 128)
     for step in range(3):
         lr = float(np.float32(0.01 / (1 + step)))
         entry = []
@@ -42,6 +42,9 @@ for size in (8, 16, 32, 64, 128):
             entry.append((votes.size, votes.payload))
             demo.settle(True)
         assert torch.allclose(one.momentum, other.momentum, atol=1e-6)
+        if beta2:
+            pairs = zip(one.state_dict()["second"]["squares"], other.state_dict()["second"]["squares"], strict=True)
+            assert all(torch.allclose(*pair, rtol=1e-5) for pair in pairs)
         for demo in (one, other, third):
             demo.apply(entry, lr)
         assert len({state_digest(demo.parameters) for demo in (one, other, third)}) == 1, (size, step)
@@ -72,7 +75,8 @@ from triton.compiler import ASTSource
 from node.optim import triton_step
 
 FORWARD = dict(addresses="*i64", rows="*i64", momentum="*fp32", basis="*fp32", table="*i32", codes="*u8", broken="*i32",
-               beta="fp32", step="fp32", GROUPS="constexpr", GROUP_SIZE="constexpr", PRECISION="constexpr")
+               beta="fp32", step="fp32", squares="*i64", beta2="fp32", rest="fp32", correction="fp32", epsilon="fp32",
+               GROUPS="constexpr", GROUP_SIZE="constexpr", PRECISION="constexpr", DIVIDES="constexpr")
 INVERSE = dict(addresses="*i64", rows="*i64", ballots="*i64", shifts="*i32", basis="*i8", count="i32", factor="fp32",
                lr="fp32", DECAYS="constexpr")
 
@@ -85,7 +89,7 @@ def spilled(kernel, signature, constants, capability, **options):
 
 for capability in (80, 86, 90, 100, 120):
     precision, warps = triton_step.forward_options(divmod(capability, 10))
-    constants = {"GROUPS": 32, "GROUP_SIZE": 128, "PRECISION": precision}
+    constants = {"GROUPS": 32, "GROUP_SIZE": 128, "PRECISION": precision, "DIVIDES": True}
     forward = spilled(triton_step._vote, FORWARD, constants, capability, num_warps=warps, enable_fp_fusion=True)
     options = {"num_warps": triton_step.INVERSE_WARPS, "enable_fp_fusion": False}
     inverse = spilled(triton_step._apply, INVERSE, {"DECAYS": True}, capability, **options)
