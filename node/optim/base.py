@@ -3,7 +3,8 @@
 Their state is part of the replicated state, so they must give the same bits everywhere. Element by element that means one
 operation at a time, each rounded once as IEEE 754 says: no fused multiply-add, no library's power or square root of a
 tensor's dtype beyond `sqrt` and `/`, which are correctly rounded on CPUs and CUDA. Metal's are not, and its fused operations
-cannot be told apart, so there the arithmetic runs on the CPU. Matrix products (Muon) are exact in whole numbers.
+cannot be told apart, so there the arithmetic runs on the CPU. Matrix products (Muon) are exact in whole
+numbers (`orthogonal`).
 """
 
 from __future__ import annotations
@@ -18,20 +19,12 @@ import torch
 from torch import Tensor
 
 from node.optim.layout import CHUNK_SIDE, Layout, Place
+from node.optim.orthogonal import SIDE_MAX, orthogonalised
 
 BaseName = Literal["sign", "sgd", "adamw", "muon"]
 TILE_CHUNKS = 256
 COUNT_MAX = 2**24
 """Steps that fp32 counts exactly."""
-
-MUON_SHIFT = 18
-"""Matrices are orthogonalised in whole multiples of 2^-18."""
-
-MUON_STEPS = 5
-MUON_COEFFICIENTS = (14109, -19558, 8321)
-"""Of the quintic iteration `aX + bXX^TX + c(XX^T)^2X` (K. Jordan, Muon): 3.4445, -4.7750 and 2.0315 times 2^12."""
-
-_MUON_COEFFICIENT_SHIFT = 12
 
 
 @dataclass(frozen=True)
@@ -74,11 +67,15 @@ class Base:
     """A base optimizer over the buffer of a layout. `sign` has no state and is not made here: votes decide it alone.
 
     `chunks`: how many of the layout's are kept here, if not all (`sharded`); then `advance` and `finish` are for the caller.
+    Raises `ValueError` for a matrix that Muon cannot orthogonalise.
     """
 
     def __init__(self, config: BaseConfig, layout: Layout, device: torch.device, chunks: int | None = None) -> None:
         self.config, self.layout = config, layout
         self._device = torch.device("cpu") if device.type == "mps" else device
+        for place in layout.places if config.name == "muon" else ():
+            if self._maps(place) and max(place.height, place.width) > SIDE_MAX:
+                raise ValueError(f"parameter {place.name} of {place.shape}: muon takes sides of at most {SIDE_MAX}")
         kept = (layout.chunks if chunks is None else chunks, CHUNK_SIDE, CHUNK_SIDE)
         self.state = {name: torch.zeros(kept, device=self._device) for name in config.state_names}
         """The replicated state by name, fp32; of `sign`, nothing. Snapshots and digests hold it, and may write into it."""
@@ -119,9 +116,12 @@ class Base:
         """The rest, of one whole parameter after `advance`, fp32 [height, width]."""
         if self.config.name != "muon":
             return matrix
-        mapping = len(place.shape) > 1 and min(place.height, place.width) > 1
+        return orthogonalised(matrix) if self._maps(place) else matrix.sign_().add_(0.0)
+
+    def _maps(self, place: Place) -> bool:
+        """Whether Muon orthogonalises a parameter: a matrix, and no table."""
         table = any(part in place.name for part in self.config.muon_except)
-        return orthogonalised(matrix) if mapping and not table else matrix.sign_().add_(0.0)
+        return not table and len(place.shape) > 1 and min(place.height, place.width) > 1
 
     def _tiles(self, update: Tensor) -> Iterator[slice]:
         for first in range(0, len(update), TILE_CHUNKS):
@@ -162,34 +162,6 @@ class Base:
             for part, chunk in alone.pairs([whole], update):
                 assert part is not None
                 chunk.copy_(part)
-
-
-def orthogonalised(matrix: Tensor) -> Tensor:
-    """Roughly `U V^T` of fp32 [height, width] = U S V^T, at a root mean square of about 1: the same bits on every device.
-
-    Muon's quintic Newton-Schulz iteration in whole multiples of 2^-18, held in fp64. Entries of X stay below 2 (a matrix's
-    entries are at most its largest singular value, and the iteration keeps those below 1.3), so that a product of two has
-    no partial sum above the product of two row norms: far below 2^53. Zero gives zero.
-    """
-    peak = float(matrix.abs().max()) if matrix.numel() else 0.0
-    if peak == 0:
-        return torch.zeros_like(matrix)
-    tall = matrix.shape[0] > matrix.shape[1]
-    # whole numbers up to 2^18, and their norm, exact in int64
-    _, exponent = math.frexp(peak)
-    whole = (matrix.T if tall else matrix).to(torch.float64).mul_(2.0 ** (MUON_SHIFT - exponent)).round_()
-    norm = math.isqrt(int(whole.to(torch.int64).square_().sum())) + 1
-    x = whole.mul_(2.0**MUON_SHIFT).div_(float(norm)).round_()
-    a, b, c = MUON_COEFFICIENTS
-    unit, factor = 2.0**-MUON_SHIFT, 2.0**-_MUON_COEFFICIENT_SHIFT
-    for _ in range(MUON_STEPS):
-        gram = (x @ x.T).mul_(unit).round_()
-        quartic = (gram @ gram).mul_(unit).round_()
-        inner = gram.mul_(b).add_(quartic.mul_(c)).mul_(factor).round_()
-        x = (inner @ x).mul_(unit).round_().add_(x.mul(a).mul_(factor).round_())
-    size = math.sqrt(max(matrix.shape))
-    result = x.mul_(unit * size).to(torch.float32)
-    return (result.T if tall else result).contiguous()
 
 
 def _power(base: float, exponent: int) -> float:

@@ -98,13 +98,15 @@ def memory_bytes(field: str) -> int | None:
 
 
 def parameters(count: int, device: str) -> list[tuple[str, nn.Parameter]]:
-    """The shapes of a small Llama of about `count` parameters: embedding, square and 8/3-wide matrices, norms."""
+    """The shapes of a small Llama of about `count` parameters: embedding, square and 8/3-wide matrices, norms.
+
+    The embedding has 8 widths of rows and what blocks leave over, in steps of 64 rows.
+    """
     width = max(64, int((count / (8 + 8 * 12)) ** 0.5) // 64 * 64)
     inner = width * 8 // 3
-    shapes = [(8 * width, width)]
-    while sum(height * wide for height, wide in shapes) < count:
-        shapes += [(width, width)] * 4 + [(inner, width)] * 2 + [(width, inner)] + [(width, 1)] * 2
-    shapes = shapes or [(width, width)]
+    block = [(width, width)] * 4 + [(inner, width)] * 2 + [(width, inner)] + [(width, 1)] * 2
+    blocks, rest = divmod(max(0, count - 8 * width**2), sum(height * wide for height, wide in block))
+    shapes = [(8 * width + round(rest / width / 64) * 64, width), *block * blocks]
     named = []
     for index, (height, wide) in enumerate(shapes):
         shape = (height, wide) if wide > 1 else (height,)

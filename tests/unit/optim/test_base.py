@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.optim.base import Base, BaseConfig, orthogonalised
+from node.optim import orthogonal
+from node.optim.base import Base, BaseConfig
 from node.optim.layout import Layout
+from node.optim.orthogonal import orthogonalised
 
 CPU = torch.device("cpu")
 LAYOUT = Layout.of_shapes([("embed.weight", (130, 64)), ("layer.weight", (128, 64)), ("layer.bias", (70,))])
@@ -71,8 +73,49 @@ def test_orthogonalised_keeps_the_singular_vectors_and_levels_the_values(shape: 
     left, _, right = torch.linalg.svd(matrix.double(), full_matrices=False)
     middle = left.T @ found @ right.T / max(shape) ** 0.5
     assert 0.6 < float(middle.diagonal().min()) <= float(middle.diagonal().max()) < 1.3
-    assert float((middle - middle.diagonal().diag()).abs().max()) < 0.02
+    assert float((middle - middle.diagonal().diag()).abs().max()) < 0.01
     assert torch.equal(orthogonalised(torch.zeros(shape)), torch.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (128, 64), (7, 5), (1, 9), (33, 200), (96, 9000)])
+def test_int8_and_fp32_orthogonalise_to_the_same_bits(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(2)) * torch.logspace(-3, 2, shape[1])
+    found = []
+    for int8 in (True, False):
+        monkeypatch.setattr(orthogonal, "_multiplies_int8", lambda _device, int8=int8: int8)
+        found.append(orthogonalised(matrix))
+    assert torch.equal(*found)
+    assert found[0].isfinite().all()
+
+
+def test_int8_products_that_saturate_or_do_not_exist_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def saturates(one: Tensor, other: Tensor) -> Tensor:
+        return (one.int() @ other.int()).clamp(-(2**15), 2**15 - 1)
+
+    def fails(_one: Tensor, _other: Tensor) -> Tensor:
+        raise RuntimeError("not on this device")
+
+    asked = orthogonal._multiplies_int8.__wrapped__
+    assert asked(CPU)
+    for wrong in (saturates, fails):
+        monkeypatch.setattr(torch, "_int_mm", wrong)
+        assert not asked(CPU)
+
+
+def test_digits_hold_fourteen_bits_of_the_largest() -> None:
+    for scale in (1e-12, 1.0, 3e7):
+        matrix = torch.randn(50, 70, generator=torch.Generator().manual_seed(3)) * scale
+        digits = orthogonal._digits(matrix)
+        again = (128 * digits.high.double() + digits.low.double()) / digits.scale.double()
+        assert float((again - matrix).abs().max()) <= float(matrix.abs().max()) * 2.0**-13
+        assert max(int(digits.high.abs().max()), int(digits.low.abs().max())) <= orthogonal.DIGIT_MAX
+
+
+def test_a_matrix_too_large_for_muon_is_refused_by_name() -> None:
+    sides = (2, orthogonal.SIDE_MAX + 1)
+    with pytest.raises(ValueError, match=r"parameter layer.weight .*262143"):
+        Base(BaseConfig("muon"), Layout.of_shapes([("layer.weight", sides)]), CPU, chunks=0)
+    Base(BaseConfig("muon"), Layout.of_shapes([("embed.weight", sides)]), CPU, chunks=0)
 
 
 @pytest.mark.parametrize(
