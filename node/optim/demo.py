@@ -122,9 +122,14 @@ class DeMoConfig:
         return Format(self.selection, GRIDS[self.values], self.magnitudes)
 
     @property
+    def default_votes(self) -> bool:
+        """Whether votes are those that have kernels of their own."""
+        return self.form.plain and self.transform == "dct"
+
+    @property
     def default_method(self) -> bool:
-        """Whether votes, transform and base are those that have kernels of their own."""
-        return self.form.plain and self.transform == "dct" and self.base.name == "sign"
+        """Whether votes and base are those that have kernels of their own."""
+        return self.default_votes and self.base.name == "sign"
 
 
 @dataclass(frozen=True)
@@ -536,9 +541,14 @@ class DeMo:
         tile_chunks = TILE_CHUNKS_CPU if self._device.type == "cpu" else TILE_CHUNKS_DEVICE
         config = self.config
         if not config.default_method:
-            from node.optim.family import Family
+            from node.optim.family import Family, Mixed
 
-            return Family(self.layout, self._device, tile_chunks, config.form, self._transform, self._base)
+            family = Family(self.layout, self._device, tile_chunks, config.form, self._transform, self._base)
+            if not (config.default_votes and able and choice != "torch"):
+                return family
+            from node.optim.fused.backend import Fused
+
+            return Mixed(Fused(self.layout), family)
         if choice == "triton":
             if find_spec("triton") is None:
                 raise ValueError(f"{BACKEND_VARIABLE} is triton, which is not installed: it comes with torch for CUDA")

@@ -1,4 +1,5 @@
 """Every method of the DeMo family but the default, in torch operations: any format of votes, transform and base optimizer.
+Where votes are the default's, kernels take them.
 
 The same calls as the default's backends, so that a step, a log entry and a test look alike whatever the method. Slower:
 the default has kernels of its own (`fused`), these have whole-model buffers.
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from node.optim import aggregate, values
 from node.optim.base import Base
-from node.optim.demo import Portable, accumulate, decay_factor
+from node.optim.demo import Portable, Taking, accumulate, decay_factor
 from node.optim.layout import CHUNK_ELEMENTS, Layout
 from node.optim.payload import Format
 from node.optim.second_moment import SecondMoment
@@ -76,6 +77,16 @@ class Family(Portable):
         for part, direction in self._layout.pairs(parameters, self._buffer):
             assert part is not None
             apply_real(part, direction, lr, weight_decay)
+
+
+class Mixed:
+    """`demo.Taking` of two: one's kernels vote, the other moves the parameters. For group votes of signs, whatever the base."""
+
+    def __init__(self, voting: Taking, moving: Family) -> None:
+        self.name = voting.name
+        self.norm, self.vote, self.spend = voting.norm, voting.vote, voting.spend
+        self.take, self.put_back = voting.take, voting.put_back
+        self.apply = moving.apply
 
 
 def apply_real(parameter: Tensor, direction: Tensor, lr: float, weight_decay: float) -> Tensor:

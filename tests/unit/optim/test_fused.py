@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from node.optim import dct, votes
+from node.optim.base import BaseConfig
 from node.optim.demo import BACKEND_VARIABLE, DeMo, DeMoConfig, NonFiniteGradient, Portable
 from node.optim.digest import state_digest
 from node.optim.layout import Layout
@@ -262,13 +263,13 @@ def test_two_threads_may_step_at_once(threads):
         assert list(pool.map(digest, range(8))) == [digest(seed) for seed in range(8)]
 
 
-def trained(monkeypatch, choices, sizes=(128, 16), steps=12):
+def trained(monkeypatch, choices, base, sizes=(128, 16), steps=12):
     """One replica for each choice of backend, trained together; the digests of their parameters."""
     demos = []
     for choice in choices:
         monkeypatch.setenv(BACKEND_VARIABLE, choice)
         named = [(f"p{index}", nn.Parameter(tensor)) for index, tensor in enumerate(tensors_of(SHAPES))]
-        demos.append(DeMo(named, DeMoConfig(group_size=sizes[len(demos)], weight_decay=0.1)))
+        demos.append(DeMo(named, DeMoConfig(group_size=sizes[len(demos)], weight_decay=0.1, base=base)))
     assert [demo.backend for demo in demos] == list(choices)
     for step in range(steps):
         entry = []
@@ -284,8 +285,9 @@ def trained(monkeypatch, choices, sizes=(128, 16), steps=12):
     return [state_digest(demo.parameters) for demo in demos]
 
 
-def test_replicas_on_either_backend_stay_equal(monkeypatch):
-    one, other = trained(monkeypatch, ("numba", "torch"))
+@pytest.mark.parametrize("base", [BaseConfig(), BaseConfig("muon"), BaseConfig("adamw")], ids=lambda base: base.name)
+def test_replicas_on_either_backend_stay_equal(monkeypatch, base):
+    one, other = trained(monkeypatch, ("numba", "torch"), base)
     assert one == other
 
 
