@@ -119,7 +119,8 @@ def _try_finish(run: Run, now_ms: int) -> Outcome:
     awaited |= {key for key in run.roster if key not in run.peers or not run.peers[key].gone}
     behind = sum(key not in run.peers or run.peers[key].applied_step < run.head_step for key in awaited)
     if behind and now_ms < run.finish_by_ms:
-        return replace(run, reason=f"the last step is committed; {behind} peers are still applying it"), []
+        who = "1 peer is" if behind == 1 else f"{behind} peers are"
+        return replace(run, reason=f"the last step is committed; {who} still applying it"), []
     run, effects = agreement.final_digest(run, run.head_step)
     if effects and now_ms < run.finish_by_ms:
         return run, effects
