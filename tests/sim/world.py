@@ -6,6 +6,7 @@ Files are real, in a folder of the world (in memory where there is /dev/shm); wh
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -176,6 +177,9 @@ class SimSwarm(Swarm):
             return self._peer.thread.wait(asyncio.wait_for(work, seconds_max))
         except TimeoutError as error:
             raise NetworkError(f"the network side did not answer within {seconds_max:.0f} s") from error
+        finally:
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:  # killed before it began
+                work.close()
 
     def halt(self) -> None:
         self._call(self._session.halt(), 90.0)
