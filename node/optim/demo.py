@@ -544,7 +544,7 @@ class DeMo:
             from node.optim.family import Family, Mixed
 
             family = Family(self.layout, self._device, tile_chunks, config.form, self._transform, self._base)
-            if not (config.default_votes and able and choice != "torch"):
+            if not (config.default_votes and able and choice in {"auto", "numba"}):
                 return family
             from node.optim.fused.backend import Fused
 

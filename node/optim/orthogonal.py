@@ -1,16 +1,16 @@
 """Muon's orthogonal matrices with the same bits on every device: matrix products in int8, of numbers of two digits.
 
 A product of rounded numbers differs between devices, and fp64, which holds whole numbers up to 2^53, is a 64th as fast as
-fp32 on a home GPU. Here a matrix is `(128 * high + low) * 2^e` with both digits within +-64, so that tensor cores and VNNI
-multiply digits and add them up exactly in int32; the product of two low digits is left out. That is 14 bits, where Muon's
-author computes with the 8 of bf16. What is done element by element is one operation at a time, each rounded once as IEEE 754
-says. It knows neither layouts nor momentum.
+fp32 on a home GPU. Here a row of a matrix is `(128 * high + low) * 2^e` with both digits within +-64, so that tensor cores
+and VNNI multiply digits and add them up exactly in int32. What is done element by element is one operation at a time, each rounded once
+as IEEE 754 says. It knows neither layouts nor momentum.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import platform
 from typing import NamedTuple
 
 import numpy as np
@@ -29,22 +29,25 @@ DIGIT_MAX = 64
 SIDE_MAX = (2**31 - 1) // (2 * DIGIT_MAX**2)
 """Rows or columns of a matrix, at most: sums of twice as many products (two pairs of digits) stay below 2^31."""
 
+ENTRY_MAX = 2.0
+"""Of the iteration's matrices, whose singular values, and so entries, stay below 1.3 but for what the digits round."""
+
 _ALIGNED = 32
 """Rows and columns are filled up with zeros to a multiple of this: cuBLAS asks for 8, tensor cores work best with 32."""
 
 _WHOLE_BITS = 18
-"""The norm is taken in whole numbers up to 2^18, whose squares int64 holds."""
+"""The norm is taken in whole numbers up to 2^18: int64 holds the squares of a row."""
 
 _SLICE = EXACT_INTEGER_MAX // DIGIT_MAX**2
 """Columns whose products fp32 adds up exactly, where there is no int8."""
 
 _EXPONENT_BITS, _FRACTION_BITS, _BIAS = 0x7F800000, 23, 127
 _SMALLEST = 2.0**-40
-"""Of a largest magnitude: with smaller ones the square of the scale would be too large for fp32."""
+"""What a row's largest magnitude counts as, at least: rows below it lose digits, and scales stay within fp32."""
 
 
 class Digits(NamedTuple):
-    """`(128 * high + low) / scale`: int8 of one shape, and an fp32 power of two without dimensions."""
+    """`(128 * high + low) / scale`: int8 [rows, columns], and fp32 powers of two [rows, 1]."""
 
     high: Tensor
     low: Tensor
@@ -67,21 +70,21 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     # whole numbers, and their norm, exact in int64
     _, exponent = math.frexp(peak)
     whole = given.to(torch.float64).mul_(2.0 ** (_WHOLE_BITS - exponent)).round_()
-    norm = math.isqrt(int(whole.to(torch.int64).square_().sum())) + 1
+    norm = math.isqrt(sum(whole.to(torch.int64).square_().sum(1).tolist())) + 1
     # a product with the inverse, computed here: CUDA would divide so, a CPU not
     x[: given.shape[0], : given.shape[1]] = whole.mul_(1.0 / norm)
     a, b, c = COEFFICIENTS
     for _ in range(STEPS):
         own = _digits(x)
-        rest = _square(own, own.high.T, own.low.T)  # XX^T, from which its diagonal goes, which is much larger
+        x = _whole(own)  # what is too small for the digits goes: the products would not see it, and let it grow
+        rest = _square(own)  # XX^T, from which its diagonal goes, which is much larger
         diagonal = _taken(rest)
-        even = _digits(rest)
         # (XX^T)^2 = rest^2 + rest * (d_i + d_j), and d_i^2 on the diagonal
-        quartic = _square(even, even.high, even.low).add_(rest * (diagonal[:, None] + diagonal))
+        quartic = _square(_digits(rest)).add_(rest * (diagonal[:, None] + diagonal))
         square = _taken(quartic).add_(diagonal * diagonal)
-        inner = _digits(quartic.mul_(c).add_(rest.mul_(b)))
+        inner = quartic.mul_(c).add_(rest.mul_(b))
         x.mul_(square.mul_(c).add_(diagonal.mul_(b)).add_(a)[:, None])
-        x.add_(_product(inner, own))
+        x.add_(_product(inner, own)).clamp_(-ENTRY_MAX, ENTRY_MAX)
     result = x[: given.shape[0], : given.shape[1]] * float(np.float32(math.sqrt(max(matrix.shape))))
     return (result.T if tall else result).contiguous()
 
@@ -94,11 +97,11 @@ def _taken(matrix: Tensor) -> Tensor:
 
 
 def _digits(matrix: Tensor) -> Digits:
-    """fp32 to two digits, by a power of two that brings the largest magnitude to between 2^12 and 2^13.
+    """fp32 to two digits, each row by a power of two that brings its largest magnitude to between 2^12 and 2^13.
 
     The power comes from the bits of the largest, so that nothing is rounded and no device waits for another.
     """
-    peak = matrix.abs().max().clamp_(min=_SMALLEST).view(torch.int32) & _EXPONENT_BITS
+    peak = matrix.abs().amax(1, keepdim=True).clamp_(min=_SMALLEST).view(torch.int32) & _EXPONENT_BITS
     scale = ((2 * _BIAS + 12 << _FRACTION_BITS) - peak).view(torch.float32)
     whole = matrix.mul(scale).round_()
     high = whole.mul(2.0**-7).round_()
@@ -106,21 +109,37 @@ def _digits(matrix: Tensor) -> Digits:
     return Digits(high.to(torch.int8), low.to(torch.int8), scale)
 
 
-def _square(one: Digits, high: Tensor, low: Tensor) -> Tensor:
-    """The product with one's own transpose (whose digits are given), which is symmetric: fp32."""
+def _whole(digits: Digits) -> Tensor:
+    """What the digits say: fp32, exact."""
+    return digits.high.to(torch.float32).mul_(2.0**7).add_(digits.low).mul_(_inverse(digits.scale))
+
+
+def _square(one: Digits) -> Tensor:
+    """The product with one's own transpose, fp32."""
+    high, low = one.high.T, one.low.T
     across = _sums(one.high, low)
-    return _joined(_sums(one.high, high), across.add_(across.T.clone()), one.scale * one.scale)
+    across.add_(across.T.clone())
+    inverse = _inverse(one.scale)
+    return _joined(_sums(one.high, high), across, _sums(one.low, low)).mul_(inverse).mul_(inverse.T)
 
 
-def _product(one: Digits, other: Digits) -> Tensor:
-    across = _sums(torch.cat((one.high, one.low), 1), torch.cat((other.low, other.high), 0))
-    return _joined(_sums(one.high, other.high), across, one.scale * other.scale)
+def _product(one: Tensor, other: Digits) -> Tensor:
+    """fp32. The scales of the right factor's rows go to the left one's columns first."""
+    left = _digits(one * _inverse(other.scale).T)
+    across = _sums(torch.cat((left.high, left.low), 1), torch.cat((other.low, other.high), 0))
+    total = _joined(_sums(left.high, other.high), across, _sums(left.low, other.low))
+    return total.mul_(_inverse(left.scale))
 
 
-def _joined(high: Tensor, across: Tensor, scale: Tensor) -> Tensor:
-    """`(2^14 * high + 2^7 * across) / scale` of int32, as fp32: the sums are rounded, the powers of two are exact."""
-    inverse = ((2 * _BIAS << _FRACTION_BITS) - scale.view(torch.int32)).view(torch.float32)
-    return high.to(torch.float32).mul_(2.0**7).add_(across.to(torch.float32)).mul_(inverse.mul_(2.0**7))
+def _joined(high: Tensor, across: Tensor, low: Tensor) -> Tensor:
+    """`2^14 * high + 2^7 * across + low` of int32, as fp32: the sums are rounded, the powers of two are exact."""
+    total = high.to(torch.float32).mul_(2.0**7).add_(across.to(torch.float32))
+    return total.mul_(2.0**7).add_(low.to(torch.float32))
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    """Of powers of two."""
+    return ((2 * _BIAS << _FRACTION_BITS) - scale.view(torch.int32)).view(torch.float32)
 
 
 def _sums(one: Tensor, other: Tensor) -> Tensor:
@@ -137,13 +156,23 @@ def _sums(one: Tensor, other: Tensor) -> Tensor:
 
 @functools.cache
 def _multiplies_int8(device: torch.device) -> bool:
-    """Whether the device has int8 products, and they are exact where they are hardest; asked once a process."""
-    for signs in ((1, 1), (1, -1), (-1, -1)):
-        one, other = (torch.full((64, 256), sign * DIGIT_MAX, dtype=torch.int8, device=device) for sign in signs)
-        try:
-            found = torch._int_mm(one, other.T)
-        except (RuntimeError, NotImplementedError):
-            return False
-        if not bool((found == 256 * signs[0] * signs[1] * DIGIT_MAX**2).all()):
-            return False
-    return True
+    """Whether the device has int8 products worth using, exact where they are hardest; asked once a process.
+
+    Sums are beyond what fp32 holds, the largest digits stand side by side, and the right factor lies in either order. torch
+    multiplies in plain loops where oneDNN does not: then fp32 is faster.
+    """
+    if device.type == "cpu" and not (
+        platform.machine() in {"x86_64", "AMD64"} and torch.backends.mkldnn.is_available()
+    ):
+        return False
+    columns = 16 * _SLICE // 4
+    digits = torch.randint(1, DIGIT_MAX + 1, (2, 64, columns), generator=torch.Generator().manual_seed(0))
+    digits[:, :, : columns // 2] = DIGIT_MAX
+    digits[1, ::2] *= -1
+    wanted = (digits[0].double() @ digits[1].double().T).to(torch.int32)
+    one, other = digits.to(torch.int8).to(device).unbind()
+    try:
+        found = [torch._int_mm(one, right) for right in (other.T, other.T.contiguous())]
+    except (RuntimeError, NotImplementedError):
+        return False
+    return all(torch.equal(sums.cpu(), wanted) for sums in found)

@@ -88,26 +88,72 @@ def test_int8_and_fp32_orthogonalise_to_the_same_bits(shape: tuple[int, int], mo
     assert found[0].isfinite().all()
 
 
-def test_int8_products_that_saturate_or_do_not_exist_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def iterated(matrix: Tensor) -> Tensor:
+    """Muon's iteration in fp64."""
+    x = matrix.double() / matrix.double().norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x * max(matrix.shape) ** 0.5
+
+
+def with_one(matrix: Tensor, entry: float) -> Tensor:
+    matrix[3, 5] = entry
+    return matrix
+
+
+RANDOM = torch.Generator().manual_seed(4)
+HARD = {
+    "random": (torch.randn(96, 300, generator=RANDOM), 0.002),
+    "one large entry": (with_one(torch.randn(256, 512, generator=RANDOM), 60.0), 0.01),
+    "all the same but one": (with_one(torch.ones(64, 64), 20.0), 0.05),
+    "all the same but a huge one": (with_one(torch.ones(128, 512), 3000.0), 0.1),
+    "heavy tails": (torch.randn(128, 512, generator=RANDOM) / torch.rand(128, 512, generator=RANDOM), 0.03),
+    "rows of all sizes": (torch.randn(64, 90, generator=RANDOM) * torch.logspace(-6, 6, 64)[:, None], 0.03),
+    "columns of all sizes": (torch.randn(64, 90, generator=RANDOM) * torch.logspace(-6, 6, 90), 0.05),
+    "rank two": (torch.randn(64, 2, generator=RANDOM) @ torch.randn(2, 90, generator=RANDOM), 0.1),
+    "mostly zeros": (torch.randn(64, 90, generator=RANDOM) * (torch.rand(64, 90, generator=RANDOM) < 0.02), 0.01),
+}
+
+
+@pytest.mark.parametrize(("matrix", "error"), HARD.values(), ids=HARD.keys())
+def test_orthogonalised_is_near_the_iteration_in_fp64(matrix: Tensor, error: float) -> None:
+    found, wanted = orthogonalised(matrix), iterated(matrix)
+    assert float((found - wanted).norm()) <= error * float(wanted.norm())
+
+
+def test_int8_products_that_are_not_exact_or_do_not_exist_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def saturates(one: Tensor, other: Tensor) -> Tensor:
         return (one.int() @ other.int()).clamp(-(2**15), 2**15 - 1)
+
+    def rounds(one: Tensor, other: Tensor) -> Tensor:
+        return (one.double() @ other.double()).float().int()
+
+    def only_turned(one: Tensor, other: Tensor) -> Tensor:
+        if other.is_contiguous():
+            raise RuntimeError("not in this order")
+        return one.int() @ other.int()
 
     def fails(_one: Tensor, _other: Tensor) -> Tensor:
         raise RuntimeError("not on this device")
 
     asked = orthogonal._multiplies_int8.__wrapped__
+    monkeypatch.setattr(orthogonal.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     assert asked(CPU)
-    for wrong in (saturates, fails):
+    for wrong in (saturates, rounds, only_turned, fails):
         monkeypatch.setattr(torch, "_int_mm", wrong)
         assert not asked(CPU)
 
 
-def test_digits_hold_fourteen_bits_of_the_largest() -> None:
+def test_digits_hold_fourteen_bits_of_the_largest_in_a_row() -> None:
     for scale in (1e-12, 1.0, 3e7):
         matrix = torch.randn(50, 70, generator=torch.Generator().manual_seed(3)) * scale
         digits = orthogonal._digits(matrix)
         again = (128 * digits.high.double() + digits.low.double()) / digits.scale.double()
-        assert float((again - matrix).abs().max()) <= float(matrix.abs().max()) * 2.0**-13
+        assert torch.equal(orthogonal._whole(digits).double(), again)
+        largest = matrix.abs().amax(1, keepdim=True).clamp(min=2.0**-40)
+        assert bool(((again - matrix).abs() <= largest * 2.0**-13).all())
         assert max(int(digits.high.abs().max()), int(digits.low.abs().max())) <= orthogonal.DIGIT_MAX
 
 
