@@ -2,8 +2,8 @@
 
 A product of rounded numbers differs between devices, and fp64, which holds whole numbers up to 2^53, is a 64th as fast as
 fp32 on a home GPU. Here a row of a matrix is `(128 * high + low) * 2^e` with both digits within +-64, so that tensor cores
-and VNNI multiply digits and add them up exactly in int32. What is done element by element is one operation at a time, each rounded once
-as IEEE 754 says. It knows neither layouts nor momentum.
+and VNNI multiply digits and add them up exactly in int32. What is done element by element is one operation at a time, each
+rounded once as IEEE 754 says. It knows neither layouts nor momentum.
 """
 
 from __future__ import annotations
