@@ -30,16 +30,22 @@ SIDE_MAX = (2**31 - 1) // (2 * DIGIT_MAX**2)
 """Rows or columns of a matrix, at most: sums of twice as many products (two pairs of digits) stay below 2^31."""
 
 ENTRY_MAX = 2.0
-"""Of the iteration's matrices, whose singular values, and so entries, stay below 1.3 but for what the digits round."""
+"""Of the iteration's matrices, so that all stays finite. In a sound iteration singular values, and so entries, are below 1.3."""
 
 _ALIGNED = 32
 """Rows and columns are filled up with zeros to a multiple of this: cuBLAS asks for 8, tensor cores work best with 32."""
 
-_WHOLE_BITS = 18
-"""The norm is taken in whole numbers up to 2^18: int64 holds the squares of a row."""
+_WHOLE_BITS = 22
+"""The norm is taken in whole numbers up to 2^22: int64 holds the squares of a row."""
+
+_NOTHING = 2.0**-100
+"""A matrix without a larger entry counts as zeros, as it would for a processor that flushes the smallest numbers to zero."""
 
 _SLICE = EXACT_INTEGER_MAX // DIGIT_MAX**2
 """Columns whose products fp32 adds up exactly, where there is no int8."""
+
+_DITHER_ROWS = 256
+"""After so many rows the dither starts again."""
 
 _EXPONENT_BITS, _FRACTION_BITS, _BIAS = 0x7F800000, 23, 127
 _SMALLEST = 2.0**-40
@@ -61,7 +67,8 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     """
     assert max(matrix.shape) <= SIDE_MAX, f"a matrix of {tuple(matrix.shape)} has sums beyond 31 bits"
     peak = float(matrix.abs().max()) if matrix.numel() else 0.0
-    if peak == 0:
+    assert math.isfinite(peak), "the aggregate is finite"
+    if peak < _NOTHING:
         return torch.zeros_like(matrix)
     tall = matrix.shape[0] > matrix.shape[1]
     given = matrix.T if tall else matrix
@@ -99,14 +106,35 @@ def _taken(matrix: Tensor) -> Tensor:
 def _digits(matrix: Tensor) -> Digits:
     """fp32 to two digits, each row by a power of two that brings its largest magnitude to between 2^12 and 2^13.
 
-    The power comes from the bits of the largest, so that nothing is rounded and no device waits for another.
+    The power comes from the bits of the largest, so that nothing is rounded and no device waits for another. Numbers that are
+    all the same should not all be rounded the same way: on a long side that would add up to a singular value of its own.
     """
     peak = matrix.abs().amax(1, keepdim=True).clamp_(min=_SMALLEST).view(torch.int32) & _EXPONENT_BITS
     scale = ((2 * _BIAS + 12 << _FRACTION_BITS) - peak).view(torch.float32)
-    whole = matrix.mul(scale).round_()
+    whole = matrix.mul(scale)
+    dither = _dither(matrix.shape[1], matrix.device)
+    for first in range(0, len(whole), _DITHER_ROWS):
+        part = whole[first : first + _DITHER_ROWS]
+        part.add_(dither[: len(part)])
+    whole.round_()
     high = whole.mul(2.0**-7).round_()
     low = whole.sub_(high, alpha=2**7)
     return Digits(high.to(torch.int8), low.to(torch.int8), scale)
+
+
+@functools.lru_cache(maxsize=8)
+def _dither(columns: int, device: torch.device) -> Tensor:
+    """What is added before rounding, the same on every device: fp32 [256, columns] as if drawn from within +-1/2."""
+    number = np.arange(_DITHER_ROWS * columns, dtype=np.uint64)
+    with np.errstate(
+        over="ignore"
+    ):  # mixed as in G. Steele et al., "Fast splittable pseudorandom number generators", 2014
+        number = (number + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        number = (number ^ number >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        number = (number ^ number >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    drawn = ((number ^ number >> np.uint64(31)) >> np.uint64(48)).astype(np.float32)
+    within = (drawn + np.float32(0.5)) * np.float32(2.0**-16) - np.float32(0.5)
+    return torch.from_numpy(within).view(_DITHER_ROWS, columns).to(device)
 
 
 def _whole(digits: Digits) -> Tensor:
@@ -145,13 +173,18 @@ def _inverse(scale: Tensor) -> Tensor:
 def _sums(one: Tensor, other: Tensor) -> Tensor:
     """The matrix product of int8 digits, exact: int32."""
     if _multiplies_int8(one.device):
-        return torch._int_mm(one, other)
+        return _int8(one, other)
     total = torch.zeros(one.shape[0], other.shape[1], dtype=torch.int32, device=one.device)
     with full_precision(one.device):
         for first in range(0, one.shape[1], _SLICE):
             part = slice(first, first + _SLICE)
             total += (one[:, part].to(torch.float32) @ other[part].to(torch.float32)).to(torch.int32)
     return total
+
+
+def _int8(one: Tensor, other: Tensor) -> Tensor:
+    """On CUDA with the right factor turned, the order that every GPU's int8 has."""
+    return torch._int_mm(one, other.T.contiguous().T if other.is_cuda else other)
 
 
 @functools.cache
@@ -172,7 +205,7 @@ def _multiplies_int8(device: torch.device) -> bool:
     wanted = (digits[0].double() @ digits[1].double().T).to(torch.int32)
     one, other = digits.to(torch.int8).to(device).unbind()
     try:
-        found = [torch._int_mm(one, right) for right in (other.T, other.T.contiguous())]
+        found = [_int8(one, right) for right in (other.T, other.T.contiguous())]
     except (RuntimeError, NotImplementedError):
         return False
     return all(torch.equal(sums.cpu(), wanted) for sums in found)

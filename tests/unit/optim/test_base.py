@@ -8,6 +8,7 @@ from torch import Tensor
 
 from node.optim import orthogonal
 from node.optim.base import Base, BaseConfig
+from node.optim.digest import state_digest
 from node.optim.layout import Layout
 from node.optim.orthogonal import orthogonalised
 
@@ -112,6 +113,9 @@ HARD = {
     "rows of all sizes": (torch.randn(64, 90, generator=RANDOM) * torch.logspace(-6, 6, 64)[:, None], 0.03),
     "columns of all sizes": (torch.randn(64, 90, generator=RANDOM) * torch.logspace(-6, 6, 90), 0.05),
     "rank two": (torch.randn(64, 2, generator=RANDOM) @ torch.randn(2, 90, generator=RANDOM), 0.1),
+    # flat numbers that would all be rounded the same way
+    "one on the diagonal": (torch.eye(512) - 0.00212890625, 0.04),
+    "one on a longer diagonal": (torch.eye(1024) + 0.00055273437, 0.03),
     "mostly zeros": (torch.randn(64, 90, generator=RANDOM) * (torch.rand(64, 90, generator=RANDOM) < 0.02), 0.01),
 }
 
@@ -120,6 +124,36 @@ HARD = {
 def test_orthogonalised_is_near_the_iteration_in_fp64(matrix: Tensor, error: float) -> None:
     found, wanted = orthogonalised(matrix), iterated(matrix)
     assert float((found - wanted).norm()) <= error * float(wanted.norm())
+
+
+def test_entries_are_bounded_whatever_the_iteration_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orthogonal, "COEFFICIENTS", (100.0, 0.0, 0.0))
+    assert float(orthogonalised(torch.ones(64, 64)).abs().max()) == orthogonal.ENTRY_MAX * 8
+
+
+@pytest.mark.parametrize("int8", [True, False])
+def test_products_of_digits_are_exact_beyond_what_fp32_holds(int8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orthogonal, "_multiplies_int8", lambda _device: int8)
+    one = torch.full((64, 9000), orthogonal.DIGIT_MAX, dtype=torch.int8)
+    one[::2, :3] = 63
+    missing = torch.tensor([[64**2 - 63**2, 64], [64, 0]])  # of rows of either kind, three times
+    sums = 9000 * 64**2 - 3 * missing
+    before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = orthogonal._sums(one, one.T)
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before  # type: ignore[attr-defined]
+    assert torch.equal(found, sums.to(torch.int32).repeat(32, 32))
+
+
+def test_the_bits_are_those_of_every_other_machine() -> None:
+    """Of entries that need no library to draw: whoever changes this, changes what recorded runs of Muon replay to."""
+    matrix = (torch.arange(96 * 200) * 40503 % 65537 - 32768).to(torch.float32).view(96, 200)
+    assert state_digest([orthogonalised(matrix)]).hex() == (
+        "3d2699533ff7105a4c7dcd48ac10b0027f04111bd75d3f3897bfa63f80e427d9"
+    )
 
 
 def test_int8_products_that_are_not_exact_or_do_not_exist_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,14 +180,14 @@ def test_int8_products_that_are_not_exact_or_do_not_exist_are_not_used(monkeypat
         assert not asked(CPU)
 
 
-def test_digits_hold_fourteen_bits_of_the_largest_in_a_row() -> None:
+def test_digits_hold_twelve_bits_of_the_largest_in_a_row() -> None:
     for scale in (1e-12, 1.0, 3e7):
         matrix = torch.randn(50, 70, generator=torch.Generator().manual_seed(3)) * scale
         digits = orthogonal._digits(matrix)
         again = (128 * digits.high.double() + digits.low.double()) / digits.scale.double()
         assert torch.equal(orthogonal._whole(digits).double(), again)
         largest = matrix.abs().amax(1, keepdim=True).clamp(min=2.0**-40)
-        assert bool(((again - matrix).abs() <= largest * 2.0**-13).all())
+        assert bool(((again - matrix).abs() <= largest * 2.0**-12).all())
         assert max(int(digits.high.abs().max()), int(digits.low.abs().max())) <= orthogonal.DIGIT_MAX
 
 
