@@ -30,7 +30,7 @@ SIDE_MAX = (2**31 - 1) // (2 * DIGIT_MAX**2)
 """Rows or columns of a matrix, at most: sums of twice as many products (two pairs of digits) stay below 2^31."""
 
 ENTRY_MAX = 2.0
-"""Of the iteration's matrices, so that all stays finite. In a sound iteration singular values, and so entries, are below 1.3."""
+"""Of the iteration's matrices, so that all stays finite. In a sound iteration they, as singular values, are below 1.3."""
 
 _ALIGNED = 32
 """Rows and columns are filled up with zeros to a multiple of this: cuBLAS asks for 8, tensor cores work best with 32."""
