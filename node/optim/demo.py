@@ -363,12 +363,12 @@ class DeMo:
         )
         self._base = Base(config.base, self.layout, self._device)
         choice = os.environ.get(BACKEND_VARIABLE, "auto")
-        self._backend = self._choose_backend(choice)
+        compiled = choice in {"auto", "numba"} and self._device.type == "cpu" and find_spec("numba") is not None
+        self._backend = self._choose_backend(choice, compiled=compiled)
         if self._device.type == "cpu":
             bits.compiled()  # now, and not in the middle of a round
         self._pending: tuple[int, Tensor] | None = None
         self._taken: Tensor | None = None  # the pending votes' coefficients, if they have left the momentum already
-        compiled = self._device.type == "cpu" and choice != "torch" and find_spec("numba") is not None
         self._second = SecondMoment(self.parameters, config.beta2, compiled=compiled) if config.beta2 else None
 
     @property
@@ -389,7 +389,7 @@ class DeMo:
 
     @property
     def backend(self) -> str:
-        """What computes the step: "numba" or "torch"."""
+        """What takes the votes and, for the default method, applies them: "numba", "torch" or "triton"."""
         return self._backend.name
 
     @property
@@ -529,37 +529,35 @@ class DeMo:
         self._taken = None
         self._pending = None if packed is None else (size, packed.to(self._device, copy=True))
 
-    def _choose_backend(self, choice: str) -> Backend:
-        """What computes this method's step. Raises `ValueError` if `choice` is none, or cannot be had."""
+    def _choose_backend(self, choice: str, *, compiled: bool) -> Backend:
+        """What computes this method's step; `compiled`: with numba's kernels where there are any.
+
+        Raises `ValueError` if `choice` is none, or cannot be had.
+        """
         if choice not in BACKENDS:
             raise ValueError(f"{BACKEND_VARIABLE} is {choice!r}, not one of {', '.join(BACKENDS)}")
-        able = self._device.type == "cpu" and find_spec("numba") is not None
-        if choice == "numba" and not able:
+        if choice == "numba" and not compiled:
             raise ValueError(
                 f"{BACKEND_VARIABLE} is numba, which serves a CPU and must be installed (swarmentum[node])"
             )
         tile_chunks = TILE_CHUNKS_CPU if self._device.type == "cpu" else TILE_CHUNKS_DEVICE
-        config = self.config
+        config, kernels = self.config, None
+        if compiled and config.default_votes:
+            from node.optim.fused.backend import Fused
+
+            kernels = Fused(self.layout)
         if not config.default_method:
             from node.optim.family import Family, Mixed
 
             family = Family(self.layout, self._device, tile_chunks, config.form, self._transform, self._base)
-            if not (config.default_votes and able and choice in {"auto", "numba"}):
-                return family
-            from node.optim.fused.backend import Fused
-
-            return Mixed(Fused(self.layout), family)
+            return family if kernels is None else Mixed(kernels, family)
         if choice == "triton":
             if find_spec("triton") is None:
                 raise ValueError(f"{BACKEND_VARIABLE} is triton, which is not installed: it comes with torch for CUDA")
             from node.optim.triton_step import Triton
 
             return Triton(self.layout, self._device)
-        if choice != "torch" and able:
-            from node.optim.fused.backend import Fused
-
-            return Fused(self.layout)
-        return Portable(self.layout, self._device, tile_chunks)
+        return kernels or Portable(self.layout, self._device, tile_chunks)
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:

@@ -304,6 +304,22 @@ def test_saved_state_passes_from_one_backend_to_the_other(monkeypatch):
     assert torch.equal(demos[0].momentum, demos[1].momentum)
 
 
+@pytest.mark.parametrize(
+    ("config", "choice", "backend"),
+    [
+        (DeMoConfig(), "auto", "numba"),
+        (DeMoConfig(base=BaseConfig("muon")), "auto", "numba"),
+        (DeMoConfig(base=BaseConfig("muon")), "torch", "torch"),
+        (DeMoConfig(base=BaseConfig("muon")), "triton", "torch"),  # its kernels are for the default method
+        (DeMoConfig(values="2bit"), "numba", "torch"),
+        (DeMoConfig(transform="hadamard"), "numba", "torch"),
+    ],
+)
+def test_kernels_take_the_votes_that_they_know(monkeypatch, config, choice, backend):
+    monkeypatch.setenv(BACKEND_VARIABLE, choice)
+    assert DeMo([("p", nn.Parameter(torch.zeros(3)))], config).backend == backend
+
+
 def test_a_backend_that_does_not_exist_is_refused_with_the_choices(monkeypatch):
     monkeypatch.setenv(BACKEND_VARIABLE, "cuda")
     with pytest.raises(ValueError, match="auto, torch, numba"):
