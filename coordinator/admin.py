@@ -6,7 +6,7 @@ Refuses what `admission.py` does not allow, with its reason. That it was the ope
 
 from __future__ import annotations
 
-from coordinator import admission, membership, memory
+from coordinator import admission, agreement, membership, memory
 from coordinator.events import (
     Append,
     Asked,
@@ -22,6 +22,7 @@ from coordinator.events import (
     TicketAsked,
     TicketMade,
     TicketRevoked,
+    WithdrawalAsked,
 )
 from coordinator.state import Outcome, Run
 
@@ -37,6 +38,8 @@ def asked(run: Run, event: Asked) -> Outcome:
             return _exclusion_asked(run, event)
         case ReadmissionAsked():
             return _readmission_asked(run, event)
+        case WithdrawalAsked():
+            return _withdrawal_asked(run, event)
 
 
 def _ticket_asked(run: Run, event: TicketAsked) -> Outcome:
@@ -75,3 +78,10 @@ def _readmission_asked(run: Run, event: ReadmissionAsked) -> Outcome:
         return run, [Refuse(b"", reason)]
     record = PeerReadmitted(event.public_key)
     return memory.written(run, record)
+
+
+def _withdrawal_asked(run: Run, event: WithdrawalAsked) -> Outcome:
+    may, reason = admission.may_withdraw(run, event.step)
+    if not may:
+        return run, [Refuse(b"", reason)]
+    return agreement.withdraw(run, event.step)

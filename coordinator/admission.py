@@ -7,70 +7,139 @@ clock's time comes with the question) and to believe what a ticket says of itsel
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from coordinator import trust
-from coordinator.events import Denial
-from coordinator.state import GUESTS_MAX, TICKETS_MAX, Issued, PeerPhase, Phase, Run, TicketState
+from coordinator.events import Denial, Joined
+from coordinator.state import GUESTS_MAX, TICKETS_MAX, Issued, Peer, PeerPhase, Phase, Run, TicketState
 from protos.identity import peer_id, short
 from protos.limits import READMITTED_MAX
 from protos.ticket import Ticket
 
+# Places of a run that one block of network addresses may take, as a part of all: a flood from one block leaves the rest.
+BLOCK_PLACES_PART = 1 / 8
+BLOCK_PLACES_MIN = 8
+# A peer that has not got the state after so long may lose its place to another, where places are short.
+SYNCING_MS_MAX = 30 * 60_000
 
-def admit(
-    run: Run, public_key: bytes, layout_digest: bytes, ticket: Ticket | None = None, unix_ms: int = 0
-) -> tuple[Denial | None, str]:
+
+@dataclass(frozen=True)
+class Room:
+    """Whether there is a place for a peer, the reason, and which peer has to go for it (empty: none)."""
+
+    free: bool
+    reason: str
+    instead_of: bytes = b""
+
+
+def admit(run: Run, event: Joined, now_ms: int = 0) -> tuple[Denial | None, str]:
     """Whether a peer may join: None, or what is against it."""
-    denial, reason = may_enter(run, public_key, ticket, unix_ms)
+    denial, reason = may_enter(
+        run, event.public_key, event.ticket, event.unix_ms, event.network, now_ms, anchor=event.anchor
+    )
     if denial is not None:
         return denial, reason
-    if run.layout_digest and layout_digest != run.layout_digest:
+    if run.layout_digest and event.layout_digest != run.layout_digest:
         return Denial.LAYOUT, (
-            f"your model's parameter layout is {layout_digest.hex()[:16]}, "
+            f"your model's parameter layout is {event.layout_digest.hex()[:16]}, "
             f"the run's is {run.layout_digest.hex()[:16]}: model code or library versions differ; "
             "install the same versions as the other peers"
         )
     return None, "admitted"
 
 
-def may_enter(run: Run, public_key: bytes, ticket: Ticket | None, unix_ms: int) -> tuple[Denial | None, str]:
+def may_enter(
+    run: Run,
+    public_key: bytes,
+    ticket: Ticket | None,
+    unix_ms: int,
+    network: str = "",
+    now_ms: int = 0,
+    *,
+    anchor: bool = False,
+) -> tuple[Denial | None, str]:
     """Whether a peer may join, as far as its model does not matter. `ticket`: verified; `unix_ms`: the wall clock."""
     standing = run.standings.get(public_key)
     if standing is not None and standing.excluded:
         return Denial.EXCLUDED, standing.excluded
+    if needs_ticket(run, public_key, anchor=anchor):
+        invited, reason = _admits(run, ticket, unix_ms, anchor=anchor)
+        if not invited:
+            return (Denial.ANCHOR if anchor else Denial.TICKET), reason
     admission = run.config.admission
-    if admission.mode == "allow_list" and peer_id(public_key) not in admission.allowed:
+    if admission.mode == "allow_list" and not anchor and peer_id(public_key) not in admission.allowed:
         text = f"peer {peer_id(public_key)} is not on this run's allow-list; ask its operator to add you"
         return Denial.NOT_LISTED, text
-    if not is_guest(run, public_key):
-        invited, reason = _admits(run, ticket, unix_ms)
-        if not invited:
-            return Denial.TICKET, reason
-    has_room, reason = room(run, public_key)
-    return (None if has_room else Denial.FULL), reason
+    found = room(run, public_key, network, now_ms, anchor=anchor)
+    return (None if found.free else Denial.FULL), found.reason
 
 
-def is_guest(run: Run, public_key: bytes) -> bool:
-    """Whether a peer needs no (further) ticket: it has used one, or the run asks for none."""
-    return run.config.admission.mode != "invite" or public_key in run.guests
+def needs_ticket(run: Run, public_key: bytes, *, anchor: bool = False) -> bool:
+    """Whether a peer has to show a ticket: it has used none yet, and wants to be an anchor, or the run asks everybody."""
+    if anchor:
+        return public_key not in run.anchors
+    return run.config.admission.mode == "invite" and public_key not in run.guests
 
 
-def room(run: Run, public_key: bytes) -> tuple[bool, str]:
-    """Whether a place is free for this peer."""
-    present = sum(peer.phase is not PeerPhase.ABSENT for key, peer in run.peers.items() if key != public_key)
-    if present >= run.config.clock.max_peers:
-        return False, f"the run is full: {present} of {run.config.clock.max_peers} peers are here; try again later"
-    return True, "there is room"
+def is_admitted(run: Run, public_key: bytes) -> bool:
+    """Whether a peer that has joined may (still) take part, as what it joined as."""
+    peer = run.peers.get(public_key)
+    return peer is not None and not needs_ticket(run, public_key, anchor=peer.anchor)
 
 
-def _admits(run: Run, ticket: Ticket | None, unix_ms: int) -> tuple[bool, str]:
+def room(run: Run, public_key: bytes, network: str, now_ms: int, *, anchor: bool = False) -> Room:
+    """Whether a place is free for this peer. Anchors need none.
+
+    Of a full run (or of a full block of network addresses) a peer with accepted votes takes the place of one that has none,
+    and anybody that of one that has been getting the state for too long.
+    """
+    if anchor:
+        return Room(True, "anchors need no place")
+    present = [
+        peer
+        for key, peer in run.peers.items()
+        if key != public_key and peer.phase is not PeerPhase.ABSENT and not peer.anchor
+    ]
+    most, text = run.config.clock.max_peers, "the run is full: {0} of {1} peers are here; try again later"
+    if network and run.config.admission.mode == "open":
+        block = [peer for peer in present if peer.network == network]
+        block_most = max(int(most * BLOCK_PLACES_PART), min(BLOCK_PLACES_MIN, most))
+        if len(block) >= block_most and len(present) < most:
+            present, most = block, block_most
+            text = "{0} peers from your network block are here, of {1} places for one; try again later"
+    if len(present) < most:
+        return Room(True, "there is room")
+    before = run.peers.get(public_key)
+    victim = _gives_way(present, now_ms, accepted=before is not None and before.votes_accepted > 0)
+    if victim is not None:
+        return Room(True, "a peer without accepted votes gives its place", victim.public_key)
+    return Room(False, text.format(len(present), most))
+
+
+def _gives_way(present: list[Peer], now_ms: int, *, accepted: bool) -> Peer | None:
+    """The peer that has the least claim to its place, if a newcomer (with accepted votes, or without) has a better one."""
+    idle = [peer for peer in present if not peer.votes_accepted]
+    if not accepted:
+        idle = [
+            peer for peer in idle if peer.phase is PeerPhase.SYNCING and now_ms - peer.syncing_since_ms > SYNCING_MS_MAX
+        ]
+    return max(idle, key=lambda peer: (peer.syncing_since_ms, peer.public_key), default=None)
+
+
+def _admits(run: Run, ticket: Ticket | None, unix_ms: int, *, anchor: bool) -> tuple[bool, str]:
     """Whether a ticket lets one more identity in. What it says of itself counts for nothing but its id."""
+    if anchor and (ticket is None or not ticket.anchor):
+        return False, (
+            "this link names no anchor; the run's operator makes one with `swarmentum-coordinator anchor create`, or names "
+            "your peer id in [trust] anchors when the run is created"
+        )
     if ticket is None:
         return False, (
             "this run takes only peers with an invite made by `swarmentum-coordinator invite create`; "
             "ask the run's operator for one"
         )
     issued = run.tickets.get(ticket.ticket_id)
-    if issued is None:
+    if issued is None or (anchor and not issued.ticket.anchor):
         return (
             False,
             "this coordinator has not made this invite, or has forgotten it; ask the run's operator for another",
@@ -114,7 +183,7 @@ def span(ms: int) -> str:
 def may_issue(run: Run, ticket: Ticket, unix_ms: int) -> tuple[bool, str]:
     """Whether the operator may have one more ticket: its guests are remembered for as long as the run is."""
     mode = run.config.admission.mode
-    if mode != "invite":
+    if mode != "invite" and not ticket.anchor:
         return False, f'this run is in admission mode "{mode}": tickets are for `admission.mode = "invite"` (run.toml)'
     if ticket.ticket_id in run.tickets:
         return False, "this ticket was made before"
@@ -165,3 +234,15 @@ def may_readmit(run: Run, public_key: bytes) -> tuple[bool, str]:
     if sum(map(trust.readmission_due, run.standings.values())) >= READMITTED_MAX:
         return False, f"{READMITTED_MAX} peers are to be readmitted by the next entry, as many as it holds; wait for it"
     return True, "readmitted"
+
+
+def may_withdraw(run: Run, step: int) -> tuple[bool, str]:
+    """Whether the operator may withdraw what was agreed about the states after `step` and later ones."""
+    known = ", ".join(str(fact.step) for fact in run.snapshots) or "none"
+    if step == 0:
+        return False, "the initial state cannot be withdrawn: make a new run"
+    if step > run.head_step:
+        return False, f"step {step} is not committed yet; the head is {run.head_step}"
+    if not any(fact.step >= step for fact in run.snapshots) and not any(at >= step for at in run.agreed_digests):
+        return False, f"nothing is agreed about step {step} or later; the agreed snapshots are of steps: {known}"
+    return True, "withdrawn"

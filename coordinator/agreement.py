@@ -1,19 +1,32 @@
-"""Which state counts after a step, and which snapshot: what most of those who have a say reported. Others re-sync.
+"""Which state counts after a step, and which snapshot: what more than half of those reported whose word counts.
 
-Refuses to let strangers vote, to stop a peer that differs (it is told to start again), and to go back on what is agreed.
+`electorate.py` says whose. Refuses to decide by less than its quorum (then nothing is agreed, and the run goes on), to break a
+tie, to stop a peer that differs (it is told, and computes again), and to go back on what is agreed: only the operator
+withdraws that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
-from coordinator import memory, rules, transitions
-from coordinator.events import Append, Effect, NoticeKind, Refuse, SendNotice, SnapshotAgreed, SnapshotFact
+from coordinator import electorate, memory, rules, transitions
+from coordinator.events import (
+    Append,
+    Effect,
+    EndStream,
+    LayoutFixed,
+    NoticeKind,
+    Refuse,
+    SendNotice,
+    SnapshotAgreed,
+    SnapshotFact,
+    Withdrawn,
+)
 from coordinator.state import DIGEST_STEPS_KEPT, SNAPSHOT_STEPS_KEPT, Outcome, PeerPhase, Run
+from protos.identity import short
 
-V = TypeVar("V")
+NAMES_SHOWN_MAX = 8
 
 
 def applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcome:
@@ -23,32 +36,31 @@ def applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcome
         return run, [Refuse(public_key, f"step {at_step} is not committed yet; the head is {run.head_step}")]
     peer = replace(peer, applied_step=at_step, state_digest=digest)
     run = transitions.with_peer(run, peer)
+    if run.is_withdrawn(at_step):
+        return _caught_up(run, public_key), []
     agreed = run.agreed_digests.get(at_step)
     if agreed is not None and agreed != digest:
-        return _resync(run, [public_key], at_step, "the digest that the log holds")
-    if agreed is None and at_step >= run.head_step - 1:
+        return _resync(run, {public_key: "the log holds another digest"}, at_step)
+    if agreed is None and at_step > 0 and at_step >= run.head_step - (DIGEST_STEPS_KEPT if peer.anchor else 1):
         reports = {**run.reported_digests.get(at_step, {}), public_key: digest}
         run = replace(run, reported_digests={**run.reported_digests, at_step: reports})
-        electorate = _electorate(run)
-        counted = _votes(reports, electorate)
-        value, reason = rules.agree(counted, len(electorate), final=electorate <= counted.keys())
-        if value is not None and at_step > 0:
+        value, reason = rules.agree(reports, electorate.electors(run, at_step))
+        if value is not None:
             run, effects = _agreed(run, at_step, value, reason)
-            if run.peers[public_key].phase is PeerPhase.SYNCING and digest == value:
-                run = _caught_up(run, public_key)
-            return run, effects
+            return (_caught_up(run, public_key) if digest == value else run), effects
     return _caught_up(run, public_key), []
 
 
 def stored(run: Run, public_key: bytes, fact: SnapshotFact) -> Outcome:
     """A peer has stored a snapshot."""
-    agreed = run.snapshot
-    if agreed is not None and fact.step <= agreed.step:
-        if fact.step == agreed.step:
-            reports = {**run.reported_snapshots.get(fact.step, {}), public_key: fact}
-            run = replace(run, reported_snapshots={**run.reported_snapshots, fact.step: reports})
-            if fact.root != agreed.root:
-                return _resync(run, [public_key], fact.step, "the snapshot that a majority stored")
+    known = next((agreed for agreed in run.snapshots if agreed.step == fact.step), None)
+    if known is not None:
+        reports = {**run.reported_snapshots.get(fact.step, {}), public_key: fact}
+        run = replace(run, reported_snapshots={**run.reported_snapshots, fact.step: reports})
+        if fact != known:
+            return _resync(run, {public_key: "another snapshot is agreed"}, fact.step)
+        return run, []
+    if run.is_withdrawn(fact.step) or (run.snapshot is not None and fact.step < run.snapshot.step):
         return run, []
     if fact.step > run.head_step:
         return run, [Refuse(public_key, f"snapshot of step {fact.step}: the head is {run.head_step}")]
@@ -62,56 +74,101 @@ def stored(run: Run, public_key: bytes, fact: SnapshotFact) -> Outcome:
 
 
 def agree_snapshot(run: Run, at_step: int) -> Outcome:
-    """Fix the snapshot of a step, if enough have stored the same; whoever stored another is told to re-sync."""
+    """Fix the snapshot of a step, if enough have stored the same; a peer that stored another one is told.
+
+    The snapshot of step 0 fixes the layout, too, if nothing has yet.
+    """
     reports = run.reported_snapshots.get(at_step, {})
-    ready = {peer.public_key for peer in run.ready}
-    electorate = _electorate(run) | (reports.keys() & ready)
-    counted, members = _votes(reports, electorate), max(len(electorate), run.config.clock.min_peers)
-    # Nothing can go on without an initial state: once all have one and none has a majority, the most frequent counts.
-    final = at_step == 0 and len(counted) == members
-    fact, _ = rules.agree_snapshot(counted, members, final=final)
-    if fact is None:
-        return run, []
+    members = electorate.electors(run, at_step)
+    least = run.config.clock.min_peers if at_step == 0 and not run.anchored else 1
+    if not run.layout_digest:
+        with_layout = {key: (fact, *_layout(run, key)) for key, fact in reports.items() if key in run.peers}
+        agreed, _ = rules.agree(with_layout, members, least)
+        if agreed is None:
+            return run, []
+        fact, layout, parameters = agreed
+        run, effects = fix_layout(run, layout, parameters)
+    else:
+        found, _ = rules.agree(reports, members, least)
+        if found is None:
+            return run, []
+        fact, effects = found, []
     record = SnapshotAgreed(fact)
     run = memory.remember(run, record, 0)
-    effects: list[Effect] = [Append(record)]
+    effects.append(Append(record))
     effects.append(SendNotice(NoticeKind.SNAPSHOT, f"snapshot of step {at_step} is agreed", fact))
-    wrong = sorted(key for key, other in reports.items() if other.root != fact.root)
-    run, more = _resync(run, wrong, at_step, "the snapshot that a majority stored")
+    wrong = {key: "another snapshot is agreed" for key, other in sorted(reports.items()) if other != fact}
+    run, more = _resync(run, wrong, at_step)
     return run, effects + more
 
 
-def final_digest(run: Run, at_step: int) -> Outcome:
-    """The last vote on the state after a step that has no agreed digest yet: the most frequent one counts."""
-    if at_step in run.agreed_digests:
+def fix_layout(run: Run, layout_digest: bytes, parameters: int) -> Outcome:
+    """Everybody's parameters have this layout from now on; peers with another one have to go, and hear why when they ask."""
+    record = LayoutFixed(layout_digest, parameters)
+    run, effects = memory.written(run, record)
+    for key, peer in sorted(run.peers.items()):
+        if peer.phase is not PeerPhase.ABSENT and peer.layout_digest != layout_digest:
+            run = transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))
+            effects.append(EndStream(key))
+    return run, effects
+
+
+def start_problem(run: Run) -> str:
+    """Why the initial state is not agreed yet, for people."""
+    reports = run.reported_snapshots.get(0, {})
+    if run.anchored and not run.anchors_here:
+        return "waiting for an anchor to store the initial state: the operator starts one with `swarmentum anchor`"
+    here = {key: fact for key, fact in reports.items() if key in electorate.electors(run, 0)}
+    kinds = {(fact, _layout(run, key)) for key, fact in here.items()}
+    if len(kinds) > 1:
+        return (
+            f"{len(here)} peers built {len(kinds)} different initial states, and none of them has a majority: their "
+            "versions of swarmentum or of the model differ, or somebody lies; the operator can start an anchor, or exclude"
+        )
+    return "waiting for the peers to store the initial state"
+
+
+def found_bad(run: Run, public_key: bytes, fact: SnapshotFact) -> Outcome:
+    """A peer loaded an agreed snapshot, and it does not hold what the log says. Withdrawn only on an anchor's word."""
+    if fact not in run.snapshots:
         return run, []
-    electorate = _electorate(run)
-    counted = _votes(run.reported_digests.get(at_step, {}), electorate)
-    value, reason = rules.agree(counted, len(electorate), final=True)
-    return _agreed(run, at_step, value, reason) if value is not None else (run, [])
+    if public_key in run.anchors_here:
+        return withdraw(run, fact.step)
+    return run, [Refuse(public_key, f"snapshot of step {fact.step}: noted; the operator or an anchor can withdraw it")]
+
+
+def withdraw(run: Run, from_step: int) -> Outcome:
+    """Agreed snapshots of this step and later ones, and the state digests since, do not count any more."""
+    record = Withdrawn(from_step, max(run.head_step, from_step))
+    run, effects = memory.written(run, record)
+    fact, text = (
+        run.snapshot,
+        f"what was agreed about the states after steps {from_step} to {record.to_step} is withdrawn",
+    )
+    return run, [*effects, SendNotice(NoticeKind.SNAPSHOT, text, fact)] if fact else effects
+
+
+def _layout(run: Run, key: bytes) -> tuple[bytes, int]:
+    return run.peers[key].layout_digest, run.peers[key].parameters
 
 
 def _agreed(run: Run, at_step: int, digest: bytes, reason: str) -> Outcome:
-    """Fix the digest of a step; whoever reported another is told to re-sync, never to exit."""
-    agreed = {s: d for s, d in run.agreed_digests.items() if s > at_step - DIGEST_STEPS_KEPT} | {at_step: digest}
+    """Fix the digest of a step; a peer that reported another one is told, and who reported the same as it."""
+    agreed = {s: d for s, d in run.agreed_digests.items() if s > run.head_step - DIGEST_STEPS_KEPT} | {at_step: digest}
     reports = run.reported_digests.get(at_step, {})
-    kept = {s: r for s, r in run.reported_digests.items() if s > at_step}
+    kept = {s: r for s, r in run.reported_digests.items() if s != at_step}
     run = replace(run, agreed_digests=agreed, reported_digests=kept)
-    minority = sorted(key for key, value in reports.items() if value != digest)
-    return _resync(run, minority, at_step, reason) if minority else (run, [])
+    minority = {key: value for key, value in reports.items() if value != digest}
+    return _resync(run, {key: f"{reason}; {_company(minority, key)}" for key in sorted(minority)}, at_step)
 
 
-def _electorate(run: Run) -> set[bytes]:
-    """Whose word counts about the state: the last roster but who hung up; if nobody is left, every peer that is ready.
-
-    A member that has not come back yet after a restart of the coordinator counts: the first to come does not decide alone.
-    """
-    members = {key for key in run.roster if key not in run.peers or not run.peers[key].gone}
-    return members or {peer.public_key for peer in run.ready}
-
-
-def _votes(reports: Mapping[bytes, V], electorate: set[bytes]) -> dict[bytes, V]:
-    return {key: value for key, value in reports.items() if key in electorate}
+def _company(reports: Mapping[bytes, bytes], public_key: bytes) -> str:
+    """Who else reported what this peer did."""
+    same = sorted(key for key, value in reports.items() if key != public_key and value == reports[public_key])
+    if not same:
+        return "no other peer reported the same as you"
+    names = ", ".join(map(short, same[:NAMES_SHOWN_MAX])) + (", ..." if len(same) > NAMES_SHOWN_MAX else "")
+    return f"the same as you reported: {names}"
 
 
 def _caught_up(run: Run, public_key: bytes) -> Run:
@@ -122,17 +179,15 @@ def _caught_up(run: Run, public_key: bytes) -> Run:
     return run
 
 
-def _resync(run: Run, keys: list[bytes], at_step: int, reason: str) -> Outcome:
+def _resync(run: Run, reasons: Mapping[bytes, str], at_step: int) -> Outcome:
+    """Peers whose state is not what counts, each with the reason: they take part again when theirs is."""
     effects: list[Effect] = []
-    for key in keys:
+    for key, reason in reasons.items():
         peer = run.peers.get(key)
         if peer is None or peer.phase is PeerPhase.ABSENT:
             continue
-        run = transitions.with_peer(
-            run, replace(transitions.move_peer(peer, PeerPhase.SYNCING), applied_step=-1, state_digest=b"")
-        )
-        text = (
-            f"your state after step {at_step} differs from what counts ({reason}): load the snapshot and replay the log"
-        )
-        effects.append(SendNotice(NoticeKind.RESYNC, text, run.snapshot, to=key))
+        syncing = replace(transitions.move_peer(peer, PeerPhase.SYNCING), applied_step=-1, state_digest=b"")
+        run = transitions.with_peer(run, syncing)
+        text = f"your state after step {at_step} differs from what counts ({reason})"
+        effects.append(SendNotice(NoticeKind.RESYNC, text, run.snapshot, to=key, step=at_step))
     return run, effects

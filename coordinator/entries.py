@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from coordinator import agreement, memory, rules, trust
+from coordinator import electorate, memory, rules, trust
 from coordinator.events import Append, Claim, EntryCommitted, Judged, SendEntry
 from coordinator.state import DURATIONS_KEPT, OpenStep, Outcome, Run
 from protos.assignment import assign, merge
@@ -21,10 +21,7 @@ def commit(run: Run, now_ms: int) -> Outcome:
     """Decide the open step by the payloads that its mask `counted` names. The next one is for the caller to open."""
     current = run.step
     assert current is not None
-    before = current.tick.step - 1
-    run, effects = agreement.final_digest(run, before) if before > 0 else (run, [])
-    run, more = _judged(run, current.tick.step - VERDICT_STEPS)
-    effects += more
+    run, effects = _judged(run, current.tick.step - VERDICT_STEPS)
     held = {key: c for key, c in current.claims.items() if current.counted >> current.tick.places[key] & 1}
     accepted, trials = _believed(run, held)
     entry = _entry(run, current, accepted, trials)
@@ -48,14 +45,17 @@ def _judged(run: Run, at_step: int) -> Outcome:
 
 
 def _believed(run: Run, held: Mapping[bytes, Claim]) -> tuple[Mapping[bytes, Claim], Mapping[bytes, Claim]]:
-    """(payloads that count, payloads on probation) of those that are held. Where none would count, all do."""
+    """(payloads that count, payloads on probation) of those that are held, in the order in which they were announced.
+
+    The same payload counts once, whoever names it too: a copy is checked like a newcomer's, in a run with checks. Where nobody
+    is believed (the first step; or no believed peer is left), all that is held counts.
+    """
+    first: dict[bytes, bytes] = {}
     if not run.config.trust.enabled:
-        return held, {}
-    good = {key: claim for key, claim in held.items() if not run.standings.get(key, trust.Standing()).excluded}
-    counted = {key: claim for key, claim in good.items() if run.standings.get(key, trust.Standing()).counted}
-    if not counted:  # the first step of a run; or nobody else is left, and the step has to be decided
-        return good or held, {}
-    return counted, {key: claim for key, claim in good.items() if key not in counted}
+        return {key: c for key, c in held.items() if first.setdefault(c.payload_sha256, key) == key}, {}
+    believed = {key: claim for key, claim in held.items() if electorate.is_believed(run, key)} or held
+    counted = {key: c for key, c in believed.items() if first.setdefault(c.payload_sha256, key) == key}
+    return counted, {key: claim for key, claim in held.items() if key not in counted}
 
 
 def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim], trials: Mapping[bytes, Claim]) -> Entry:

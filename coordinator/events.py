@@ -17,7 +17,11 @@ from protos.ticket import Ticket
 
 @dataclass(frozen=True)
 class Joined:
-    """A peer asks to take part; its signature is verified, and so is its ticket's. `unix_ms`: when, by the wall clock."""
+    """A peer asks to take part; its signature is verified, and so is its ticket's. `unix_ms`: when, by the wall clock.
+
+    `network`: the block of public network addresses that it calls from (protos/network.py); empty for a private one.
+    `anchor`: it wants to apply only, and its word on states and snapshots to count.
+    """
 
     public_key: bytes
     device: str
@@ -26,6 +30,8 @@ class Joined:
     addresses: tuple[str, ...]
     ticket: Ticket | None = None
     unix_ms: int = 0
+    network: str = ""
+    anchor: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,8 @@ class Reported:
     verdicts: tuple[Verdict, ...] = ()
     offences: tuple[Offence, ...] = ()
     """Of others, proven."""
+    bad_snapshots: tuple[SnapshotFact, ...] = ()
+    """Agreed ones that it loaded and found wrong."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,14 @@ class ReadmissionAsked:
     public_key: bytes
 
 
-Asked = TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked
+@dataclass(frozen=True)
+class WithdrawalAsked:
+    """The operator wants the agreed snapshots of this step and later ones not to count, nor the state digests since."""
+
+    step: int
+
+
+Asked = TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked | WithdrawalAsked
 """What the operator asks."""
 Event = Joined | Connected | Disconnected | Reported | TimerFired | Asked
 
@@ -127,7 +142,7 @@ Event = Joined | Connected | Disconnected | Reported | TimerFired | Asked
 
 @dataclass(frozen=True)
 class LayoutFixed:
-    """The first joiner's parameter layout: everyone else's must be the same."""
+    """The parameter layout of an anchor, or of the agreed initial state: everyone else's must be the same."""
 
     layout_digest: bytes
     parameters: int
@@ -159,9 +174,17 @@ class PeerLeft:
 
 @dataclass(frozen=True)
 class SnapshotAgreed:
-    """A majority stored the same snapshot."""
+    """Enough of the peers that have a say stored the same snapshot."""
 
     snapshot: SnapshotFact
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """Snapshots of these steps, and state digests after them, do not count any more; `to_step` is the last one."""
+
+    from_step: int
+    to_step: int
 
 
 @dataclass(frozen=True)
@@ -224,6 +247,7 @@ Record = (
     | EntryCommitted
     | PeerLeft
     | SnapshotAgreed
+    | Withdrawn
     | Judged
     | TicketMade
     | TicketUsed
@@ -278,12 +302,13 @@ class SendAnnouncement:
 
 @dataclass(frozen=True)
 class SendNotice:
-    """Tell `to` (None: everyone) something."""
+    """Tell `to` (None: everyone) something; of a re-sync, `step` is the one after which the state differs."""
 
     kind: NoticeKind
     reason: str
     snapshot: SnapshotFact | None = None
     to: bytes | None = None
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -301,6 +326,7 @@ class Denial(Enum):
     TICKET = "ticket"
     FULL = "full"
     LAYOUT = "layout"
+    ANCHOR = "anchor"
 
 
 @dataclass(frozen=True)

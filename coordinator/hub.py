@@ -10,16 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from coordinator import machine
 from coordinator.journal import Journal, JournalError
 from coordinator.metrics import Metrics
-from coordinator.replay import Replay
-from coordinator.runtime import RunRuntime, monotonic_ms
-from coordinator.state import PeerPhase, Phase, Run
+from coordinator.replay import Replay, run_of
+from coordinator.runtime import RunRuntime, monotonic_ms, withdrawn_of
+from coordinator.state import Peer, PeerPhase, Phase, Run
 from coordinator.trust import Standing
 from protos.identity import Identity
 from protos.log import run_id_of
-from protos.run_config import config_from_json
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
 
@@ -88,12 +86,14 @@ class Hub:
         await asyncio.get_running_loop().run_in_executor(self._io, journal.create_run, run_id, genesis)
         if journal is not self._acting or self.stands_by is not None:
             raise JournalError("the run is created, and another coordinator acts since: it has it")
-        self._add(machine.new_run(run_id, config_from_json(genesis.config_json)), genesis)
+        self._add(run_of(run_id, genesis), genesis)
         return run_id
 
     def _add(self, run: Run, genesis: log_pb2.Genesis) -> None:
         self._genesis[run.run_id] = genesis
-        self.runs[run.run_id] = RunRuntime(run, self._acting, self.identity, self.metrics, self._io, self._fenced)
+        self.runs[run.run_id] = RunRuntime(
+            run, run_of(run.run_id, genesis), self._acting, self.identity, self.metrics, self._io, self._fenced
+        )
         self.metrics.observe(run)
 
     async def stop(self) -> None:
@@ -122,7 +122,8 @@ class Hub:
                     phase=_PEER_PHASES[peer.phase],
                     device=peer.device,
                     applied_step=max(peer.applied_step, 0),
-                    state_digest=peer.state_digest,
+                    state_digest=_public_digest(run, peer),
+                    anchor=peer.anchor,
                     votes_accepted=peer.votes_accepted,
                     samples_per_second=peer.samples_per_second,
                     loss=peer.loss,
@@ -135,6 +136,9 @@ class Hub:
             reason=run.reason,
             payload_bytes_total=run.payload_bytes_total,
             exclusions=_exclusions(run),
+            earlier=runtime.earlier_snapshots(run),
+            withdrawn=withdrawn_of(run),
+            anchored=run.anchored,
         )
 
     @staticmethod
@@ -143,6 +147,11 @@ class Hub:
         here = [p for p in run.peers.values() if p.phase is not PeerPhase.ABSENT and p.public_key != without]
         theirs = [address for peer in here[:BOOTSTRAP_MAX] for address in peer.addresses]
         return list(dict.fromkeys([*run.config.overlay.bootstrap, *theirs]))[: 4 * BOOTSTRAP_MAX]
+
+
+def _public_digest(run: Run, peer: Peer) -> bytes:
+    """A peer's state digest, once the step's is agreed: before, others could only copy it."""
+    return peer.state_digest if peer.applied_step in run.agreed_digests else b""
 
 
 def _standing(run: Run, public_key: bytes) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from coordinator.events import (
     TicketRevoked,
     TicketUsed,
     TickOpened,
+    Withdrawn,
 )
 from protos.envelope import parse
 from protos.equivocation import prove
@@ -198,10 +199,21 @@ class Journal:
                 fact = record.snapshot
                 text = json.dumps({"step": fact.step, "root": fact.root.hex(), "total_bytes": fact.total_bytes})
                 return "snapshot", fact.step, text.encode()
+            case Withdrawn():
+                return "withdrawn", record.from_step, json.dumps({"to_step": record.to_step}).encode()
             case Judged():
                 verdicts = [verdict_body(verdict) for verdict in record.verdicts]
                 judged = log_pb2.Judged(verdicts=verdicts, arrival=record.arrival)
                 return "judged", record.step, judged.SerializeToString(deterministic=True)
+            case _:
+                return self._encode_decision(record)
+
+    @staticmethod
+    def _encode_decision(
+        record: TicketMade | TicketUsed | TicketRevoked | Equivocated | PeerExcluded | PeerReadmitted,
+    ) -> tuple[str, int, bytes]:
+        """Of the operator, or about one peer."""
+        match record:
             case TicketMade():
                 return "ticket", 0, ticket_body(record.ticket).SerializeToString(deterministic=True)
             case TicketUsed():
@@ -234,6 +246,8 @@ class Journal:
         if kind == "snapshot":
             values = json.loads(body)
             return SnapshotAgreed(SnapshotFact(values["step"], bytes.fromhex(values["root"]), values["total_bytes"]))
+        if kind == "withdrawn":
+            return Withdrawn(step, json.loads(body)["to_step"])
         if kind == "judged":
             judged = parse(log_pb2.Judged, body)
             return Judged(step, tuple(verdict_from_body(v) for v in judged.verdicts), tuple(judged.arrival))

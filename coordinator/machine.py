@@ -26,14 +26,15 @@ from coordinator.events import (
     RevocationAsked,
     TicketAsked,
     TimerFired,
+    WithdrawalAsked,
 )
 from coordinator.state import Outcome, Phase, Run
 from protos.run_config import RunConfig
 
 
-def new_run(run_id: bytes, config: RunConfig) -> Run:
-    """A run that nobody has joined. The hash that the first entry follows is the run id."""
-    return Run(run_id=run_id, config=config, head_hash=run_id)
+def new_run(run_id: bytes, config: RunConfig, layout_digest: bytes = b"", parameters: int = 0) -> Run:
+    """A run that nobody has joined. The hash that the first entry follows is the run id. The layout is the genesis'."""
+    return Run(run_id=run_id, config=config, head_hash=run_id, layout_digest=layout_digest, parameters=parameters)
 
 
 def restore(run: Run, records: Iterable[Record], now_ms: int) -> Run:
@@ -48,7 +49,7 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
     before = run
     match event:
         case Joined():
-            run, effects = membership.joined(run, event)
+            run, effects = membership.joined(run, event, now_ms)
         case Connected():
             run, effects = membership.connected(run, event.public_key, now_ms)
         case Disconnected():
@@ -57,7 +58,7 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
             run, effects = reports.reported(run, event, now_ms)
         case TimerFired():
             effects = _early(run, now_ms)
-        case TicketAsked() | RevocationAsked() | ExclusionAsked() | ReadmissionAsked():
+        case TicketAsked() | RevocationAsked() | ExclusionAsked() | ReadmissionAsked() | WithdrawalAsked():
             run, effects = admin.asked(run, event)
     if isinstance(event, Reported) and _says_nothing_of_the_step(before, run, event, now_ms):
         return run, effects

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator import admission, memory, transitions
+from coordinator import admission, agreement, memory, transitions
 from coordinator.events import (
     Append,
     Disconnected,
     Effect,
+    EndStream,
     Joined,
-    LayoutFixed,
     NoticeKind,
     PeerLeft,
     Refuse,
@@ -24,25 +24,35 @@ from coordinator.events import (
 from coordinator.state import Outcome, Peer, PeerPhase, Run
 
 
-def joined(run: Run, event: Joined) -> Outcome:
-    """A peer asks to take part. The first fixes the layout of everybody's parameters."""
-    denial, reason = admission.admit(run, event.public_key, event.layout_digest, event.ticket, event.unix_ms)
+def joined(run: Run, event: Joined, now_ms: int) -> Outcome:
+    """A peer asks to take part. The first anchor's layout is everybody's, if the run was made without one."""
+    denial, reason = admission.admit(run, event, now_ms)
     if denial is not None:
         return run, [Refuse(event.public_key, reason, denial)]
     effects: list[Effect] = []
-    if not run.layout_digest:
-        record = LayoutFixed(event.layout_digest, event.parameters)
-        run, effects = memory.written(run, record)
-    if not admission.is_guest(run, event.public_key):
+    if admission.needs_ticket(run, event.public_key, anchor=event.anchor):
         assert event.ticket is not None, "admitted without a ticket"
         used = TicketUsed(event.ticket.ticket_id, event.public_key)
-        run, effects = memory.remember(run, used, 0), [*effects, Append(used)]
+        run, effects = memory.remember(run, used, 0), [Append(used)]
     run = replace(_holds_nothing(run, event.public_key), left=run.left - {event.public_key})
     before = run.peers.get(event.public_key, Peer(event.public_key))
     peer = replace(
-        before, gone=False, device=event.device, addresses=event.addresses, applied_step=-1, state_digest=b""
+        before,
+        gone=False,
+        anchor=event.anchor,
+        network=event.network,
+        layout_digest=event.layout_digest,
+        parameters=event.parameters,
+        device=event.device,
+        addresses=event.addresses,
+        applied_step=-1,
+        state_digest=b"",
     )
-    return transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.ABSENT)), effects
+    run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.ABSENT))
+    if event.anchor and not run.layout_digest:
+        run, more = agreement.fix_layout(run, event.layout_digest, event.parameters)
+        effects += more
+    return run, effects
 
 
 def _holds_nothing(run: Run, public_key: bytes) -> Run:
@@ -55,23 +65,32 @@ def _holds_nothing(run: Run, public_key: bytes) -> Run:
         (author, payload): mask if author == public_key else mask & ~bit
         for (author, payload), mask in current.holders.items()
     }
-    return replace(run, step=replace(current, holders=holders, counted_within=-1))
+    was = run.peers.get(public_key)
+    anchored = frozenset() if was is not None and was.anchor else current.anchored
+    return replace(run, step=replace(current, holders=holders, anchored=anchored, counted_by=None))
 
 
 def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
     """A peer that has joined follows from now on; it is told where the run stands."""
     peer = run.peers.get(public_key)
-    if peer is None or not admission.is_guest(run, public_key):
+    if peer is None or not admission.is_admitted(run, public_key):
         return run, [Refuse(public_key, "join first")]
     standing = run.standings.get(public_key)
     if standing is not None and standing.excluded:
         return run, [Refuse(public_key, standing.excluded)]
-    if peer.phase is PeerPhase.ABSENT:
-        has_room, reason = admission.room(run, public_key)
-        if not has_room:
-            return run, [Refuse(public_key, reason)]
-        run = transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.SYNCING), gone=False))
+    if run.layout_digest and peer.layout_digest != run.layout_digest:
+        return run, [
+            Refuse(public_key, "the run's layout is fixed now, and yours is another one: join again to hear more")
+        ]
     effects: list[Effect] = []
+    if peer.phase is PeerPhase.ABSENT:
+        room = admission.room(run, public_key, peer.network, now_ms, anchor=peer.anchor)
+        if not room.free:
+            return run, [Refuse(public_key, room.reason)]
+        if room.instead_of:
+            run, effects = _make_room(run, room.instead_of)
+        syncing = replace(transitions.move_peer(peer, PeerPhase.SYNCING), gone=False, syncing_since_ms=now_ms)
+        run = transitions.with_peer(run, syncing)
     if run.step is not None:
         left = max(run.step.deadline_at_ms - now_ms, 0)
         effects.append(SendTick(run.step.tick, left, to=public_key))
@@ -80,6 +99,12 @@ def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
     else:
         effects.append(SendNotice(NoticeKind.WAITING, run.reason, to=public_key))
     return run, effects
+
+
+def _make_room(run: Run, public_key: bytes) -> Outcome:
+    """A peer gives its place to one that has a better claim; it hears why when it joins again."""
+    run = transitions.with_peer(run, replace(transitions.move_peer(run.peers[public_key], PeerPhase.ABSENT), gone=True))
+    return run, [EndStream(public_key)]
 
 
 def disconnected(run: Run, event: Disconnected) -> Outcome:

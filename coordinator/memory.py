@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator import rules, transitions, trust
+from coordinator import electorate, rules, transitions, trust
 from coordinator.events import (
     Append,
     EntryCommitted,
@@ -24,10 +24,25 @@ from coordinator.events import (
     TicketRevoked,
     TicketUsed,
     TickOpened,
+    Withdrawn,
 )
-from coordinator.state import DIGEST_STEPS_KEPT, Issued, OpenStep, Outcome, Peer, PeerPhase, Phase, Run
+from coordinator.state import (
+    DIGEST_STEPS_KEPT,
+    SNAPSHOT_STEPS_KEPT,
+    SNAPSHOTS_KEPT,
+    WITHDRAWN_KEPT,
+    Issued,
+    OpenStep,
+    Outcome,
+    Peer,
+    PeerPhase,
+    Phase,
+    Run,
+    Voted,
+)
+from protos import figures
 from protos.checks import VERDICT_STEPS
-from protos.log import Tick
+from protos.log import Entry, Tick
 
 
 def written(run: Run, record: Record, now_ms: int = 0) -> Outcome:
@@ -47,20 +62,36 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
         case PeerLeft():
             return replace(run, left=run.left | {record.public_key})
         case SnapshotAgreed():
-            kept = {s: r for s, r in run.reported_snapshots.items() if s >= record.snapshot.step}
-            return replace(run, snapshot=record.snapshot, reported_snapshots=kept)
+            return _remember_snapshot(run, record)
+        case Withdrawn():
+            return _remember_withdrawal(run, record)
         case Judged():
             audits = {step: audit for step, audit in run.audits.items() if step > record.step}
             standings, recent = trust.judge(
                 run.config.trust, run.standings, run.recent_checks, record.verdicts, record.arrival
             )
             return replace(run, standings=standings, recent_checks=recent, audits=audits)
+        case TicketMade() | TicketUsed() | TicketRevoked():
+            return _remember_ticket(run, record)
+        case Equivocated() | PeerExcluded() | PeerReadmitted():
+            return _remember_standing(run, record)
+
+
+def _remember_ticket(run: Run, record: TicketMade | TicketUsed | TicketRevoked) -> Run:
+    match record:
         case TicketMade():
             return replace(run, tickets={**run.tickets, record.ticket.ticket_id: Issued(record.ticket)})
         case TicketUsed():
-            return replace(run, guests={**run.guests, record.public_key: record.ticket_id})
+            anchors = run.anchor_guests
+            if run.tickets[record.ticket_id].ticket.anchor:
+                anchors |= {record.public_key}
+            return replace(run, guests={**run.guests, record.public_key: record.ticket_id}, anchor_guests=anchors)
         case TicketRevoked():
             return _remember_revocation(run, record)
+
+
+def _remember_standing(run: Run, record: Equivocated | PeerExcluded | PeerReadmitted) -> Run:
+    match record:
         case Equivocated():
             standings = trust.convicted(run.standings, record.offence)
             return _without(replace(run, standings=standings), record.offence.author)
@@ -76,7 +107,29 @@ def _remember_revocation(run: Run, record: TicketRevoked) -> Run:
     run = replace(run, tickets={**run.tickets, record.ticket_id: issued})
     if not record.with_peers:
         return run
-    return replace(run, guests={key: name for key, name in run.guests.items() if name != record.ticket_id})
+    kept = {key: name for key, name in run.guests.items() if name != record.ticket_id}
+    return replace(run, guests=kept, anchor_guests=run.anchor_guests & kept.keys())
+
+
+def _remember_snapshot(run: Run, record: SnapshotAgreed) -> Run:
+    """The newest last; of an older one than that (an anchor was away), only the place in the row is its own."""
+    others = [fact for fact in run.snapshots if fact.step != record.snapshot.step]
+    snapshots = tuple(sorted([*others, record.snapshot], key=lambda fact: fact.step)[-SNAPSHOTS_KEPT:])
+    kept = {s: r for s, r in run.reported_snapshots.items() if s >= snapshots[0].step}
+    return replace(run, snapshots=snapshots, reported_snapshots=dict(sorted(kept.items())[-SNAPSHOT_STEPS_KEPT:]))
+
+
+def _remember_withdrawal(run: Run, record: Withdrawn) -> Run:
+    """What peers reported about these steps counts no more, either."""
+    first = record.from_step
+    return replace(
+        run,
+        withdrawn=(*run.withdrawn, record)[-WITHDRAWN_KEPT:],
+        snapshots=tuple(fact for fact in run.snapshots if fact.step < first),
+        agreed_digests={step: digest for step, digest in run.agreed_digests.items() if step < first},
+        reported_digests={step: reports for step, reports in run.reported_digests.items() if step < first},
+        reported_snapshots={step: reports for step, reports in run.reported_snapshots.items() if step < first},
+    )
 
 
 def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
@@ -106,7 +159,8 @@ def _carry_over(before: OpenStep, opened: OpenStep) -> OpenStep:
         name: sum(to for bit, to in moves if mask & bit) for name, mask in before.holders.items() if name[0] in members
     }
     claims = {key: claim for key, claim in before.claims.items() if key in members}
-    return replace(opened, claims=claims, holders=holders)
+    anchored = frozenset(payload for payload in before.anchored if payload[0] in members)
+    return replace(opened, claims=claims, holders=holders, anchored=anchored)
 
 
 def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
@@ -115,11 +169,10 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     assert entry.parent_hash == run.head_hash, f"entry {entry.step} does not follow the head"
     peers = dict(run.peers)
     for c in entry.contributions:
-        peer = peers.get(c.public_key, Peer(c.public_key))
+        peer = electorate.served(run, peers.get(c.public_key, Peer(c.public_key)), entry.step)
         peers[c.public_key] = replace(peer, votes_accepted=peer.votes_accepted + 1, loss=c.loss)
     run = transitions.bounded(_remember_trust(replace(run, peers=peers), record))
-    tokens = sum(c.tokens for c in entry.contributions)
-    loss = sum(c.loss * c.tokens for c in entry.contributions) / tokens if tokens else run.loss
+    loss = figures.loss_of(entry.contributions, run.loss)
     agreed = {s: d for s, d in run.agreed_digests.items() if s >= entry.step - DIGEST_STEPS_KEPT}
     if entry.parent_state_digest:
         agreed[entry.step - 1] = entry.parent_state_digest
@@ -129,6 +182,8 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
         head_hash=record.hash,
         next_sample=entry.next_sample,
         returned_samples=entry.returned_samples,
+        voted=_voted(run, entry),
+        reported_digests={s: r for s, r in run.reported_digests.items() if s >= entry.step - _digests_kept(run)},
         step=None,
         left=frozenset(),
         loss=loss,
@@ -138,6 +193,20 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     if entry.step < run.config.clock.steps:
         return transitions.move(run, Phase.WAITING)
     return replace(transitions.move(run, Phase.FINISHED), finish_by_ms=now_ms + run.config.clock.deadline_ms_max)
+
+
+def _voted(run: Run, entry: Entry) -> dict[int, Voted]:
+    """Who took part in the last steps, and in the last that a snapshot is due at: those report about them for a while."""
+    every, last = run.config.clock.snapshot_every, run.config.clock.steps
+    steps = sorted([*run.voted, entry.step])
+    due = [step for step in steps if step % every == 0 or step == last][-SNAPSHOT_STEPS_KEPT:]
+    kept = {step: run.voted[step] for step in run.voted if step >= entry.step - 1 or step in due}
+    return {**kept, entry.step: Voted(run.roster, frozenset(c.public_key for c in entry.contributions))}
+
+
+def _digests_kept(run: Run) -> int:
+    """For how many steps reports of digests wait for others: an anchor may be later than the log."""
+    return DIGEST_STEPS_KEPT if run.anchored else 1
 
 
 def _remember_trust(run: Run, record: EntryCommitted) -> Run:
@@ -161,7 +230,9 @@ def _without(run: Run, public_key: bytes) -> Run:
     if current is not None:
         claims = {key: claim for key, claim in current.claims.items() if key != public_key}
         holders = {name: mask for name, mask in current.holders.items() if name[0] != public_key}
+        anchored = frozenset(payload for payload in current.anchored if payload[0] != public_key)
         left = run.left | {public_key} if run.config.clock.strict and public_key in run.roster else run.left
-        run = replace(run, left=left, step=replace(current, claims=claims, holders=holders, counted_within=-1))
+        current = replace(current, claims=claims, holders=holders, anchored=anchored, counted_by=None)
+        run = replace(run, left=left, step=current)
     peer = run.peers.get(public_key, Peer(public_key))
     return transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))

@@ -16,6 +16,12 @@ from protos.run_config import config_from_json
 from protos.v1 import log_pb2
 
 
+def run_of(run_id: bytes, genesis: log_pb2.Genesis) -> Run:
+    """The run of a genesis, before anything happened."""
+    config = config_from_json(genesis.config_json)
+    return machine.new_run(run_id, config, genesis.layout_digest, genesis.parameters)
+
+
 @dataclass
 class _Folding:
     """`run` is the fold of all records but the newest: those wait, because their deadlines count from the take-over."""
@@ -37,7 +43,7 @@ class Replay:
         """Read what was written since the last time. JournalError: what was read so far stays."""
         for run_id, genesis in self._journal.runs():
             if run_id not in self._runs:
-                fresh = machine.new_run(run_id, config_from_json(genesis.config_json))
+                fresh = run_of(run_id, genesis)
                 self._runs[run_id] = _Folding(genesis, fresh)
             self._read(self._runs[run_id], now_ms)
 

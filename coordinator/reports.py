@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator import agreement, memory, rules, transitions, trust
-from coordinator.events import Append, Claim, Effect, Equivocated, Refuse, Reported, SendAnnouncement, SendNotice
+from coordinator import agreement, claims, memory, quorum, transitions, trust
+from coordinator.events import Effect, Equivocated, Refuse, Reported, SendAnnouncement, SendNotice
 from coordinator.state import OpenStep, Outcome, PeerPhase, Run
 from protos.equivocation import Offence
 from protos.identity import short
 from protos.limits import EQUIVOCATIONS_MAX
-from protos.log import Equivocation
+
+# Payloads that anchors may name for a step before their authors do, as a multiple of the roster.
+ANCHORED_A_MEMBER_MAX = 4
 
 
 def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
@@ -37,13 +39,16 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
     for fact in event.snapshots:
         run, more = agreement.stored(run, event.public_key, fact)
         effects += more
+    for fact in event.bad_snapshots:
+        run, more = agreement.found_bad(run, event.public_key, fact)
+        effects += more
     for offence in event.offences:
         run, more = _accused(run, event.public_key, offence)
         effects += more
     if reason := run.standings.get(event.public_key, trust.Standing()).excluded:
         return run, [*effects, Refuse(event.public_key, reason)]  # by its own word
     if event.claim is not None:
-        run, more = _claimed(run, event.public_key, event.claim, now_ms)
+        run, more = claims.claimed(run, event.public_key, event.claim, now_ms)
         effects += more
         if run.standings.get(event.public_key, trust.Standing()).excluded:
             return run, effects
@@ -72,65 +77,42 @@ def _checked(run: Run, event: Reported) -> Run:
     return run
 
 
-def _claimed(run: Run, public_key: bytes, claim: Claim, now_ms: int) -> Outcome:
-    current = run.step
-    if current is None or claim.step != current.tick.step:
-        is_open = "none is open" if current is None else f"step {current.tick.step} is open"
-        return run, [Refuse(public_key, f"payload of step {claim.step}: {is_open}")]
-    if claim.parent_hash != current.tick.parent_hash:
-        return run, [Refuse(public_key, f"payload of step {claim.step} was computed on another log")]
-    if public_key not in current.tick.places:
-        return run, [Refuse(public_key, f"not in the roster of step {claim.step}; the next tick takes you in")]
-    samples = sum(len(part) for part in current.tick.pool)
-    if claim.samples > samples:
-        return run, [Refuse(public_key, f"{claim.samples} samples claimed; step {claim.step} has {samples}")]
-    before = current.claims.get(public_key)
-    if before is not None and before.payload_sha256 != claim.payload_sha256:
-        payloads, said = (before.payload_sha256, claim.payload_sha256), Equivocation(before.envelope, claim.envelope)
-        record = Equivocated(Offence(public_key, claim.step, payloads, said))
-        return memory.remember(run, record, 0), [Append(record), Refuse(public_key, record.offence.reason)]
-    holders = {
-        name: mask for name, mask in current.holders.items() if name[0] != public_key or name[1] == claim.payload_sha256
-    }
-    claims = {**current.claims, public_key: claim}
-    # The payload may be held by many already, or be another one than before: count anew.
-    run = replace(run, step=replace(current, claims=claims, holders=holders, counted_within=-1))
-    peer = run.peers[public_key]
-    speed = peer.samples_per_second if before else rules.measured_speed(peer.samples_per_second, claim)
-    return transitions.with_peer(run, replace(peer, samples_per_second=speed, loss=claim.loss)), _contradict(
-        current, public_key, claim
-    )
-
-
-def _contradict(current: OpenStep, author: bytes, claim: Claim) -> list[Effect]:
-    """Who holds another payload of this author has heard another announcement, and hears this one: then it has both."""
-    heard = (mask for name, mask in current.holders.items() if name[0] == author and name[1] != claim.payload_sha256)
-    own = current.bit(author)
-    for mask in heard:
-        if others := mask & current.here & ~own:
-            witness = current.tick.roster[(others & -others).bit_length() - 1].public_key
-            return [SendAnnouncement(claim.envelope, to=witness)]
-    return []
-
-
 def _holds(run: Run, event: Reported, now_ms: int) -> Outcome:
+    """Payloads that a member of the roster, or an anchor, says that it holds."""
     current = run.step
     if current is None or not event.holdings:
         return run, []
-    members = current.tick.places
-    bit = current.bit(event.public_key)
-    if not bit:
+    bit, anchor = current.bit(event.public_key), run.peers[event.public_key].anchor
+    if not bit and not anchor:
         return run, []
+    held, effects = _possible(current, event, bit)
+    holders, counted, rule = dict(current.holders), current.counted, quorum.quorum(run, current, now_ms)
+    for name in held if bit else ():
+        holders[name] = holders.get(name, 0) | bit
+    anchored = current.anchored.union(held) if anchor else current.anchored
+    if len(anchored) > ANCHORED_A_MEMBER_MAX * len(current.tick.roster):
+        anchored = current.anchored
+    after = replace(current, holders=holders, anchored=anchored)
+    for author, payload in held:
+        claim = current.claims.get(author)
+        if claim is not None and claim.payload_sha256 == payload and quorum.holds(rule, after, (author, payload)):
+            counted |= 1 << current.tick.places[author]
+    return replace(run, step=replace(after, counted=counted)), effects
+
+
+def _possible(current: OpenStep, event: Reported, bit: int) -> tuple[list[tuple[bytes, bytes]], list[Effect]]:
+    """Those of the (author, payload)s in a report that can be; and, for others, in which words their authors spoke."""
+    found: list[tuple[bytes, bytes]] = []
     effects: list[Effect] = []
-    holders, counted, named = dict(current.holders), current.counted, None
-    within, needed = rules.electors(run.config.clock, current, now_ms)
+    named: set[bytes] | None = None
     for at_step, author, payload in event.holdings:
-        if at_step != current.tick.step or author not in members:
+        if at_step != current.tick.step or author not in current.tick.places:
             continue
         claim = current.claims.get(author)
         if claim is None:
             # One payload an author: a peer that names several fills nobody's memory, and takes no place of an honest word.
-            named = {who for (who, _), mask in holders.items() if mask & bit} if named is None else named
+            if named is None:
+                named = {who for (who, _), mask in current.holders.items() if mask & bit}
             if author in named:
                 continue
             named.add(author)
@@ -138,7 +120,5 @@ def _holds(run: Run, event: Reported, now_ms: int) -> Outcome:
             if len(effects) < EQUIVOCATIONS_MAX and author != event.public_key:
                 effects.append(SendAnnouncement(claim.envelope, to=event.public_key))
             continue
-        mask = holders[author, payload] = holders.get((author, payload), 0) | bit
-        if claim is not None and (mask & within).bit_count() >= needed:
-            counted |= 1 << members[author]
-    return replace(run, step=replace(current, holders=holders, counted=counted)), effects
+        found.append((author, payload))
+    return found, effects

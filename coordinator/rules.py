@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from coordinator.events import Claim, SnapshotFact
+from coordinator import electorate
+from coordinator.events import Claim
 from coordinator.state import OpenStep, Peer, PeerPhase, Run
 from protos.assignment import Range, Share, assign, merge, shares
-from protos.identity import short
 from protos.log import Tick
 from protos.run_config import ClockConfig, OptimizerConfig
+
+V = TypeVar("V", bound=Hashable)
 
 # Half of an update a step: a peer's speed follows a real change within a few steps, and one outlier fades as fast.
 SPEED_EMA = 0.5
@@ -37,7 +40,11 @@ MISSED_MAX = PATIENCE_STEPS + 4
 MADE_UP = 1 / 4
 # What every step may take beyond the usual time of most peers, as a part of it.
 DEADLINE_SLACK = 0.5
-NAMES_SHOWN_MAX = 4
+# No peer's speed counts as more than so many times the median: a liar, or a real giant, gets no more of the data than that.
+SPEED_TIMES_MEDIAN_MAX = 4.0
+# In a run with checks, newcomers on probation are at most a third of a roster, and get a part of the share that is usual.
+NEWCOMERS_A_BELIEVED = 1 / 2
+NEWCOMER_PART = 1 / 2
 
 
 def learning_rate(optimizer: OptimizerConfig, steps: int, step: int) -> float:
@@ -62,11 +69,6 @@ def deadline_ms(clock: ClockConfig, durations_ms: Sequence[int]) -> int:
     return int(min(max(most, clock.deadline_ms_min), clock.deadline_ms_max))
 
 
-def quorum_of(quorum: float, members: int) -> int:
-    """How many of `members` are more than the part `quorum`, at least 1."""
-    return max(1, min(members, math.floor(quorum * members) + 1))
-
-
 def seen(step: OpenStep, peers: Mapping[bytes, Peer]) -> OpenStep:
     """The open step with its masks of who is here and who hung up, from all peers; `met` keeps them up to date."""
     here = gone = 0
@@ -88,14 +90,6 @@ def met(step: OpenStep, peer: Peer) -> OpenStep:
     return step if (here, gone) == (step.here, step.gone) else replace(step, here=here, gone=gone)
 
 
-def live_mask(step: OpenStep, now_ms: int) -> int:
-    """Bit mask of the roster members whose word the step waits for: all that have not hung up.
-
-    After the deadline, those that are connected: who was there before a restart of the coordinator had time to come back.
-    """
-    return step.here if now_ms >= step.deadline_at_ms else everyone(step) & ~step.gone
-
-
 def heard(run: Run, author: bytes, claim: Claim) -> bool:
     """Whether this is what an author is held to have announced for the open step, or the step is decided."""
     if run.step is None or claim.step <= run.head_step:
@@ -104,85 +98,16 @@ def heard(run: Run, author: bytes, claim: Claim) -> bool:
     return held is not None and (held.step, held.payload_sha256) == (claim.step, claim.payload_sha256)
 
 
-def everyone(step: OpenStep) -> int:
-    """Bit mask of the whole roster."""
-    return (1 << len(step.tick.roster)) - 1
-
-
-def electors(clock: ClockConfig, step: OpenStep, now_ms: int) -> tuple[int, int]:
-    """(who decides whether a payload counts, as a bit mask; how many of them must hold it)."""
-    roster = len(step.tick.roster)
-    if clock.strict:
-        return everyone(step), roster
-    live = live_mask(step, now_ms)
-    return live, quorum_of(clock.quorum, live.bit_count())
-
-
-def counted(clock: ClockConfig, step: OpenStep, now_ms: int) -> OpenStep:
-    """The open step with its mask of authors whose payload enough electors hold, counted anew if the electors changed."""
-    within, needed = electors(clock, step, now_ms)
-    if within == step.counted_within:
-        return step
-    mask = 0
-    for author, claim in step.claims.items():
-        if (step.holders.get((author, claim.payload_sha256), 0) & within).bit_count() >= needed:
-            mask |= 1 << step.tick.places[author]
-    return replace(step, counted=mask, counted_within=within)
-
-
-def should_close(clock: ClockConfig, step: OpenStep, left: int, now_ms: int) -> tuple[bool, str]:
-    """Whether the open step, counted, can be decided now. `left`: members that said goodbye, for the reason's text."""
-    roster, connected = step.tick.roster, step.here.bit_count()
-    if connected < min(clock.min_peers, len(roster)) and not clock.strict:
-        return False, f"{connected} of {clock.min_peers} peers needed are connected"
-    live = everyone(step) if clock.strict else live_mask(step, now_ms)
-    prompt = live & ~step.rarely
-    enough = prompt.bit_count() >= min(clock.min_peers, len(roster)) and not clock.strict
-    awaited = (prompt if enough else live) & ~step.counted
-    votes = step.counted.bit_count()
-    if not awaited and votes:
-        late = f", but for {_names(step, slow)}: too slow lately" if (slow := step.rarely & ~step.counted) else ""
-        return True, f"all {votes} payloads are held{late}"
-    names = _names(step, awaited)
-    if clock.strict:
-        gone = f"; {left} of them left: waiting for {clock.min_peers} ready peers" if left else ""
-        return False, f"strict: waiting for {names}{gone}"
-    if now_ms >= step.deadline_at_ms and votes:
-        return True, f"deadline: {votes} payloads are held, without {names}"
-    return False, f"{votes} of {len(roster)} payloads are held; waiting for {names or 'a payload'}"
-
-
-def _names(step: OpenStep, members: int) -> str:
-    """The first few of a mask's members, for people."""
-    shown: list[str] = []
-    more = members.bit_count() > NAMES_SHOWN_MAX
-    while members and len(shown) < NAMES_SHOWN_MAX:
-        place = (members & -members).bit_length() - 1
-        shown.append(short(step.tick.roster[place].public_key))
-        members &= members - 1
-    return ", ".join(shown) + (" ..." if more else "")
-
-
-def agree(reports: Mapping[bytes, bytes], members: int, *, final: bool) -> tuple[bytes | None, str]:
-    """The value that counts: reported by more than half of `members`; with `final`, the most frequent one.
-
-    Ties of a final vote go to the smaller value: somebody must be re-synced rather than two truths go on.
-    """
-    if not reports:
-        return None, "nobody has reported"
-    counts = Counter(reports.values())
-    value, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
-    if count * 2 > members or final:
+def agree(reports: Mapping[bytes, V], electors: Collection[bytes], least: int = 1) -> tuple[V | None, str]:
+    """The value that more than half of the electors reported, taken to be `least` at least; None where none has so many."""
+    counts = Counter(value for key, value in reports.items() if key in electors)
+    members = max(len(electors), least)
+    if not counts:
+        return None, "nobody whose word counts has reported"
+    value, count = counts.most_common(1)[0]
+    if count * 2 > members:
         return value, f"{count} of {members} peers"
     return None, f"{count} of {members} peers, more than half needed"
-
-
-def agree_snapshot(
-    reports: Mapping[bytes, SnapshotFact], members: int, *, final: bool
-) -> tuple[SnapshotFact | None, str]:
-    """The snapshot that more than half of `members` stored; with `final`, that most stored."""
-    root, reason = agree({key: fact.root for key, fact in reports.items()}, members, final=final)
-    return next((fact for fact in reports.values() if fact.root == root), None), reason
 
 
 def draw(
@@ -257,25 +182,42 @@ def rarely_awaited(clock: ClockConfig, tick: Tick, peers: Mapping[bytes, Peer]) 
     return sum(1 << tick.places[peer.public_key] for peer in worst)
 
 
-def most_counted(step: OpenStep) -> bool:
-    """Whether more than half of the peers that the step waits for are counted."""
-    asked = everyone(step) & ~step.gone & ~step.rarely
-    return 2 * (step.counted & asked).bit_count() > asked.bit_count()
+def members_of(run: Run, step: int) -> list[Peer]:
+    """The peers of the next tick: all that are ready; with checks, newcomers on probation only up to a third of them.
 
-
-def roster_of(run: Run, samples: int) -> tuple[Share, ...]:
-    """The next tick's roster: every ready peer, with shares by measured speed and pace (strict: equal).
-
-    Who was not measured is taken to be as fast as the mean of those that were.
+    Newcomers take turns by the step. Where no believed peer is left, the newcomers are all there is.
     """
     ready = run.ready
-    known = [peer.samples_per_second for peer in ready if peer.samples_per_second > 0]
-    usual = statistics.fmean(known) if known else 1.0
-    speeds = [(peer.public_key, (peer.samples_per_second or usual) ** EVENING * peer.pace) for peer in ready]
-    return shares(samples, [(key, 1.0) for key, _ in speeds] if run.config.clock.strict else speeds)
+    if not run.config.trust.enabled or step == 1:
+        return ready
+    believed = [peer for peer in ready if electorate.is_believed(run, peer.public_key)]
+    newcomers = [peer for peer in ready if not electorate.is_believed(run, peer.public_key)]
+    most = max(int(len(believed) * NEWCOMERS_A_BELIEVED), 1) if believed else len(newcomers)
+    if len(newcomers) > most:
+        first = step * most % len(newcomers)
+        newcomers = [*newcomers[first:], *newcomers[:first]][:most]
+    return sorted([*believed, *newcomers], key=lambda peer: peer.public_key)
 
 
-def measured_speed(before: float, claim: Claim) -> float:
-    """Samples a second after one more step."""
-    now = claim.samples / max(claim.compute_ms / 1000.0, 1e-3)
+def roster_of(run: Run, peers: Sequence[Peer], samples: int) -> tuple[Share, ...]:
+    """The next tick's roster: these peers, with shares by measured speed and pace (strict: equal).
+
+    A peer that was not measured is taken to be as fast as the mean of those that were. No speed counts as more than
+    SPEED_TIMES_MEDIAN_MAX times the median. A newcomer on probation gets a smaller share: the step does not wait for it.
+    """
+    known = [peer.samples_per_second for peer in peers if peer.samples_per_second > 0]
+    most = SPEED_TIMES_MEDIAN_MAX * statistics.median(known) if known else 1.0
+    usual = statistics.fmean(min(speed, most) for speed in known) if known else 1.0
+    if run.config.clock.strict:
+        return shares(samples, [(peer.public_key, 1.0) for peer in peers])
+    speeds = []
+    for peer in peers:
+        part = peer.pace * (1.0 if electorate.is_believed(run, peer.public_key) else NEWCOMER_PART)
+        speeds.append((peer.public_key, min(peer.samples_per_second or usual, most) ** EVENING * part))
+    return shares(samples, speeds)
+
+
+def measured_speed(before: float, claim: Claim, elapsed_ms: int = 0) -> float:
+    """Samples a second after one more step. `elapsed_ms`: since the tick, by the coordinator's clock; a claim is no faster."""
+    now = claim.samples / max(claim.compute_ms / 1000.0, elapsed_ms / 1000.0, 1e-3)
     return now if before <= 0 else before + SPEED_EMA * (now - before)

@@ -70,16 +70,22 @@ def unix_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def withdrawn_of(run: Run) -> list[pb.Withdrawn]:
+    """What the operator withdrew, as it travels."""
+    return [pb.Withdrawn(from_step=gone.from_step, to_step=gone.to_step) for gone in run.withdrawn]
+
+
 class NotJoinedError(SwarmentumError):
     """The peer that wants to follow is not admitted (any more): it has to join again."""
 
 
 class RunRuntime:
-    """One run. `handle` returns what the machine refused, for the peer that asked."""
+    """One run, and the same before anything happened (`fresh`). `handle` returns what was refused, for the peer that asked."""
 
     def __init__(
         self,
         run: Run,
+        fresh: Run,
         journal: Journal,
         identity: Identity,
         metrics: Metrics,
@@ -87,6 +93,7 @@ class RunRuntime:
         fenced: Callable[[], None],
     ) -> None:
         self.run = run
+        self._fresh = fresh
         self._journal = journal
         self._identity = identity
         self._metrics = metrics
@@ -158,7 +165,7 @@ class RunRuntime:
     async def _restore(self) -> None:
         """After a failed write: what is in the journal counts, as after a crash; peers connect and tell again."""
         records = await self._in_thread(lambda: list(self._journal.records(self.run.run_id)))
-        before, fresh = self.run, machine.new_run(self.run.run_id, self.run.config)
+        before, fresh = self.run, self._fresh
         self.run = machine.restore(fresh, records, monotonic_ms())
         self._stale = False
         self._observe(before, self.run)
@@ -208,15 +215,26 @@ class RunRuntime:
             self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()
         snapshot = self.snapshot_ref(run, effect.snapshot) if effect.snapshot else None
         return pb.FollowResponse(
-            notice=pb.Notice(kind=_NOTICE_KINDS[effect.kind], reason=effect.reason, snapshot=snapshot)
+            notice=pb.Notice(
+                kind=_NOTICE_KINDS[effect.kind],
+                reason=effect.reason,
+                snapshot=snapshot,
+                step=effect.step,
+                withdrawn=withdrawn_of(run),
+            )
         )
+
+    @classmethod
+    def earlier_snapshots(cls, run: Run) -> list[pb.SnapshotRef]:
+        """The agreed ones before the newest, newest first."""
+        return [cls.snapshot_ref(run, fact) for fact in reversed(run.snapshots[:-1])]
 
     @staticmethod
     def snapshot_ref(run: Run, fact: SnapshotFact) -> pb.SnapshotRef:
         """A snapshot with the connected peers that reported it first, then everyone connected."""
         reports = run.reported_snapshots.get(fact.step, {})
         here = [peer.public_key for peer in run.peers.values() if peer.phase is not PeerPhase.ABSENT]
-        stored = [key for key in here if key in reports and reports[key].root == fact.root]
+        stored = [key for key in here if reports.get(key) == fact]
         others = [key for key in here if run.peers[key].phase is PeerPhase.READY and key not in stored]
         holders = (stored + others)[:SNAPSHOT_HOLDERS_MAX]
         return pb.SnapshotRef(step=fact.step, root=fact.root, total_bytes=fact.total_bytes, holders=holders)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -21,16 +21,18 @@ from coordinator.events import (
     RevocationAsked,
     SnapshotFact,
     TicketAsked,
+    WithdrawalAsked,
 )
 from coordinator.hub import Hub
 from coordinator.journal import JournalError
-from coordinator.runtime import NotJoinedError, RunRuntime, monotonic_ms, unix_ms
+from coordinator.runtime import NotJoinedError, RunRuntime, monotonic_ms, unix_ms, withdrawn_of
 from coordinator.sessions import Sessions
 from protos import limits
 from protos.envelope import NO_RUN, Kind, Opened, check, parse
 from protos.equivocation import prove
 from protos.errors import Reason, Refusal
 from protos.log import FORMAT_VERSION, equivocation_from_body, run_id_of, verdict_from_body
+from protos.network import block_of, host_of
 from protos.run_config import config_from_json
 from protos.ticket import Ticket, open_ticket, ticket_body, ticket_from_body
 from protos.v1 import coordinator_pb2 as pb
@@ -48,6 +50,7 @@ _B = TypeVar(
     pb.RevokeTicketBody,
     pb.ExcludePeerBody,
     pb.ReadmitPeerBody,
+    pb.WithdrawSnapshotBody,
 )
 
 
@@ -118,7 +121,10 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             ticket = _ticket(body.ticket, opened.run_id, self._hub.identity.public_key)
         except Refusal as refusal:
             await self._refuse(context, refusal)
-        denial, reason = admission.may_enter(runtime.run, opened.public_key, ticket, unix_ms())
+        network = block_of(host_of(context.peer()))
+        denial, reason = admission.may_enter(
+            runtime.run, opened.public_key, ticket, unix_ms(), network, monotonic_ms(), anchor=body.anchor
+        )
         if denial is not None:
             self._hub.metrics.not_admitted(runtime.run, denial)
             await self._abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
@@ -131,7 +137,8 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             opened = self._open(request.envelope, Kind.KIND_JOIN)
             body = parse(pb.JoinBody, opened.body)
             self._sessions.answer(body.challenge, monotonic_ms())
-            event = _joined(opened, body, self._hub.identity.public_key, unix_ms())
+            network = block_of(host_of(context.peer()))
+            event = _joined(opened, body, self._hub.identity.public_key, unix_ms(), network)
         except Refusal as refusal:
             await self._refuse(context, refusal)
         refusals = await self._handled(context, lambda: runtime.handle(event))
@@ -143,6 +150,8 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             head_step=run.head_step,
             head_hash=run.head_hash,
             snapshot=runtime.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            earlier=runtime.earlier_snapshots(run),
+            withdrawn=withdrawn_of(run),
             bootstrap=self._hub.bootstrap(run, without=opened.public_key),
         )
 
@@ -213,6 +222,8 @@ class OperatorService(_Door, rpc.OperatorServiceServicer):
             body = self._operator(request.envelope, pb.CreateRunBody)
             config = config_from_json(body.config_json)
             config.check_new()
+            if body.layout_digest:
+                _sized(body.layout_digest, limits.HASH_BYTES, "layout digest")
         except Refusal as refusal:
             await self._refuse(context, refusal)
         genesis = log_pb2.Genesis(
@@ -220,6 +231,8 @@ class OperatorService(_Door, rpc.OperatorServiceServicer):
             config_json=config.canonical_json(),
             coordinator_public_key=self._hub.identity.public_key,
             nonce=body.nonce,  # one request makes one run, however often and whenever it is played
+            layout_digest=body.layout_digest,
+            parameters=body.parameters,
         )
         if run_id_of(genesis) in self._hub.runs:
             await self._refuse(context, Refusal(Reason.REPLAYED, "this run was created before"))
@@ -248,7 +261,13 @@ class OperatorService(_Door, rpc.OperatorServiceServicer):
             _bounded(body.expires_in_ms, limits.TICKET_MS_MAX, "ms until it expires")
             now = unix_ms()
             expires = now + body.expires_in_ms if body.expires_in_ms else 0
-            made = ticket_pb2.Ticket(ticket_id=body.nonce, expires_unix_ms=expires, uses=body.uses, label=body.label)
+            made = ticket_pb2.Ticket(
+                ticket_id=body.nonce,
+                expires_unix_ms=expires,
+                uses=body.uses,
+                label=body.label,
+                anchor=body.anchor,
+            )
             event = TicketAsked(ticket_from_body(made), now)
         except Refusal as refusal:
             await self._refuse(context, refusal)
@@ -314,6 +333,19 @@ class OperatorService(_Door, rpc.OperatorServiceServicer):
         await self._ask(context, body.run_id, ReadmissionAsked(body.public_key))
         return pb.ReadmitPeerResponse()
 
+    async def WithdrawSnapshot(  # noqa: N802
+        self, request: pb.WithdrawSnapshotRequest, context: Context
+    ) -> pb.WithdrawSnapshotResponse:
+        """What was agreed about the states after a step and later ones does not count any more."""
+        await self._acting(context)
+        try:
+            body = self._operator(request.envelope, pb.WithdrawSnapshotBody)
+            _bounded(body.step, limits.STEP_MAX, "as a step")
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        await self._ask(context, body.run_id, WithdrawalAsked(body.step))
+        return pb.WithdrawSnapshotResponse()
+
     async def _ask(self, context: Context, run_id: bytes, event: Asked) -> None:
         runtime = await self._runtime(context, run_id)
         refusals = await self._handled(context, lambda: runtime.handle(event))
@@ -366,7 +398,7 @@ def _ticket(data: bytes, run_id: bytes, coordinator: bytes) -> Ticket | None:
     return open_ticket(data, run_id=run_id, coordinator=coordinator) if data else None
 
 
-def _joined(opened: Opened, body: pb.JoinBody, coordinator: bytes, now_unix_ms: int) -> Joined:
+def _joined(opened: Opened, body: pb.JoinBody, coordinator: bytes, now_unix_ms: int, network: str) -> Joined:
     _sized(body.layout_digest, limits.HASH_BYTES, "layout digest")
     return Joined(
         opened.public_key,
@@ -376,6 +408,8 @@ def _joined(opened: Opened, body: pb.JoinBody, coordinator: bytes, now_unix_ms: 
         _addresses(list(body.addresses)),
         _ticket(body.ticket, opened.run_id, coordinator),
         now_unix_ms,
+        network,
+        body.anchor,
     )
 
 
@@ -383,6 +417,7 @@ def _reported(opened: Opened, body: pb.ReportBody) -> Reported:
     _bounded(len(body.holdings), limits.HOLDINGS_MAX, "holdings")
     _bounded(len(body.applied), limits.APPLIED_MAX, "applied states")
     _bounded(len(body.snapshots), limits.APPLIED_MAX, "snapshots")
+    _bounded(len(body.bad_snapshots), limits.APPLIED_MAX, "bad snapshots")
     _bounded(len(body.verdicts), limits.VERDICTS_MAX, "verdicts")
     _bounded(len(body.equivocations), limits.EQUIVOCATIONS_MAX, "equivocations")
     claim = _claim(opened, body.announcement) if body.HasField("announcement") else None
@@ -398,15 +433,22 @@ def _reported(opened: Opened, body: pb.ReportBody) -> Reported:
             for h in body.holdings
         ),
         applied=tuple((a.step, _sized(a.state_digest, limits.HASH_BYTES, "state digest")) for a in body.applied),
-        snapshots=tuple(
-            SnapshotFact(s.step, _sized(s.root, limits.HASH_BYTES, "snapshot root"), s.total_bytes)
-            for s in body.snapshots
-        ),
+        snapshots=_snapshots(body.snapshots),
+        bad_snapshots=_snapshots(body.bad_snapshots),
         addresses=_addresses(list(body.addresses)),
         verdicts=tuple(verdict_from_body(verdict, opened.public_key) for verdict in body.verdicts),
         # Whoever reports it, the offender's own signatures prove it: a reporter can make nothing up.
         offences=tuple(prove(equivocation_from_body(said), opened.run_id) for said in body.equivocations),
     )
+
+
+def _snapshots(said: Iterable[pb.SnapshotRef]) -> tuple[SnapshotFact, ...]:
+    """Root and size together are what a snapshot is."""
+    facts = []
+    for s in said:
+        _bounded(s.total_bytes, limits.SNAPSHOT_PIECES_MAX * limits.SNAPSHOT_PIECE_BYTES, "bytes of a snapshot")
+        facts.append(SnapshotFact(s.step, _sized(s.root, limits.HASH_BYTES, "snapshot root"), s.total_bytes))
+    return tuple(facts)
 
 
 def _claim(opened: Opened, envelope: envelope_pb2.SignedEnvelope) -> Claim:

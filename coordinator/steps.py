@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator import agreement, entries, memory, rules, transitions
+from coordinator import agreement, entries, memory, quorum, rules, transitions
 from coordinator.events import Append, Arm, NoticeKind, SendNotice, SendTick, TickOpened
 from coordinator.state import OpenStep, Outcome, PeerPhase, Phase, Run
 from protos.log import Tick, lr_to_bits
@@ -24,10 +24,10 @@ def progress(run: Run, now_ms: int) -> Outcome:
 
 def _try_open(run: Run, now_ms: int) -> Outcome:
     ready, wanted = len(run.ready), run.config.clock.min_peers
-    if run.snapshot is None and ready >= wanted:
+    if run.snapshot is None and run.head_step == 0 and ready >= wanted:
         run, effects = agreement.agree_snapshot(run, 0)
         if run.snapshot is None:
-            return replace(run, reason="waiting for the peers to store the initial state"), effects
+            return replace(run, reason=agreement.start_problem(run)), effects
         run, more = _try_open(run, now_ms)
         return run, effects + more
     if ready < wanted:
@@ -36,10 +36,12 @@ def _try_open(run: Run, now_ms: int) -> Outcome:
 
 
 def _open(run: Run, now_ms: int) -> Outcome:
-    samples = max(run.config.clock.batch_samples, len(run.ready))
+    members = rules.members_of(run, run.head_step + 1)
+    samples = max(run.config.clock.batch_samples, len(members))
     pool, _, _ = rules.draw(run.returned_samples, run.next_sample, samples)
     lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, run.head_step + 1)
-    tick = Tick(run.head_step + 1, run.head_hash, 1, rules.roster_of(run, samples), pool, lr_to_bits(lr))
+    roster = rules.roster_of(run, members, samples)
+    tick = Tick(run.head_step + 1, run.head_hash, 1, roster, pool, lr_to_bits(lr))
     return _announce(run, tick, now_ms)
 
 
@@ -49,13 +51,13 @@ def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
     assert current is not None
     wanted, ready = run.config.clock.min_peers, run.ready
     samples = sum(len(part) for part in current.tick.pool)
-    members = {peer.public_key: peer for peer in ready[:samples]}
-    if len(ready) < wanted or members.keys() == {share.public_key for share in current.tick.roster}:
+    members = rules.members_of(run, current.tick.step)[:samples]
+    if len(ready) < wanted or {peer.public_key for peer in members} == set(current.tick.places):
         text = f"{reason}: {len(ready)} of {wanted} peers needed are ready"
         deadline = now_ms + run.config.clock.deadline_ms_max
         run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
         return run, [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
-    roster = rules.roster_of(replace(run, peers=members), samples)
+    roster = rules.roster_of(run, members, samples)
     return _announce(run, replace(current.tick, attempt=current.tick.attempt + 1, roster=roster), now_ms)
 
 
@@ -77,10 +79,10 @@ def _announce(run: Run, tick: Tick, now_ms: int) -> Outcome:
 def _try_close(run: Run, now_ms: int) -> Outcome:
     current = run.step
     assert current is not None
-    current = rules.counted(run.config.clock, current, now_ms)
-    if not current.most_at_ms and rules.most_counted(current):
+    current = quorum.counted(run, current, now_ms)
+    if not current.most_at_ms and quorum.most_counted(run, current, now_ms):
         current = replace(current, most_at_ms=now_ms)
-    closes, reason = rules.should_close(run.config.clock, current, len(run.left), now_ms)
+    closes, reason = quorum.should_close(run, current, now_ms)
     run = replace(run, reason=reason, step=current)
     if closes:
         run, effects = entries.commit(run, now_ms)
@@ -90,13 +92,14 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
         return _ask_again(run, current, now_ms)
     if now_ms >= current.deadline_at_ms:
         return _reopen(run, f"no payload of step {current.tick.step} is held by a quorum", now_ms)
-    wanted, left = run.config.clock.min_peers, rules.live_mask(current, now_ms).bit_count()
+    wanted, left = run.config.clock.min_peers, quorum.live_mask(current, now_ms).bit_count()
     deserted = left < min(wanted, len(current.tick.roster))
     if run.config.clock.strict:
         deserted = bool(run.left)
     if deserted and len(run.ready) >= wanted:
         return _reopen(run, "too few of the roster are left", now_ms)
-    return run, []
+    until = quorum.newcomers_until_ms(run, current)
+    return run, [Arm(until)] if run.config.trust.enabled and now_ms < until else []
 
 
 def _after_commit(run: Run, now_ms: int) -> Outcome:
@@ -121,9 +124,6 @@ def _try_finish(run: Run, now_ms: int) -> Outcome:
     if behind and now_ms < run.finish_by_ms:
         who = "1 peer is" if behind == 1 else f"{behind} peers are"
         return replace(run, reason=f"the last step is committed; {who} still applying it"), []
-    run, effects = agreement.final_digest(run, run.head_step)
-    if effects and now_ms < run.finish_by_ms:
-        return run, effects
     text = f"finished: {run.head_step} steps"
     run = replace(run, finished_told=True, reason=text)
-    return run, [*effects, SendNotice(NoticeKind.FINISHED, text, run.snapshot)]
+    return run, [SendNotice(NoticeKind.FINISHED, text, run.snapshot)]

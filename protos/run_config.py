@@ -243,13 +243,21 @@ class AdmissionConfig(_Section):
 
 TRUSTED_PEERS_MIN = 3
 """Of the first step in a run with checks: two have to check the third."""
+ANCHORS_MAX = 16
 
 
 class TrustConfig(_Section):
-    """Whose votes count: peers check each other, and who does not work is excluded (docs/security.md, with measurements)."""
+    """Whose word counts about states (anchors), and whose votes count (checks); docs/security.md, with measurements."""
+
+    anchored: bool = False
+    """State digests and snapshots count only from anchors. `swarmentum-coordinator run create --anchor` sets it."""
+
+    anchors: list[str] = Field(default_factory=list, max_length=ANCHORS_MAX)
+    """Peer ids (12D3Koo...) of anchors that the operator runs; `run create --anchor` needs none: it prints a link for them."""
 
     enabled: bool = False
-    """Off by default: the figures below were measured on small models only. Needs at least 3 peers to decide anything."""
+    """Peers check each other's votes, and a peer that does not work is excluded. `run create` turns it on for an open run
+    with an anchor, where the checks can judge the model's votes. It needs at least 3 peers to decide anything."""
 
     probation_steps: int = Field(default=10, ge=0, le=10_000)
     """A newcomer's votes count after so many good checks; those of the first step's peers at once."""
@@ -268,6 +276,13 @@ class TrustConfig(_Section):
 
     exclude_at: float = Field(default=5.0, gt=1, le=1000)
     """A peer is excluded at this score: each bad check adds 1, each good one takes a half."""
+
+    @field_validator("anchors")
+    @classmethod
+    def _peer_ids(cls, anchors: list[str]) -> list[str]:
+        for peer in anchors:
+            public_key_of(peer)
+        return anchors
 
 
 class OverlayConfig(_Section):

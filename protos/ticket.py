@@ -22,18 +22,26 @@ from protos.v1 import ticket_pb2
 
 @dataclass(frozen=True)
 class Ticket:
-    """`uses`: how many identities may join with it. `expires_unix_ms`: by the coordinator's clock; 0: never."""
+    """`uses`: how many identities may join with it. `expires_unix_ms`: by the coordinator's clock; 0: never.
+
+    `anchor`: they may take part as anchors (docs/security.md), in a run of any admission mode.
+    """
 
     ticket_id: bytes
     expires_unix_ms: int
     uses: int
     label: str = ""
+    anchor: bool = False
 
 
 def ticket_body(ticket: Ticket) -> ticket_pb2.Ticket:
     """As it travels."""
     return ticket_pb2.Ticket(
-        ticket_id=ticket.ticket_id, expires_unix_ms=ticket.expires_unix_ms, uses=ticket.uses, label=ticket.label
+        ticket_id=ticket.ticket_id,
+        expires_unix_ms=ticket.expires_unix_ms,
+        uses=ticket.uses,
+        label=ticket.label,
+        anchor=ticket.anchor,
     )
 
 
@@ -49,7 +57,7 @@ def ticket_from_body(body: ticket_pb2.Ticket) -> Ticket:
         raise Refusal(
             Reason.OUT_OF_RANGE, f"the label takes at most {TICKET_LABEL_BYTES_MAX} bytes, printable and on one line"
         )
-    return Ticket(body.ticket_id, body.expires_unix_ms, body.uses, body.label)
+    return Ticket(body.ticket_id, body.expires_unix_ms, body.uses, body.label, body.anchor)
 
 
 def seal_ticket(coordinator: Identity, run_id: bytes, ticket: Ticket) -> bytes:

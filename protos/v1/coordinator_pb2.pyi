@@ -52,7 +52,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions")
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored")
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,9 @@ class GetRunResponse(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     EXCLUSIONS_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    ANCHORED_FIELD_NUMBER: _ClassVar[int]
     genesis: _log_pb2.Genesis
     phase: Phase
     head_step: int
@@ -77,7 +80,18 @@ class GetRunResponse(_message.Message):
     reason: str
     payload_bytes_total: int
     exclusions: _containers.RepeatedCompositeFieldContainer[ExcludedPeer]
-    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ...) -> None: ...
+    earlier: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
+    withdrawn: _containers.RepeatedCompositeFieldContainer[Withdrawn]
+    anchored: bool
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ...) -> None: ...
+
+class Withdrawn(_message.Message):
+    __slots__ = ("from_step", "to_step")
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    TO_STEP_FIELD_NUMBER: _ClassVar[int]
+    from_step: int
+    to_step: int
+    def __init__(self, from_step: _Optional[int] = ..., to_step: _Optional[int] = ...) -> None: ...
 
 class ExcludedPeer(_message.Message):
     __slots__ = ("public_key", "step", "reason", "proven", "by_operator")
@@ -94,7 +108,7 @@ class ExcludedPeer(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ..., proven: _Optional[bool] = ..., by_operator: _Optional[bool] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("public_key", "phase", "device", "applied_step", "state_digest", "votes_accepted", "samples_per_second", "loss", "score", "check_permille", "standing", "standing_reason")
+    __slots__ = ("public_key", "phase", "device", "applied_step", "state_digest", "votes_accepted", "samples_per_second", "loss", "score", "check_permille", "standing", "standing_reason", "anchor")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +121,7 @@ class PeerStatus(_message.Message):
     CHECK_PERMILLE_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     STANDING_REASON_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     phase: PeerPhase
     device: str
@@ -119,7 +134,8 @@ class PeerStatus(_message.Message):
     check_permille: int
     standing: str
     standing_reason: str
-    def __init__(self, public_key: _Optional[bytes] = ..., phase: _Optional[_Union[PeerPhase, str]] = ..., device: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., votes_accepted: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., score: _Optional[float] = ..., check_permille: _Optional[int] = ..., standing: _Optional[str] = ..., standing_reason: _Optional[str] = ...) -> None: ...
+    anchor: bool
+    def __init__(self, public_key: _Optional[bytes] = ..., phase: _Optional[_Union[PeerPhase, str]] = ..., device: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., votes_accepted: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., score: _Optional[float] = ..., check_permille: _Optional[int] = ..., standing: _Optional[str] = ..., standing_reason: _Optional[str] = ..., anchor: _Optional[bool] = ...) -> None: ...
 
 class SnapshotRef(_message.Message):
     __slots__ = ("step", "root", "total_bytes", "holders")
@@ -162,7 +178,7 @@ class JoinRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class JoinBody(_message.Message):
-    __slots__ = ("challenge", "layout_digest", "parameters", "device", "addresses", "software_version", "ticket")
+    __slots__ = ("challenge", "layout_digest", "parameters", "device", "addresses", "software_version", "ticket", "anchor")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +186,7 @@ class JoinBody(_message.Message):
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
     challenge: bytes
     layout_digest: bytes
     parameters: int
@@ -177,21 +194,26 @@ class JoinBody(_message.Message):
     addresses: _containers.RepeatedScalarFieldContainer[str]
     software_version: str
     ticket: bytes
-    def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    anchor: bool
+    def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ..., ticket: _Optional[bytes] = ..., anchor: _Optional[bool] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("session_id", "head_step", "head_hash", "snapshot", "bootstrap")
+    __slots__ = ("session_id", "head_step", "head_hash", "snapshot", "bootstrap", "earlier", "withdrawn")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
     HEAD_HASH_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     BOOTSTRAP_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     head_step: int
     head_hash: bytes
     snapshot: SnapshotRef
     bootstrap: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_id: _Optional[bytes] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., bootstrap: _Optional[_Iterable[str]] = ...) -> None: ...
+    earlier: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
+    withdrawn: _containers.RepeatedCompositeFieldContainer[Withdrawn]
+    def __init__(self, session_id: _Optional[bytes] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("envelope",)
@@ -230,14 +252,18 @@ class TickEvent(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class Notice(_message.Message):
-    __slots__ = ("kind", "reason", "snapshot")
+    __slots__ = ("kind", "reason", "snapshot", "step", "withdrawn")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     kind: NoticeKind
     reason: str
     snapshot: SnapshotRef
-    def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., reason: _Optional[str] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ...) -> None: ...
+    step: int
+    withdrawn: _containers.RepeatedCompositeFieldContainer[Withdrawn]
+    def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., reason: _Optional[str] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., step: _Optional[int] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("envelope",)
@@ -246,7 +272,7 @@ class ReportRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations")
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "bad_snapshots")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +283,7 @@ class ReportBody(_message.Message):
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     EQUIVOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    BAD_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     sequence: int
     announcement: _envelope_pb2.SignedEnvelope
@@ -267,7 +294,8 @@ class ReportBody(_message.Message):
     addresses: _containers.RepeatedScalarFieldContainer[str]
     verdicts: _containers.RepeatedCompositeFieldContainer[_log_pb2.Verdict]
     equivocations: _containers.RepeatedCompositeFieldContainer[_log_pb2.Equivocation]
-    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ...) -> None: ...
+    bad_snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("step", "public_key", "payload_sha256")
@@ -320,12 +348,16 @@ class CreateRunRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class CreateRunBody(_message.Message):
-    __slots__ = ("config_json", "nonce")
+    __slots__ = ("config_json", "nonce", "layout_digest", "parameters")
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     config_json: str
     nonce: bytes
-    def __init__(self, config_json: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    layout_digest: bytes
+    parameters: int
+    def __init__(self, config_json: _Optional[str] = ..., nonce: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ...) -> None: ...
 
 class CreateRunResponse(_message.Message):
     __slots__ = ("genesis",)
@@ -358,18 +390,20 @@ class CreateTicketRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class CreateTicketBody(_message.Message):
-    __slots__ = ("run_id", "nonce", "expires_in_ms", "uses", "label")
+    __slots__ = ("run_id", "nonce", "expires_in_ms", "uses", "label", "anchor")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_IN_MS_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
     nonce: bytes
     expires_in_ms: int
     uses: int
     label: str
-    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., expires_in_ms: _Optional[int] = ..., uses: _Optional[int] = ..., label: _Optional[str] = ...) -> None: ...
+    anchor: bool
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., expires_in_ms: _Optional[int] = ..., uses: _Optional[int] = ..., label: _Optional[str] = ..., anchor: _Optional[bool] = ...) -> None: ...
 
 class CreateTicketResponse(_message.Message):
     __slots__ = ("ticket",)
@@ -468,5 +502,25 @@ class ReadmitPeerBody(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., public_key: _Optional[bytes] = ...) -> None: ...
 
 class ReadmitPeerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WithdrawSnapshotRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class WithdrawSnapshotBody(_message.Message):
+    __slots__ = ("run_id", "nonce", "step")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    nonce: bytes
+    step: int
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., step: _Optional[int] = ...) -> None: ...
+
+class WithdrawSnapshotResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

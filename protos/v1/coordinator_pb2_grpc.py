@@ -410,6 +410,11 @@ class OperatorServiceStub:
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.ReadmitPeerRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_coordinator__pb2.ReadmitPeerResponse.FromString,
                 _registered_method=True)
+        self.WithdrawSnapshot = channel.unary_unary(
+                '/swarmentum.v1.OperatorService/WithdrawSnapshot',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.WithdrawSnapshotRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.WithdrawSnapshotResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer:
@@ -458,6 +463,12 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WithdrawSnapshot(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -495,6 +506,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.ReadmitPeer,
                     request_deserializer=protos_dot_v1_dot_coordinator__pb2.ReadmitPeerRequest.FromString,
                     response_serializer=protos_dot_v1_dot_coordinator__pb2.ReadmitPeerResponse.SerializeToString,
+            ),
+            'WithdrawSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.WithdrawSnapshot,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.WithdrawSnapshotRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.WithdrawSnapshotResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -687,6 +703,33 @@ class OperatorService:
             '/swarmentum.v1.OperatorService/ReadmitPeer',
             protos_dot_v1_dot_coordinator__pb2.ReadmitPeerRequest.SerializeToString,
             protos_dot_v1_dot_coordinator__pb2.ReadmitPeerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WithdrawSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmentum.v1.OperatorService/WithdrawSnapshot',
+            protos_dot_v1_dot_coordinator__pb2.WithdrawSnapshotRequest.SerializeToString,
+            protos_dot_v1_dot_coordinator__pb2.WithdrawSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

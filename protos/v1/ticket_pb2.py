@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/v1/ticket.proto\x12\rswarmentum.v1\"Q\n\x06Ticket\x12\x11\n\tticket_id\x18\x01 \x01(\x0c\x12\x17\n\x0f\x65xpires_unix_ms\x18\x02 \x01(\x04\x12\x0c\n\x04uses\x18\x03 \x01(\r\x12\r\n\x05label\x18\x04 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/v1/ticket.proto\x12\rswarmentum.v1\"a\n\x06Ticket\x12\x11\n\tticket_id\x18\x01 \x01(\x0c\x12\x17\n\x0f\x65xpires_unix_ms\x18\x02 \x01(\x04\x12\x0c\n\x04uses\x18\x03 \x01(\r\x12\r\n\x05label\x18\x04 \x01(\t\x12\x0e\n\x06\x61nchor\x18\x05 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.ticket_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TICKET']._serialized_start=41
-  _globals['_TICKET']._serialized_end=122
+  _globals['_TICKET']._serialized_end=138
 # @@protoc_insertion_point(module_scope)

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from coordinator import machine, rules
+from coordinator import machine, quorum, rules
 from coordinator.events import (
     Append,
     Arm,
@@ -97,9 +97,11 @@ class Harness:
     refusals: list[str] = field(default_factory=list)
     timer: int | None = None
     run_id: bytes = RUN_ID
+    layout: bytes = b""
+    """Of the genesis; empty: the agreed initial state fixes it."""
 
     def __post_init__(self) -> None:
-        self.run = machine.new_run(self.run_id, self.settings)
+        self.run = machine.new_run(self.run_id, self.settings, self.layout)
         self.entries: list[Entry] = []
         self.ticks: list[Tick] = []
         self.accepted: tuple[Range, ...] = ()
@@ -134,7 +136,7 @@ class Harness:
 
     def restart(self) -> None:
         """Kill -9 and start again from the journal."""
-        self.run = machine.restore(machine.new_run(self.run_id, self.settings), self.journal, self.now)
+        self.run = machine.restore(machine.new_run(self.run_id, self.settings, self.layout), self.journal, self.now)
         self.timer = None
         if self.run.step is not None:
             self.timer = self.run.step.deadline_at_ms
@@ -225,8 +227,8 @@ class Harness:
         if run.step is not None:
             members = len(run.step.tick.roster)
             assert rules.seen(run.step, run.peers) == run.step, "who is here was not kept up to date"
-            anew = rules.counted(run.config.clock, replace(run.step, counted_within=-1), self.now)
-            if run.step.counted_within == anew.counted_within:
+            anew = quorum.counted(run, replace(run.step, counted_by=None), self.now)
+            if run.step.counted_by == anew.counted_by:
                 assert anew.counted == run.step.counted, "votes were not counted"
             assert len(run.step.claims) <= members
             assert len(run.step.holders) <= members * members

@@ -93,6 +93,8 @@ async def served(home: Path, config: RunConfig) -> AsyncIterator[Served]:
         config_json=config.canonical_json(),
         coordinator_public_key=COORDINATOR.public_key,
         nonce=bytes(16),
+        layout_digest=LAYOUT,
+        parameters=10,
     )
     run_id = run_id_of(genesis)
     if run_id not in hub.runs:

@@ -7,16 +7,16 @@ from dataclasses import replace
 from coordinator import admission
 from protos.identity import peer_id
 from protos.run_config import AdmissionConfig
-from tests.unit.coordinator.driver import LAYOUT, key, sha
+from tests.unit.coordinator.driver import LAYOUT, joined, key, sha
 from tests.unit.coordinator.test_rules import READY, SYNCING, run_of
 
 
 def test_admit_says_why_not() -> None:
     run = run_of(READY, SYNCING, max_peers=2)
-    assert admission.admit(run, key(0), LAYOUT)[0] is None, "it is here already"
-    assert "full" in admission.admit(run, key(5), LAYOUT)[1]
-    assert "layout" in admission.admit(run_of(READY), key(5), sha("other"))[1]
+    assert admission.admit(run, joined(0, LAYOUT))[0] is None, "it is here already"
+    assert "full" in admission.admit(run, joined(5, LAYOUT))[1]
+    assert "layout" in admission.admit(run_of(READY), joined(5, sha("other")))[1]
     listed = AdmissionConfig(mode="allow_list", allowed=[peer_id(key(1))])
     only = replace(run_of(), config=run.config.model_copy(update={"admission": listed}))
-    assert admission.admit(only, key(1), LAYOUT)[0] is None
-    assert "allow-list" in admission.admit(only, key(2), LAYOUT)[1]
+    assert admission.admit(only, joined(1, LAYOUT))[0] is None
+    assert "allow-list" in admission.admit(only, joined(2, LAYOUT))[1]

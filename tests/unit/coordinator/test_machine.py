@@ -269,18 +269,37 @@ def test_first_step_needs_an_agreed_initial_state() -> None:
     assert harness.run.phase is Phase.OPEN
 
 
-def test_two_initial_states_one_counts_and_the_other_peer_is_told() -> None:
+def test_two_initial_states_wait_with_the_reason_until_one_has_a_majority() -> None:
     harness = Harness(config(min_peers=2))
     for n in range(2):
         harness.feed(joined(n))
         harness.feed(Connected(key(n)))
         harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0, n),)))
-    assert harness.run.snapshot is not None
-    loser = 1 if harness.run.snapshot == snapshot_at(0, 0) else 0
+    assert harness.run.snapshot is None, "no tie is broken"
+    assert "2 different initial states" in harness.run.reason
+    harness.feed(joined(2))
+    harness.feed(Connected(key(2)))
+    harness.feed(Reported(key(2), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0, 1),)))
+    assert harness.run.snapshot == snapshot_at(0, 1)
     resyncs = [e for _, e in harness.announced if isinstance(e, SendNotice) and e.kind is NoticeKind.RESYNC]
-    assert [e.to for e in resyncs] == [key(loser)]
-    harness.feed(Reported(key(loser), applied=((0, digest_of(0)),)))
+    assert [e.to for e in resyncs] == [key(0)]
     assert harness.run.phase is Phase.OPEN
+
+
+def test_the_layout_is_that_of_the_agreed_initial_state_not_of_the_first_to_join() -> None:
+    harness = Harness(config(min_peers=2))
+    harness.feed(joined(9, sha("somebody else's")))
+    harness.feed(Connected(key(9)))
+    for n in range(2):
+        harness.feed(joined(n))
+        assert not harness.refusals
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    assert harness.run.layout_digest == LAYOUT
+    assert harness.run.phase is Phase.OPEN
+    assert harness.run.peers[key(9)].phase is PeerPhase.ABSENT
+    harness.feed(joined(9, sha("somebody else's")))
+    assert "layout" in harness.refusals[-1]
 
 
 def test_step_closes_when_everyone_holds_everything() -> None:

@@ -16,7 +16,6 @@ from coordinator.events import (
     Append,
     Connected,
     EndStream,
-    LayoutFixed,
     PeerLeft,
     Refuse,
     Reported,
@@ -55,7 +54,7 @@ def by_invite(**clock: object) -> RunConfig:
 
 
 def harness(*tickets: Ticket, **clock: object) -> Harness:
-    made = Harness(by_invite(**clock))
+    made = Harness(by_invite(**clock), layout=LAYOUT)
     for ticket in tickets:
         made.feed(TicketAsked(ticket, NOW))
     assert not made.refusals
@@ -125,11 +124,10 @@ def test_a_use_is_journalled_before_the_peer_is_told_and_no_crash_gives_it_twice
     made = harness(OTHER)
     effects = made.feed(replace(joined(0), ticket=OTHER, unix_ms=NOW))
     assert [effect.record for effect in effects if isinstance(effect, Append)] == [
-        LayoutFixed(LAYOUT, 100),
         TicketUsed(OTHER.ticket_id, key(0)),
     ]
     for length in range(len(made.journal) + 1):  # killed after any write: nobody was told before the last one
-        again = Harness(made.settings)
+        again = Harness(made.settings, layout=LAYOUT)
         again.load(made.journal[:length])
         first, second = asks(again, 0, OTHER), asks(again, 1, OTHER)
         assert (first == "") == (length > 0), "without its ticket the run does not know it"
@@ -198,7 +196,7 @@ def test_the_journal_gives_back_what_it_got(tmp_path: Path) -> None:
     made.feed(RevocationAsked(TICKET.ticket_id, with_peers=False))
     made.feed(RevocationAsked(b"r" * 16, with_peers=True))
     kinds = {type(record) for record in made.journal}
-    assert kinds == {TicketMade, TicketUsed, TicketRevoked, LayoutFixed}
+    assert kinds == {TicketMade, TicketUsed, TicketRevoked}
     journal = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
     genesis = log_pb2.Genesis(config_json=made.settings.canonical_json(), coordinator_public_key=COORDINATOR.public_key)
     journal.create_run(run_id_of(genesis), genesis)
