@@ -3,7 +3,7 @@
     Opened     gradient on this peer's samples -> momentum -> votes -> publish
     Committed  everybody's accepted votes -> the same update on every replica -> report the digest
     Agreed     others can start from this snapshot
-    Resync     this replica is not what counts: snapshot and replay
+    Resync     this replica is contradicted: compute again, and stop with the evidence if it stands (node/recovery.py)
     Finished   done
 
 One thread; the network side has its own, and hands over events in order. Bytes only cross between them.
@@ -11,12 +11,13 @@ One thread; the network side has its own, and hands over events in order. Bytes 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from torch import Tensor
@@ -27,18 +28,19 @@ from node.data.samples import Samples
 from node.model.gradients import GradResult
 from node.optim.demo import NonFiniteGradient
 from node.optim.votes import NotANumber
+from node.recovery import Recovery, Stopping
 from node.replica import Replica
 from node.snapshot.private import PrivateStateError
 from node.snapshot.store import PieceStore
 from node.swarm.api import Swarm
-from node.swarm.events import Agreed, Committed, Failed, Finished, Opened, Resync, Snapshot, Waiting
+from node.swarm.events import Agreed, Committed, Failed, Finished, Opened, Resync, Waiting
 from node.swarm.session import About
-from node.sync import fetch_snapshot
 from node.telemetry import StepLog, Summary
 from node.uplink import VoteSize
 from node.wire.codec import payload_hash
+from protos import figures
 from protos.assignment import Range
-from protos.errors import DivergedError, NetworkError, Refusal
+from protos.errors import DivergedError
 from protos.identity import public_key_of
 from protos.log import Tick
 from protos.run_config import RunConfig
@@ -47,21 +49,10 @@ from protos.v1 import update_pb2
 EVENT_SECONDS_MAX = 0.5
 # Own payloads of which nobody has said yet how long they took.
 SENT_MAX = 16
-RESYNCS_IN_A_ROW_MAX = 5
-SNAPSHOT_TRIES_MAX = 8
-SNAPSHOT_RETRY_SECONDS = 0.5
 # A source is slow if reading took more than this part of the time of as many steps, and more seconds than that.
 SLOW_SOURCE_PART = 0.5
 SLOW_SOURCE_STEPS = 5
 SLOW_SOURCE_SECONDS = 1.0
-
-
-class Stopping(Protocol):
-    """Whether the person asked to stop; `wait` sleeps, or returns at once if so."""
-
-    def __call__(self) -> bool: ...
-
-    def wait(self, seconds: float) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -74,12 +65,13 @@ class Ready:
 
 @dataclass
 class Trainer:
-    """Everything that a step needs. `stopping` is asked between micro-batches and events."""
+    """Everything that a step needs. `stopping` is asked between micro-batches and events. Without `samples` it is an anchor:
+    it applies what others voted, and does not train."""
 
     config: RunConfig
     replica: Replica
     swarm: Swarm
-    samples: Samples
+    samples: Samples | None
     store: PieceStore
     private_path: Path
     micro_batch: int
@@ -87,7 +79,8 @@ class Trainer:
     summary: Summary
     steps: StepLog
     stopping: Stopping
-    resyncs_in_a_row: int = 0
+    anchored: bool = False
+    patience_seconds: float = math.inf
     taking_part: bool = False
     announced_step: int = 0
     ready: Ready | None = None
@@ -100,16 +93,27 @@ class Trainer:
         self.told_slow = False
         self.tick: Tick | None = None
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
+        self.recovery = Recovery(
+            self.replica,
+            self.swarm,
+            self.store,
+            self.private_path.parent,
+            self.stopping,
+            self.log,
+            self.follow,
+            agreed_start=self.anchored or self.config.admission.mode != "open",
+            patience_seconds=self.patience_seconds,
+        )
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
     def enter(self, bootstrap: Sequence[str]) -> None:
         """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
         replica = self.replica
-        about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device)
+        anchor = self.samples is None
+        about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, anchor)
         welcome = self.swarm.join(about, bootstrap)
-        if welcome.snapshot is not None and welcome.snapshot.root != replica.packed()[0].root:
-            self.load_snapshot(welcome.snapshot)
+        self.recovery.begin(welcome.snapshots, welcome.head_step)
         try:
             if replica.load_private(self.private_path):
                 self.log.info("momentum taken up again", step=replica.step)
@@ -133,7 +137,7 @@ class Trainer:
                     self.log.info("snapshot agreed", step=self.replica.step, snapshot=event.snapshot.step)
                 case Resync():
                     opened = None
-                    self._resync(self._newer(event) if event.lost else event.snapshot, event.reason)
+                    self._resync(event)
                 case Waiting():
                     self.log.info("waiting", step=self.replica.step, why=event.reason)
                 case Finished():
@@ -156,6 +160,8 @@ class Trainer:
         takes as long as the slower of computing and exchanging, not as both.
         """
         tick, replica = opened.tick, self.replica
+        if self.samples is None:
+            return
         if tick.parent_hash != replica.head:
             raise DivergedError(f"step {tick.step} was opened on another log than the one that is applied here")
         if replica.published is not None and replica.published[0] == tick.step:
@@ -177,22 +183,21 @@ class Trainer:
 
     def _gradients(self, opened: Opened, late: bool = False) -> Ready | None:
         """What our samples say, in `.grad`; None if the step was decided meanwhile (unless it is for the next), or for NaN."""
-        tick, replica = opened.tick, self.replica
+        tick, replica, samples = opened.tick, self.replica, self.samples
+        assert samples is not None, "an anchor does not train"
         started = time.monotonic()
 
         def decided() -> bool:
             return self.stopping() or (not late and self.swarm.committed_step >= tick.step)
 
         factor = tick.lr / self.config.optimizer.lr
-        read_before = self.samples.reading_seconds
+        read_before = samples.reading_seconds
         try:
-            result = replica.gradients(
-                self.samples, opened.ranges or (), self.micro_batch, self.autocast, decided, factor
-            )
+            result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, decided, factor)
         except NonFiniteGradient as error:
             self._abstain(tick.step, error)
             return None
-        self._note_reading(self.samples.reading_seconds - read_before, time.monotonic() - started)
+        self._note_reading(samples.reading_seconds - read_before, time.monotonic() - started)
         if not result.samples or decided():
             self.log.info("too late for this step", step=tick.step, samples=result.samples)
             return None
@@ -273,10 +278,10 @@ class Trainer:
         if entry.step <= replica.step:
             return  # of a following that was stopped
         if entry.step > replica.step + 1:
-            self._resync(None, f"entry {entry.step} came after the state of step {replica.step}")
+            self._resync(Resync(None, f"entry {entry.step} came after the state of step {replica.step}", lost=True))
             return
-        if entry.parent_state_digest and entry.parent_state_digest != replica.digest():
-            self._resync(None, f"the log holds another state digest for step {replica.step}")
+        if not self.recovery.agrees(event.signed):
+            self._started_again()
             return
         if self.config.trust.enabled:
             self._check(event)
@@ -284,6 +289,7 @@ class Trainer:
         if self.archive is not None:
             self.archive.record(replica, event.signed, event.payloads, event.announcements)
         digest = replica.digest()
+        self.recovery.reached(replica.step, digest)
         self.swarm.applied(replica.step, digest)
         self._note(event, accepted, digest)
         if replica.step % self.config.clock.snapshot_every == 0 or replica.step == self.config.clock.steps:
@@ -291,14 +297,14 @@ class Trainer:
 
     def _check(self, event: Committed) -> None:
         """Look at others' votes where the entry draws us to, at the state on which they were computed."""
-        demo = self.replica.demo
+        demo, samples = self.replica.demo, self.samples
         me = public_key_of(self.summary.id)
         mine = [] if self.tick is None else audit.due(me, self.config.trust, self.tick, event.signed)
-        if self.tick is None or not mine:
+        if self.tick is None or samples is None or not mine:
             return
 
         def gradient(ranges: tuple[Range, ...]) -> Tensor:
-            over = self.replica.mean_gradient(self.samples, ranges, self.micro_batch, self.autocast, self.stopping)
+            over = self.replica.mean_gradient(samples, ranges, self.micro_batch, self.autocast, self.stopping)
             if over.samples < sum(map(len, ranges)):
                 raise audit.NoGradient("this peer is about to stop")
             return audit.transformed(demo.layout, self.replica.whole_gradients(), demo.config.transform)
@@ -318,9 +324,8 @@ class Trainer:
 
     def _note(self, event: Committed, accepted: bool, digest: bytes) -> None:
         entry, summary = event.signed.entry, self.summary
-        self.resyncs_in_a_row = 0
         tokens = sum(c.tokens for c in entry.contributions)
-        loss = sum(c.loss * c.tokens for c in entry.contributions) / tokens if tokens else summary.loss
+        loss = figures.loss_of(entry.contributions, summary.loss)
         summary.step, summary.loss = entry.step, loss
         summary.steps_applied += 1
         summary.votes_accepted += accepted
@@ -347,63 +352,30 @@ class Trainer:
         self.swarm.stored(manifest.step, manifest.root, manifest.total_bytes)
         self.replica.save_private(self.private_path)
 
-    def _resync(self, snapshot: Snapshot | None, reason: str) -> None:
-        """Never exit over a state that does not count: load the agreed snapshot and replay the log."""
-        self.log.warning("re-syncing", step=self.replica.step, why=reason)
+    def _resync(self, event: Resync) -> None:
+        """The coordinator contradicts this peer's state, or votes that the log names are lost."""
+        at = self.replica.step
+        if event.lost:
+            self.recovery.lost(event.reason)
+        else:
+            self.recovery.told(event)
+        if self.replica.step != at:
+            self._started_again()
+
+    def _started_again(self) -> None:
+        """The replica is at another state: what was computed on the one before is for nothing."""
         self.summary.resyncs += 1
-        self.resyncs_in_a_row += 1
-        if self.resyncs_in_a_row > RESYNCS_IN_A_ROW_MAX:
-            raise DivergedError(f"still another state after {RESYNCS_IN_A_ROW_MAX} re-syncs: {reason}")
         self.taking_part, self.ready = False, None
-        self.swarm.halt()
-        wanted = snapshot or self.swarm.newest_snapshot()
-        if wanted is None:
-            raise DivergedError(f"{reason}, and no snapshot is agreed to start again from")
-        self.load_snapshot(wanted)
-        self.swarm.restarted()
-        self.follow()
 
-    def _newer(self, event: Resync) -> Snapshot:
-        """An agreed snapshot past this peer's state, where votes after it are lost. NetworkError if there is none."""
-        if event.snapshot is not None and event.snapshot.step > self.replica.step:
-            return event.snapshot
-        newest = self.swarm.newest_snapshot()
-        if newest is None or newest.step <= self.replica.step:
-            raise NetworkError(
-                f"{event.reason}, and no snapshot is newer than this peer's state of step {self.replica.step}: those who have "
-                "the rest are away, or the run is finished and they have left; join again when one is back (see "
-                "swarmentum status)"
-            )
-        return newest
-
-    def load_snapshot(self, snapshot: Snapshot) -> None:
-        """Become the state of an agreed snapshot; of a newer one if nobody gives this one any more."""
-        for attempt in range(1, SNAPSHOT_TRIES_MAX + 1):
-            self.log.info(
-                "loading snapshot", step=snapshot.step, bytes=snapshot.total_bytes, holders=len(snapshot.holders)
-            )
-            try:
-                found = fetch_snapshot(self.swarm, self.store, snapshot, self.replica.layout_digest, self._progress)
-            except (NetworkError, Refusal) as error:
-                if attempt == SNAPSHOT_TRIES_MAX:
-                    raise NetworkError(f"the snapshot of step {snapshot.step} cannot be had: {error}") from error
-                self.log.info("snapshot not loaded; trying the newest", step=snapshot.step, why=str(error))
-                self.stopping.wait(attempt * SNAPSHOT_RETRY_SECONDS)
-                snapshot = self.swarm.newest_snapshot() or snapshot
-                continue
-            self.replica.load(*found)
-            return
-
-    def _progress(self, done: int, total: int) -> None:
-        self.log.info("snapshot", step=self.replica.step, percent=100 * done // max(total, 1))
-
-    def follow(self) -> None:
-        """Follow the log from the state that is here, and say which it is."""
+    def follow(self, store: bool = True) -> None:
+        """Follow the log from the state that is here, and say which it is; with `store`, that its snapshot can be had here."""
         replica = self.replica
         self.summary.step = replica.step
         if self.archive is not None:
             self.archive.begin(replica)
+        self.recovery.reached(replica.step, replica.digest())
         self.swarm.applied(replica.step, replica.digest())
-        manifest = self.replica.snapshot(self.store)
-        self.swarm.stored(manifest.step, manifest.root, manifest.total_bytes)
+        if store:
+            manifest = self.replica.snapshot(self.store)
+            self.swarm.stored(manifest.step, manifest.root, manifest.total_bytes)
         self.swarm.follow_from(replica.step, replica.head)

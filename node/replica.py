@@ -281,6 +281,11 @@ class Replica:
 
     # ---- snapshots ---------------------------------------------------------------------------------------------------
 
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """The snapshots of this replica that are in the store, oldest first."""
+        return tuple(sorted(self._manifests, key=lambda manifest: manifest.step))
+
     def packed(self) -> tuple[Manifest, bytes]:
         """The state as a safetensors file, and its manifest."""
         data = pack({name: whole(tensor) for name, tensor in self.state.items()})

@@ -20,7 +20,7 @@ from node.swarm.counters import Counters
 from node.swarm.events import Event, Snapshot, Welcome
 from node.swarm.session import About, Session
 from protos.errors import NetworkError, StoppedError
-from protos.log import Verdict
+from protos.log import SignedEntry, Verdict
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
 
@@ -90,9 +90,9 @@ class Swarm:
         """The newest entry that has arrived, applied or not: a step up to it is decided."""
         return self._session.committed_step
 
-    def connect(self) -> pb.GetRunResponse:
+    def connect(self, *, anchor: bool = False) -> pb.GetRunResponse:
         """Reach the coordinator and read the run's facts."""
-        return self._call(self._session.connect(), START_SECONDS_MAX, stoppable=True)
+        return self._call(self._session.connect(anchor=anchor), START_SECONDS_MAX, stoppable=True)
 
     def join(self, about: About, bootstrap: Sequence[str]) -> Welcome:
         """Get on the overlay and join the run."""
@@ -115,9 +115,21 @@ class Swarm:
                 return
             self._loop.call_soon_threadsafe(self._room.release)
 
-    def newest_snapshot(self) -> Snapshot | None:
-        """The snapshot that is agreed now, as the coordinator says; waits for one that is away, as a peer's patience says."""
-        return self._call(self._session.newest_snapshot(), math.inf, stoppable=True)
+    def offered(self) -> tuple[Snapshot, ...]:
+        """The snapshots that are agreed now, newest first; waits for a coordinator that is away, as a peer's patience says."""
+        return self._call(self._session.offered(), math.inf, stoppable=True)
+
+    def entries_about(self, step: int) -> tuple[SignedEntry | None, SignedEntry | None]:
+        """The log's entries of `step` and of the step after it."""
+        return self._call(self._session.entries_about(step), START_SECONDS_MAX, stoppable=True)
+
+    def is_withdrawn(self, step: int) -> bool:
+        """Whether what was agreed about the state after this step does not count any more."""
+        return self._session.is_withdrawn(step)
+
+    def found_bad(self, snapshot: Snapshot) -> None:
+        """Tell the coordinator that an agreed snapshot does not hold what the log says."""
+        self._call(self._session.found_bad(snapshot), START_SECONDS_MAX)
 
     def next_event(self, seconds_max: float) -> Event | None:
         """The next event, or None after `seconds_max`."""

@@ -210,10 +210,10 @@ class CoordinatorClient:
             await asyncio.sleep(delay)
             delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
 
-    async def may_join(self) -> None:
+    async def may_join(self, *, anchor: bool = False) -> None:
         """RefusedError with the reason if the coordinator would not admit this peer, whatever its model is."""
         challenge = await self._challenge()
-        body = pb.JoinBody(challenge=challenge, ticket=self._invite.ticket)
+        body = pb.JoinBody(challenge=challenge, ticket=self._invite.ticket, anchor=anchor)
         await self._call("MayJoin", pb.MayJoinRequest(envelope=self._seal(Kind.KIND_JOIN, body)))
 
     async def join(self, body: pb.JoinBody) -> pb.JoinResponse:

@@ -53,11 +53,12 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Resync:
-    """This peer's state is not what counts, or votes of the log are `lost`: start again from a snapshot (lost: newer)."""
+    """This peer's state after `step` is not what counts; or votes of the log are `lost`: only a newer snapshot helps."""
 
     snapshot: Snapshot | None
     reason: str
     lost: bool = False
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,5 +89,6 @@ Event = Opened | Committed | Agreed | Resync | Waiting | Finished | Failed
 class Welcome:
     """The coordinator's answer to a join."""
 
-    snapshot: Snapshot | None
-    """The agreed snapshot; None before the first."""
+    snapshots: tuple[Snapshot, ...]
+    """The agreed snapshots, newest first; none before the first."""
+    head_step: int

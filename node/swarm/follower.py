@@ -116,12 +116,13 @@ class Follower:
 
     async def _take_notice(self, notice: pb.Notice) -> None:
         snapshot = snapshot_of(notice.snapshot) if notice.HasField("snapshot") else None
+        self._snapshots.withdraw(notice.withdrawn)
         if snapshot is not None:
             self._snapshots.remember(snapshot)
         if notice.kind == pb.NoticeKind.NOTICE_KIND_SNAPSHOT and snapshot is not None:
             await self._runtime.emit(Agreed(snapshot))
         elif notice.kind == pb.NoticeKind.NOTICE_KIND_RESYNC:
-            await self._runtime.emit(Resync(snapshot, notice.reason))
+            await self._runtime.emit(Resync(snapshot, notice.reason, step=notice.step))
         elif notice.kind == pb.NoticeKind.NOTICE_KIND_FINISHED:
             await self._runtime.emit(Finished(notice.reason))
         else:

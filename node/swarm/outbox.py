@@ -20,6 +20,7 @@ class Outbox:
     holdings: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
     applied: dict[int, bytes] = field(default_factory=dict)
     snapshots: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    bad_snapshots: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     verdicts: dict[tuple[int, bytes], Verdict] = field(default_factory=dict)
     equivocations: dict[bytes, Equivocation] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
@@ -82,12 +83,7 @@ class Outbox:
         for (author, payload), step in list(self.holdings.items())[: limits.HOLDINGS_MAX]:
             if self._new(("held", author, payload), facts):
                 body.holdings.add(step=step, public_key=author, payload_sha256=payload)
-        for step in sorted(self.applied)[-limits.APPLIED_MAX :]:
-            if self._new(("applied", step, self.applied[step]), facts):
-                body.applied.add(step=step, state_digest=self.applied[step])
-        for step, (root, size) in sorted(self.snapshots.items()):
-            if self._new(("snapshot", step, root), facts):
-                body.snapshots.add(step=step, root=root, total_bytes=size)
+        self._take_states(body, facts)
         for (step, subject), verdict in list(self.verdicts.items())[-limits.VERDICTS_MAX :]:
             if self._new(("verdict", step, subject), facts):
                 body.verdicts.append(verdict_body(replace(verdict, checker=b"")))
@@ -97,6 +93,18 @@ class Outbox:
         if self.addresses and self._new(("addresses", self.addresses), facts):
             body.addresses.extend(self.addresses)
         return (body, facts) if facts else None
+
+    def _take_states(self, body: pb.ReportBody, facts: list[object]) -> None:
+        """States reached, snapshots stored, and snapshots of others that were found wrong."""
+        for step in sorted(self.applied)[-limits.APPLIED_MAX :]:
+            if self._new(("applied", step, self.applied[step]), facts):
+                body.applied.add(step=step, state_digest=self.applied[step])
+        for step, (root, size) in sorted(self.snapshots.items()):
+            if self._new(("snapshot", step, root), facts):
+                body.snapshots.add(step=step, root=root, total_bytes=size)
+        for step, (root, size) in sorted(self.bad_snapshots.items())[-limits.APPLIED_MAX :]:
+            if self._new(("bad snapshot", step, root), facts):
+                body.bad_snapshots.add(step=step, root=root, total_bytes=size)
 
     def _new(self, fact: object, facts: list[object]) -> bool:
         if fact in self._told:

@@ -64,6 +64,11 @@ class Reporter:
         self._outbox.snapshots[step] = (root, size)
         self._outbox.changed.set()
 
+    def found_bad(self, step: int, root: bytes, size: int) -> None:
+        """An agreed snapshot does not hold what the log says."""
+        self._outbox.bad_snapshots[step] = (root, size)
+        self._outbox.changed.set()
+
     def moved(self, addresses: tuple[str, ...]) -> None:
         """Where this peer is now."""
         if addresses != self._outbox.addresses:

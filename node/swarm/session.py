@@ -40,10 +40,10 @@ from node.swarm.settings import OverlaySettings
 from node.swarm.snapshots import AgreedSnapshots, snapshot_of
 from node.swarm.view import View
 from node.swarm.witness import Witness
-from protos.errors import NetworkError, RefusedError, SwarmentumError
+from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.identity import Identity, peer_id
 from protos.invite import Invite
-from protos.log import Verdict
+from protos.log import SignedEntry, Verdict
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
 
@@ -55,6 +55,7 @@ class About:
     layout_digest: bytes
     parameters: int
     device: str
+    anchor: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,14 @@ class Session:
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
-    async def connect(self) -> pb.GetRunResponse:
+    async def connect(self, *, anchor: bool = False) -> pb.GetRunResponse:
         """Reach the coordinator and read the run's facts. RefusedError, before a model is built, if this peer is not admitted:
         excluded, not on the list, no place left, or with a ticket that admits nobody any more."""
         await self.client.connect()
         response, config = await self.client.get_run()
-        await self.client.may_join()
-        self._publication.commits_first = config.trust.enabled
+        await self.client.may_join(anchor=anchor)
+        # Where identities are free, a stranger that hears a payload's hash first could announce it as its own.
+        self._publication.commits_first = config.trust.enabled or config.admission.mode == "open"
         return response
 
     async def start(self, about: About, bootstrap: Sequence[str]) -> Welcome:
@@ -184,14 +186,21 @@ class Session:
             device=about.device,
             addresses=self._outbox.addresses,
             software_version=software_version(),
+            anchor=about.anchor,
         )
         response = await self.client.join(body)
         self._view.admitted_at_step = response.head_step
-        snapshot = snapshot_of(response.snapshot) if response.HasField("snapshot") else None
-        if snapshot is not None:
-            self._snapshots.remember(snapshot)
+        return Welcome(self._offered(response), response.head_step)
+
+    def _offered(self, response: pb.JoinResponse | pb.GetRunResponse) -> tuple[Snapshot, ...]:
+        """The agreed snapshots that the coordinator names, newest first; whom it names to start from is dialled."""
+        self._snapshots.withdraw(response.withdrawn)
+        refs = [response.snapshot] if response.HasField("snapshot") else []
+        offered = tuple(map(snapshot_of, (*refs, *response.earlier)))
+        if offered:
+            self._snapshots.remember(offered[0])
         self._runtime.spawn(self._connections.connect_to(list(response.bootstrap)))
-        return Welcome(snapshot)
+        return offered
 
     async def follow_from(self, step: int, head: bytes) -> None:
         """Follow the log from the state that the training thread has: after step `step`, whose entry has hash `head`."""
@@ -239,12 +248,34 @@ class Session:
         """The newest entry that has arrived."""
         return self._view.committed_step
 
-    async def newest_snapshot(self) -> Snapshot | None:
-        """Ask the coordinator which snapshot is agreed now. NetworkError if it stays away for longer than our patience."""
+    async def offered(self) -> tuple[Snapshot, ...]:
+        """Ask the coordinator which snapshots are agreed now, newest first. NetworkError if it stays away for longer than our
+        patience."""
         response, _ = await self.client.reach_run(self._patience_seconds)
-        if response.HasField("snapshot"):
-            self._snapshots.remember(snapshot_of(response.snapshot))
-        return self._snapshots.newest
+        return self._offered(response)
+
+    async def entries_about(self, step: int) -> tuple[SignedEntry | None, SignedEntry | None]:
+        """The log's entries of `step` and of the step after it, verified; None for step 0, and where there is none yet.
+
+        Raises NetworkError, or RefusedError if the coordinator's log is not this run's.
+        """
+        envelopes, _ = await self.client.entries(max(step, 1))
+        found: dict[int, SignedEntry] = {}
+        for envelope in envelopes[:2]:
+            try:
+                signed = self._view.chain.open(envelope)
+            except Refusal as refusal:
+                raise RefusedError(f"the coordinator's log of step {step} cannot be believed: {refusal}") from refusal
+            found[signed.entry.step] = signed
+        return found.get(step), found.get(step + 1)
+
+    def is_withdrawn(self, step: int) -> bool:
+        """Whether what was agreed about the state after this step does not count any more."""
+        return self._snapshots.is_withdrawn(step)
+
+    async def found_bad(self, snapshot: Snapshot) -> None:
+        """An agreed snapshot does not hold what the log says: the coordinator is told."""
+        self._reporter.found_bad(snapshot.step, snapshot.root, snapshot.total_bytes)
 
     async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
         """Offer this peer's payload of a step, and say so; or what was said before, if it was another one."""

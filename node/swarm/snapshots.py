@@ -1,11 +1,12 @@
 """The agreed snapshots that a peer knows of, and with them, which payloads nobody needs any more.
 
-Keeps the newest two. Holds no pieces: those are the training thread's (node/snapshot).
+Keeps the newest two, and what the operator withdrew. Holds no pieces: those are the training thread's (node/snapshot).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from node.swarm import settings as limits
 from node.swarm.events import Snapshot
@@ -27,6 +28,7 @@ class AgreedSnapshots:
         self._payloads = payloads
         self._known: list[Snapshot] = []
         self._agreed_at: dict[int, float] = {}
+        self._withdrawn: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -36,13 +38,25 @@ class AgreedSnapshots:
         """None before the first."""
         return self._known[-1] if self._known else None
 
+    def is_withdrawn(self, step: int) -> bool:
+        """Whether what was agreed about the state after this step does not count any more."""
+        return any(first <= step <= last for first, last in self._withdrawn)
+
+    def withdraw(self, withdrawn: Iterable[pb.Withdrawn]) -> None:
+        """All that the operator withdrew so far."""
+        self._withdrawn = tuple((gone.from_step, gone.to_step) for gone in withdrawn)
+        self._known = [known for known in self._known if not self.is_withdrawn(known.step)]
+
     def remember(self, snapshot: Snapshot) -> None:
-        """Payloads before the newest snapshot that everybody had time to load are no longer needed by anyone."""
+        """A snapshot is agreed. A joiner that cannot use the newest goes on from the one before, and needs what came after it:
+        payloads go once the snapshot *after* the one that they led to was there for long enough to be loaded.
+        """
         now = time.monotonic()
         self._agreed_at.setdefault(snapshot.step, now)
         others = [known for known in self._known if known.step != snapshot.step]
         self._known = sorted([*others, snapshot], key=lambda known: known.step)[-SNAPSHOTS_KEPT:]
-        settled = [step for step, at in self._agreed_at.items() if now - at > limits.RETAIN_SECONDS]
-        if settled:
-            self._payloads.forget_until(max(settled))
-            self._agreed_at = {step: at for step, at in self._agreed_at.items() if step >= max(settled)}
+        settled = sorted(step for step, at in self._agreed_at.items() if now - at > limits.RETAIN_SECONDS)
+        if len(settled) >= SNAPSHOTS_KEPT:
+            before = settled[-SNAPSHOTS_KEPT]
+            self._payloads.forget_until(before)
+            self._agreed_at = {step: at for step, at in self._agreed_at.items() if step >= before}
