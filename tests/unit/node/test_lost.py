@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from node.loop import Trainer
 from node.swarm import pulls as module
 from node.swarm import settings
 from node.swarm.collector import Collector
@@ -126,24 +124,3 @@ async def test_an_entry_whose_votes_are_lost_asks_for_a_newer_snapshot() -> None
     [event] = seen.runtime.said
     assert isinstance(event, Resync)
     assert (event.lost, event.snapshot) == (True, newest)
-
-
-def newer(event: Resync, ask: Callable[[], Snapshot | None]) -> Snapshot:
-    trainer: Any = Trainer.__new__(Trainer)
-    trainer.swarm = SimpleNamespace(newest_snapshot=ask)
-    trainer.replica = SimpleNamespace(step=STEP)
-    found: Snapshot = trainer._newer(event)
-    return found
-
-
-def test_a_newer_snapshot_that_is_known_needs_no_coordinator() -> None:
-    def away() -> Snapshot | None:
-        raise NetworkError("the coordinator does not answer")
-
-    assert newer(Resync(snapshot(STEP + 5), "lost", lost=True), away) == snapshot(STEP + 5)
-
-
-@pytest.mark.parametrize("newest", [None, snapshot(STEP)])
-def test_without_a_newer_snapshot_it_ends_and_says_what_to_do(newest: Snapshot | None) -> None:
-    with pytest.raises(NetworkError, match=r"lost, and no snapshot is newer .* step 45.*join again"):
-        newer(Resync(newest, "lost", lost=True), lambda: newest)
