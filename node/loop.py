@@ -93,6 +93,8 @@ class Trainer:
     ready: Ready | None = None
     vote_size: VoteSize | None = None
     archive: Recorder | None = None
+    entered: bool = False
+    """Whether the momentum that is here is this peer's, and may be saved."""
 
     def __post_init__(self) -> None:
         self.sent: dict[bytes, int] = {}
@@ -116,6 +118,7 @@ class Trainer:
         except PrivateStateError as error:
             why = str(error)
             self.log.warning("starting with fresh momentum: the saved one cannot be used", step=replica.step, why=why)
+        self.entered = True
         self.follow()
 
     def run(self) -> bool:
