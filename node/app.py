@@ -17,7 +17,7 @@ import torch
 
 from node.archive.record import Recorder
 from node.config import PeerSettings
-from node.consent import STANDARD_LIBRARY, Request, request
+from node.consent import STANDARD_LIBRARY, Place, Request, place_of, request
 from node.data.corpus import Corpus, open_corpus
 from node.data.samples import Samples
 from node.export import export
@@ -210,14 +210,19 @@ class _Peer:
         device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
         source = self.settings.data or config.data.source
         path = None if source == STANDARD_LIBRARY else Path(source)
-        corpus = open_corpus(path, self.settings.home / "cache", tokenizer=config.data.tokenizer)
+        if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
+            self.log.info("downloading the tokenizer, unless it is here already", tokenizer=config.data.tokenizer)
+        cache, dtype = self.settings.home / "cache", config.data.dtype
+        corpus = open_corpus(path, cache, tokenizer=config.data.tokenizer, dtype=dtype)
         vocabulary = corpus.tokenizer.vocabulary
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
         size = self._size(config)
         replica = self._replica(spec, config, vocabulary, size, device)
         count = parameter_count(replica.model)
-        self.log.info("model", parameters=count, device=str(device), data=corpus.name, size=size)
+        self.log.info(
+            "model", parameters=count, device=str(device), data=corpus.name, size=size, dtype=corpus.tokens.dtype.name
+        )
         return corpus, replica, Samples(corpus.tokens, config.data.context, config.seed)
 
     def _replica(self, spec: ModelSpec, config: RunConfig, vocabulary: int, size: int, device: torch.device) -> Replica:

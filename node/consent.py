@@ -17,6 +17,7 @@ from protos.run_config import ModelConfig, RunConfig
 
 STANDARD_LIBRARY = "stdlib"
 BYTES = "bytes"
+RAW_TOKENS = ".bin"
 SHOWN_CHARS_MAX = 120
 MODEL_KEYS_SHOWN = ("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "vocab_size")
 
@@ -76,12 +77,11 @@ def request(config: RunConfig, settings: PeerSettings, exists: Callable[[str], b
         wants.append(f"read a tokenizer from {_shown(tokenizer)} of this machine")
     if place is Place.HUB:
         wants.append(f"download the tokenizer {_shown(tokenizer)} from {place.value}")
-    data = "this Python's standard library" if source == STANDARD_LIBRARY else _shown(source)
     return Request(
         run=config.name,
         steps=config.clock.steps,
         model=_model(config.model),
-        data=data if settings.data is None else f"{_shown(settings.data)} (--data)",
+        data=_data(config, settings),
         tokenizer="bytes" if place is Place.HERE else f"{_shown(tokenizer)}, {place.value}",
         wants=tuple(wants),
         downloads=place is Place.HUB,
@@ -119,6 +119,14 @@ def _check_tokenizer(tokenizer: str, settings: PeerSettings) -> None:
             f"the run asks for {_shown(tokenizer)} of this machine as its tokenizer (data.tokenizer); if this path is meant, "
             "join with --allow-data"
         )
+
+
+def _data(config: RunConfig, settings: PeerSettings) -> str:
+    source = settings.data or config.data.source
+    if source == STANDARD_LIBRARY:
+        return "this Python's standard library"
+    dtype = f", tokens of {config.data.dtype}" if source.endswith(RAW_TOKENS) else ""
+    return f"{_shown(source)}{dtype}{'' if settings.data is None else ' (--data)'}"
 
 
 def _model(model: ModelConfig) -> str:
