@@ -80,6 +80,8 @@ class Reported:
     verdicts: tuple[Verdict, ...] = ()
     offences: tuple[Offence, ...] = ()
     """Of others, proven."""
+    abstained: tuple[int, str] | None = None
+    """The step for which it has no votes and will have none, and why, in its own printable words."""
 
 
 @dataclass(frozen=True)
