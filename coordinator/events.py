@@ -88,6 +88,8 @@ class Reported:
     """Of others, proven."""
     bad_snapshots: tuple[SnapshotFact, ...] = ()
     """Agreed ones that it loaded and found wrong."""
+    abstained: tuple[int, str] | None = None
+    """The step for which it has no votes and will have none, and why, in its own printable words."""
 
 
 @dataclass(frozen=True)

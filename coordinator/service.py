@@ -439,6 +439,7 @@ def _reported(opened: Opened, body: pb.ReportBody) -> Reported:
         verdicts=tuple(verdict_from_body(verdict, opened.public_key) for verdict in body.verdicts),
         # Whoever reports it, the offender's own signatures prove it: a reporter can make nothing up.
         offences=tuple(prove(equivocation_from_body(said), opened.run_id) for said in body.equivocations),
+        abstained=_abstained(body.abstained) if body.HasField("abstained") else None,
     )
 
 
@@ -449,6 +450,14 @@ def _snapshots(said: Iterable[pb.SnapshotRef]) -> tuple[SnapshotFact, ...]:
         _bounded(s.total_bytes, limits.SNAPSHOT_PIECES_MAX * limits.SNAPSHOT_PIECE_BYTES, "bytes of a snapshot")
         facts.append(SnapshotFact(s.step, _sized(s.root, limits.HASH_BYTES, "snapshot root"), s.total_bytes))
     return tuple(facts)
+
+
+def _abstained(body: pb.Abstention) -> tuple[int, str]:
+    _bounded(body.step, limits.STEP_MAX, "as a step")
+    _bounded(len(body.reason.encode()), limits.ABSTENTION_REASON_BYTES_MAX, "bytes in a reason")
+    if not body.reason.isprintable():
+        raise Refusal(Reason.OUT_OF_RANGE, "the reason of an abstention does not print on one line")
+    return body.step, body.reason
 
 
 def _claim(opened: Opened, envelope: envelope_pb2.SignedEnvelope) -> Claim:

@@ -11,6 +11,7 @@ import typer
 
 from protos.console import configure_logging, exit_with
 from protos.errors import OperatorError
+from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 failed (demo: digests differ or the loss did not fall; verify: a step does not hold), "
@@ -24,7 +25,9 @@ app = typer.Typer(
     add_completion=False,
 )
 
-InviteLink = Annotated[str, typer.Argument(metavar="INVITE", help="The run's invite link, swarmentum://...")]
+InviteLink = Annotated[
+    str, typer.Argument(metavar="INVITE", help="The run's invite link, swarmentum://..., or - to read it from stdin.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs; logs go to stderr.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More log lines.")]
 Listen = Annotated[
@@ -49,8 +52,15 @@ def _need_node_extra() -> None:
 
 
 @app.command(epilog=EXIT_CODES)
+@leaving_at_once()  # until it has something to save, and listens for itself
 def join(
-    invite: InviteLink,
+    invite: Annotated[
+        str | None, typer.Argument(metavar="INVITE", help="The run's invite link, or - to read it from stdin.")
+    ] = None,
+    invite_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the invite link: on the command line all users of a machine see it."),
+    ] = None,
     home: Annotated[
         Path | None, typer.Option(help="Folder of identity, snapshots, momentum (default: ~/.swarmentum/peer).")
     ] = None,
@@ -88,6 +98,10 @@ def join(
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Let the run call a function of this machine.")
     ] = False,
+    allow_data: Annotated[
+        bool, typer.Option("--allow-data", help="Let the run name files of this machine, and train on them.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Agree to what the run asks; do not ask me.")] = False,
     export: Annotated[Path | None, typer.Option(help="Where to write the Hugging Face model at the end.")] = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -98,6 +112,7 @@ def join(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure_logging(as_json=as_json, verbose=verbose)
     from node.config import load_settings
+    from node.consent import Request, must_ask
     from node.ranks.launch import launched
 
     settings = load_settings(
@@ -120,6 +135,8 @@ def join(
         archive_gb=archive_gb,
         patience_seconds=patience_seconds,
         allow_code=allow_code or None,
+        allow_data=allow_data or None,
+        yes=yes or None,
     )
     launch = launched(os.environ)
     if launch is not None and launch.rank:
@@ -127,25 +144,38 @@ def join(
 
         follow(launch, settings)
         return
+    from node import person
+
+    link = person.link_from(invite, invite_file)
     from node.app import join as join_run
 
-    outcome = join_run(invite, settings, export)
+    def agree(asked: Request) -> None:
+        if not as_json:
+            person.show(asked)
+        if must_ask(asked, settings, can_ask=not as_json and person.can_be_asked()):
+            person.ask(asked)
+
+    outcome = join_run(link, settings, export, agree)
     summary = outcome.summary
     if as_json:
         print(summary.json(), flush=True)
     else:
         kept = f"; model: {summary.checkpoint}" if summary.checkpoint else ""
-        print(f"step {summary.step}, {summary.votes_accepted} votes accepted, state digest {summary.digest[:16]}{kept}")
+        done = f"step {summary.step}, {summary.votes_accepted} votes accepted, state digest {summary.digest[:16]}{kept}"
+        print(done, flush=True)
+    if outcome.exit_code == EXIT_INTERRUPTED:
+        leave()  # all is saved and closed; taking Python apart takes over a second
     raise typer.Exit(outcome.exit_code)
 
 
 @app.command(epilog=EXIT_CODES)
 def status(invite: InviteLink, as_json: Json = False) -> None:
     """Show a run: its phase, step, loss and peers."""
+    from node.person import link_from
     from node.status import show
     from node.status import status as ask
 
-    values = ask(invite)
+    values = ask(link_from(invite))
     if as_json:
         print(json.dumps(values))
     else:
@@ -161,12 +191,14 @@ def watch(
 ) -> None:
     """Follow a run with an independent implementation (py-libp2p) that checks every signature and the hash chain."""
     configure_logging(as_json=as_json)
+    from node.person import link_from
     from node.watch.app import run
 
-    raise typer.Exit(run(invite, as_json=as_json, steps=steps, seconds=seconds))
+    raise typer.Exit(run(link_from(invite), as_json=as_json, steps=steps, seconds=seconds))
 
 
 @app.command(epilog=EXIT_CODES)
+@leaving_at_once()  # until it has something to save, and listens for itself
 def relay(
     home: Annotated[Path | None, typer.Option(help="Folder of the identity (default: ~/.swarmentum/relay).")] = None,
     listen: Annotated[str, typer.Option(help="IP:port, TCP and UDP; port 0 takes free ones.")] = "0.0.0.0:4001",
@@ -249,14 +281,17 @@ def verify(
 
 @app.command(epilog=EXIT_CODES)
 def ledger(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="An archived run (as for verify), or an invite link.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="An archived run (as for verify), an invite link, or - (stdin).")
+    ],
     as_json: Json = False,
 ) -> None:
     """Who contributed what, as the run's signed log proves it: votes accepted, samples, tokens, uptime."""
     _need_node_extra()
     from node.archive.ledger import of, show
+    from node.person import link_from
 
-    found = of(run)
+    found = of(link_from(run))
     if as_json:
         print(json.dumps(found.values()))
     else:

@@ -6,11 +6,10 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import structlog
@@ -18,6 +17,7 @@ import torch
 
 from node.archive.record import Recorder
 from node.config import PeerSettings
+from node.consent import STANDARD_LIBRARY, Place, Request, place_of, request
 from node.data.corpus import Corpus, open_corpus
 from node.data.samples import Samples
 from node.export import export
@@ -36,11 +36,13 @@ from node.swarm.session import Session
 from node.telemetry import StepLog, Summary, serve_metrics
 from node.uplink import VoteSize
 from node.wire.validate import UpdateDoor
-from protos.console import EXIT_INTERRUPTED, lock_home
-from protos.errors import OperatorError
+from protos.console import lock_home
+from protos.disk import DiskError
+from protos.errors import NetworkError, RefusedError, StoppedError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.run_config import RunConfig
+from protos.signals import EXIT_INTERRUPTED, asked_to_stop, leave
 
 BYTES_A_GB = 10**9
 
@@ -54,10 +56,14 @@ class Outcome:
 
 
 class Stop:
-    """Ctrl-C and SIGTERM: the first asks the loop to end, the second ends the process as usual."""
+    """SIGINT, SIGTERM and SIGHUP: the first asks the loop to end, a second SIGINT or SIGTERM ends the process at once.
+
+    A shell that is closed sends its SIGHUP twice: that is no second wish.
+    """
 
     def __init__(self) -> None:
         self._asked = threading.Event()
+        self._nothing_to_save = False
 
     def __call__(self) -> bool:
         return self._asked.is_set()
@@ -69,22 +75,33 @@ class Stop:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Only on the main thread; handlers are put back."""
+        with asked_to_stop(self._ask):
+            yield
 
-        def ask(number: int, _frame: FrameType | None) -> None:
-            self._asked.set()
-            signal.signal(number, signal.SIG_DFL)
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    @contextmanager
+    def nothing_to_save(self) -> Iterator[None]:
+        """Meanwhile a signal ends the process at once: downloads and building cannot be asked."""
+        self._nothing_to_save = True
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            self._nothing_to_save = False
+
+    def _ask(self, number: int) -> None:
+        if self._nothing_to_save or (self() and number != signal.SIGHUP):
+            leave()
+        self._asked.set()
 
 
-def join(invite_link: str, settings: PeerSettings, export_to: Path | None = None) -> Outcome:
+def join(
+    invite_link: str,
+    settings: PeerSettings,
+    export_to: Path | None = None,
+    agree: Callable[[Request], None] = lambda asked: None,
+) -> Outcome:
     """Take part in a run until it is finished or Ctrl-C. Raises SwarmentumError with what is wrong.
 
+    `agree` hears what the run asks of this machine before anything is built, and raises if the person does not want it.
     Of a peer of several ranks this is rank 0; the others `follow`.
     """
     invite = Invite.parse(invite_link)
@@ -92,7 +109,7 @@ def join(invite_link: str, settings: PeerSettings, export_to: Path | None = None
     stop = Stop()
     try:
         with stop.listening(), _leading(settings) as lead:
-            return _Peer(invite, settings, stop, lead).run(export_to)
+            return _Peer(invite, settings, stop, lead).run(export_to, agree)
     finally:
         lock.close()
 
@@ -121,7 +138,7 @@ class _Peer:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
 
-    def run(self, export_to: Path | None) -> Outcome:
+    def run(self, export_to: Path | None, agree: Callable[[Request], None]) -> Outcome:
         """Connect, build, join, train, export, leave."""
         store = PieceStore(self.folder / "pieces", int(self.settings.snapshots_gb * BYTES_A_GB))
         payloads = Payloads(self.folder / "payloads")
@@ -134,12 +151,16 @@ class _Peer:
             self.stop,
         )
         metrics: Any = None
+        trainer: Trainer | None = None
         finished = False
         try:
-            facts = swarm.connect()
-            config = check_genesis(facts.genesis, self.invite)
-            self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
-            corpus, replica, samples = self._build(config)
+            # the other ranks of a peer of several have to be told
+            with self.stop.nothing_to_save() if self.lead is None else nullcontext():
+                facts = swarm.connect()
+                config = check_genesis(facts.genesis, self.invite)
+                self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
+                agree(request(config, self.settings, os.path.exists))
+                corpus, replica, samples = self._build(config)
             door.door = UpdateDoor(
                 self.invite.run_id, replica.layout_digest, replica.demo.layout.chunks, replica.demo.config.form
             )
@@ -164,6 +185,9 @@ class _Peer:
             summary.digest = replica.whole_digest().hex()
             if export_to is not None:
                 summary.checkpoint = str(self._export(replica, corpus, config, export_to))
+        except (NetworkError, RefusedError, StoppedError):
+            self._keep_momentum(trainer)
+            raise
         finally:
             swarm.close(leaving=True)
             if metrics is not None:
@@ -172,24 +196,33 @@ class _Peer:
         summary.take(swarm.counters)
         return Outcome(summary, 0 if finished else EXIT_INTERRUPTED)
 
+    def _keep_momentum(self, trainer: Trainer | None) -> None:
+        """What was not spent is still this peer's when it comes back, whatever the network did. Not before it was loaded."""
+        if trainer is None or not trainer.entered:
+            return
+        try:
+            trainer.replica.save_private(trainer.private_path)
+        except DiskError as error:
+            self.log.warning("the momentum is not saved", step=trainer.replica.step, why=str(error))
+
     def _build(self, config: RunConfig) -> tuple[Corpus, Replica, Samples]:
         spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
-        if spec.runs_code and not self.settings.allow_code:
-            raise OperatorError(
-                f"the run wants to call {config.model.factory!r} on this machine; if you trust its operator and know this "
-                "module, join with --allow-code"
-            )
         device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
         source = self.settings.data or config.data.source
-        path = None if source == "stdlib" else Path(source)
-        corpus = open_corpus(path, self.settings.home / "cache", tokenizer=config.data.tokenizer)
+        path = None if source == STANDARD_LIBRARY else Path(source)
+        if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
+            self.log.info("downloading the tokenizer, unless it is here already", tokenizer=config.data.tokenizer)
+        cache, dtype = self.settings.home / "cache", config.data.dtype
+        corpus = open_corpus(path, cache, tokenizer=config.data.tokenizer, dtype=dtype)
         vocabulary = corpus.tokenizer.vocabulary
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
         size = self._size(config)
         replica = self._replica(spec, config, vocabulary, size, device)
         count = parameter_count(replica.model)
-        self.log.info("model", parameters=count, device=str(device), data=corpus.name, size=size)
+        self.log.info(
+            "model", parameters=count, device=str(device), data=corpus.name, size=size, dtype=corpus.tokens.dtype.name
+        )
         return corpus, replica, Samples(corpus.tokens, config.data.context, config.seed)
 
     def _replica(self, spec: ModelSpec, config: RunConfig, vocabulary: int, size: int, device: torch.device) -> Replica:

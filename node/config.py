@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
+import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ from protos.errors import OperatorError
 from protos.run_config import Address, GroupSize, TopK
 
 PORT_MAX = 65535
+MULTIADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/[^\s]*)?")
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|\d+\.\d+\.\d+\.\d+):\d{1,5}$"
 
 
@@ -89,6 +92,25 @@ class PeerSettings(BaseSettings):
     allow_code: bool = False
     """Let the run name a Python function of this machine (`model.factory`) and call it."""
 
+    allow_data: bool = False
+    """Let the run name files of this machine (`data.source`, a tokenizer's folder) and read them."""
+
+    yes: bool = False
+    """Agree to what the run asks of this machine, without being asked."""
+
+    @field_validator("announce")
+    @classmethod
+    def _multiaddresses(cls, value: list[str]) -> list[str]:
+        for address in value:
+            if not MULTIADDRESS.fullmatch(address):
+                raise ValueError(f"{address!r} is not a multiaddress such as /ip4/203.0.113.5/tcp/4001")
+            _, protocol, host, _, port, *_ = address.split("/")
+            if protocol in ("ip4", "ip6"):
+                ipaddress.ip_address(host)
+            if not 0 < int(port) <= PORT_MAX:
+                raise ValueError(f"{address!r}: port {port} is not one that others can dial: 1 to {PORT_MAX}")
+        return value
+
     @field_validator("listen", "metrics_listen")
     @classmethod
     def _address(cls, value: str | None) -> str | None:
@@ -134,6 +156,10 @@ def load_settings(**flags: Any) -> PeerSettings:
     given = {name: value for name, value in flags.items() if value is not None and value != []}
     try:
         return PeerSettings(**given)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OperatorError(f"{path} is not TOML: {error}; correct the file, or move it away") from error
+    except OSError as error:
+        raise OperatorError(f"{path} cannot be read: {error.strerror}; move it away, or make it readable") from error
     except ValidationError as error:
         text = path.read_text() if path.is_file() else ""
         lines = toml_file.describe(

@@ -204,10 +204,11 @@ def _start_peers(processes: Processes, homes: Path, options: DemoOptions, invite
     for index in range(options.peers):
         export = ("--export", str(options.output / "model")) if index == 0 else ()
         archive = ("--archive",) if index == 0 and options.archive else ()
+        data = () if options.data is None else ("--data", str(options.data.resolve()))
         flags = ("--home", str(homes / f"peer-{index}"), "--listen", "127.0.0.1:0", "--threads", threads, "--json")
         environment = {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         child = processes.start(
-            f"peer-{index}", "node", "join", invite, *flags, *export, *archive, environment=environment
+            f"peer-{index}", "node", "join", invite, *flags, *data, *export, *archive, environment=environment
         )
         children.append(child)
     return children

@@ -57,10 +57,11 @@ SLOW_SOURCE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Ready:
-    """A gradient that is in `.grad` and not yet voted with."""
+    """A gradient that is in `.grad` and not yet voted with, on the samples of `step`."""
 
     result: GradResult
     seconds: float
+    step: int
 
 
 @dataclass
@@ -86,6 +87,8 @@ class Trainer:
     ready: Ready | None = None
     vote_size: VoteSize | None = None
     archive: Recorder | None = None
+    entered: bool = False
+    """Whether the momentum that is here is this peer's, and may be saved."""
 
     def __post_init__(self) -> None:
         self.sent: dict[bytes, int] = {}
@@ -120,6 +123,7 @@ class Trainer:
         except PrivateStateError as error:
             why = str(error)
             self.log.warning("starting with fresh momentum: the saved one cannot be used", step=replica.step, why=why)
+        self.entered = True
         self.follow()
 
     def run(self) -> bool:
@@ -172,8 +176,9 @@ class Trainer:
         if not self.taking_part:
             self.taking_part = True
             self.log.info("taking part", step=tick.step, peers=len(tick.roster), deadline_ms=opened.deadline_ms)
-        ready = self.ready or self._gradients(opened)
-        self.ready = None
+        ready, self.ready = self.ready, None
+        if ready is None or ready.step + 1 != tick.step:  # older: this peer was out of some rosters meanwhile
+            ready = self._gradients(opened)
         if ready is not None:
             self._publish(opened, ready)
         if self.config.optimizer.overlap and replica.demo.pending:
@@ -195,13 +200,13 @@ class Trainer:
         try:
             result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, decided, factor)
         except NonFiniteGradient as error:
-            self._abstain(tick.step, error)
+            self._abstain(tick.step, error, tell=not late)
             return None
         self._note_reading(samples.reading_seconds - read_before, time.monotonic() - started)
         if not result.samples or decided():
             self.log.info("too late for this step", step=tick.step, samples=result.samples)
             return None
-        return Ready(result, time.monotonic() - started)
+        return Ready(result, time.monotonic() - started, tick.step)
 
     def _note_reading(self, reading: float, whole: float) -> None:
         """Count the time that the data took, and say so once where it is most of a few steps'."""
@@ -218,8 +223,11 @@ class Trainer:
                 reading_percent=round(100 * read / all_of_it),
             )
 
-    def _abstain(self, step: int, error: ArithmeticError) -> None:
+    def _abstain(self, step: int, error: ArithmeticError, tell: bool = True) -> None:
+        """`tell`: not for a gradient that was to be of the next step: that step computes its own."""
         self.log.warning("abstaining: the gradient is not finite", step=step, why=str(error))
+        if tell:
+            self.swarm.abstained(step, str(error))
 
     def _fit_uplink(self, computed_ms: float) -> None:
         """Vote with as many bytes as the others get in time."""

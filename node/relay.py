@@ -19,6 +19,7 @@ from node.swarm.host import Host
 from node.swarm.settings import OverlaySettings
 from protos.console import lock_home
 from protos.identity import Identity
+from protos.signals import heeded, let_go, terminals_of_this_process
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,35 @@ class RelayReady:
 
 
 async def serve(home: Path, overlay: OverlaySettings, as_json: bool) -> None:
-    """Serve until SIGINT or SIGTERM."""
+    """Serve until SIGINT, SIGTERM or SIGHUP."""
     # With one Go thread p2pd keeps its large relay limit in every run; with more it often falls back to 128 KiB a
     # circuit (OVERLAY.md). p2pd inherits this process's environment.
     os.environ.setdefault("GOMAXPROCS", "1")
-    lock = lock_home(home, "relay")
+    with lock_home(home, "relay"):
+        stop, terminals = asyncio.Event(), terminals_of_this_process()
+
+        def ask(number: int) -> None:
+            if number == signal.SIGHUP:
+                let_go(terminals)
+            stop.set()
+
+        for number in heeded():
+            asyncio.get_running_loop().add_signal_handler(number, ask, number)
+        serving, stopped = asyncio.ensure_future(_serve(home, overlay, as_json)), asyncio.ensure_future(stop.wait())
+        await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()  # it only ends with an error
+        for task in (serving, stopped):
+            task.cancel()
+        await asyncio.gather(serving, stopped, return_exceptions=True)
+
+
+async def _serve(home: Path, overlay: OverlaySettings, as_json: bool) -> None:
+    """Until cancelled."""
     path = home / "identity.key"
     identity = Identity.load_or_create(path)
     host = Host(identity, path, overlay)
     discovery = Discovery(host, run_id=None)
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
         await host.start()
         await discovery.start(list(overlay.bootstrap))
@@ -50,11 +68,10 @@ async def serve(home: Path, overlay: OverlaySettings, as_json: bool) -> None:
         structlog.get_logger("relay").info(
             "serving", peer=identity.peer_id[-8:], step="-", addresses=len(ready.addresses)
         )
-        await stop.wait()
+        await asyncio.Event().wait()
     finally:
         await discovery.stop()
         await host.stop()
-        lock.close()
 
 
 def _announce(ready: RelayReady, as_json: bool) -> None:

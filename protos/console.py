@@ -11,9 +11,8 @@ from typing import IO
 
 import structlog
 
-from protos.errors import OperatorError, SwarmentumError
-
-EXIT_INTERRUPTED = 130
+from protos.errors import OperatorError, StoppedError, SwarmentumError
+from protos.signals import EXIT_INTERRUPTED, leave
 
 
 def configure_logging(*, as_json: bool, verbose: bool = False) -> None:
@@ -53,6 +52,9 @@ def exit_with(command: Callable[[], None]) -> None:
     """Run a typer app; a SwarmentumError becomes one message on stderr and its exit code, Ctrl-C becomes 130."""
     try:
         command()
+    except StoppedError as error:
+        print(error, file=sys.stderr, flush=True)
+        leave()
     except SwarmentumError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

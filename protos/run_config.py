@@ -57,6 +57,9 @@ class DataConfig(_Section):
     tokenizer: str = "bytes"
     """`bytes` (256 tokens), or the name or path of a Hugging Face tokenizer."""
 
+    dtype: Literal["uint8", "uint16", "uint32"] = "uint16"
+    """Of a raw .bin: the type of its tokens, little-endian. Other sources say it themselves."""
+
     context: int = Field(default=128, ge=2, le=1 << 20)
     """Tokens a sample."""
 

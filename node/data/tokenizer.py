@@ -1,6 +1,6 @@
 """Text to token ids and back: bytes (the default), or any Hugging Face tokenizer.
 
-Refuses: adding special tokens by itself; guessing a tokenizer from the data.
+Refuses: adding special tokens by itself; guessing a tokenizer from the data; code that comes with a tokenizer.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class HuggingFaceTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self._inner = AutoTokenizer.from_pretrained(name)
+            # without the last word it asks whether it may run what the tokenizer brought, and hears a "y" on stdin
+            self._inner = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise DataError(
                 f"data.tokenizer = {name!r}: transformers cannot load it: {str(error).splitlines()[0]} "

@@ -55,7 +55,10 @@ def _open_raw(path: Path, dtype: str) -> FileTokens:
     if size == 0:
         raise ValueError("it is empty")
     if size % width:
-        raise ValueError(f"its {size} bytes are no multiple of {width}, the bytes of a {dtype}")
+        raise ValueError(
+            f"its {size} bytes are no multiple of {width}, the bytes of a {dtype}; "
+            "set data.dtype to what the file was written with"
+        )
     return FileTokens(path, np.dtype(dtype).newbyteorder("<"), size // width)
 
 
@@ -148,6 +151,7 @@ def check_vocabulary(tokens: Tokens, vocabulary: int, name: str = "data") -> Non
             place = start + int(outside[0])
             found = int(tokens[place : place + 1][0])
             raise DataError(
-                f"{name}: token {place} has id {found}, and the vocabulary ends at {vocabulary - 1}; "
-                "use the tokenizer that the tokens were made with, and a model with its vocabulary"
+                f"{name}: token {place}, read as {tokens.dtype.name}, has id {found}, and the vocabulary ends at "
+                f"{vocabulary - 1}; use the tokenizer that the tokens were made with, a model with its vocabulary, and for a "
+                ".bin the data.dtype that it was written with"
             )

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import structlog
 
 from node.swarm.counters import Counters
-from node.swarm.events import Event, Snapshot, Welcome
+from node.swarm.events import Event, Failed, Snapshot, Welcome
 from node.swarm.session import About, Session
 from protos.errors import NetworkError, StoppedError
 from protos.log import SignedEntry, Verdict
@@ -108,12 +108,19 @@ class Swarm:
         self._forget()
 
     def _forget(self) -> None:
+        """All but a failure: whatever starts again, the network side does not."""
+        failed: list[Event] = []
         while True:
             try:
-                self._events.get_nowait()
+                event = self._events.get_nowait()
             except queue.Empty:
-                return
-            self._loop.call_soon_threadsafe(self._room.release)
+                break
+            if isinstance(event, Failed):
+                failed.append(event)
+            else:
+                self._loop.call_soon_threadsafe(self._room.release)
+        for event in failed:
+            self._events.put(event)
 
     def offered(self) -> tuple[Snapshot, ...]:
         """The snapshots that are agreed now, newest first; waits for a coordinator that is away, as a peer's patience says."""
@@ -147,6 +154,10 @@ class Swarm:
     def applied(self, step: int, digest: bytes) -> None:
         """Tell the coordinator the state after a step."""
         self._call(self._session.applied(step, digest), START_SECONDS_MAX)
+
+    def abstained(self, step: int, reason: str) -> None:
+        """Tell the coordinator that there will be no votes for a step."""
+        self._call(self._session.abstained(step, reason), START_SECONDS_MAX)
 
     def found(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the coordinator what checks of others' votes gave."""

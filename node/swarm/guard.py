@@ -4,6 +4,9 @@
 talking to it, and hear nothing from the peer that came back with the same identity. On Linux the kernel does it
 (prctl(2), PR_SET_PDEATHSIG) and this process becomes the command; elsewhere it stays and watches. Nothing is imported
 that is not needed: it starts in some 15 ms.
+
+The command gets a session of its own: Ctrl-C and a closed terminal are told to every process of the terminal, and a p2pd that
+dies of them while its peer says goodbye is taken for one that crashed.
 """
 
 import os
@@ -19,6 +22,8 @@ _LINUX = sys.platform == "linux"
 def main(arguments: list[str]) -> int:
     """Become the command, or wait for it; returns its exit code."""
     parent, command = int(arguments[0]), arguments[1:]
+    if os.getpgrp() != os.getpid():  # who leads a group already cannot, and need not
+        os.setsid()
     if _LINUX:
         import ctypes
 

@@ -55,6 +55,23 @@ class _Daemon(P2P):  # type: ignore[misc]
         made: list[str] = P2P._make_process_args(*args, pubsub=1, relayDiscovery=0, **kwargs)
         return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *made]
 
+    @classmethod
+    async def started(cls, **options: Any) -> P2P:
+        """As `create`, and no p2pd is left running where its start breaks off: hivemind forgets a child that is cancelled."""
+        made: list[P2P] = []
+
+        class Remembered(cls):  # type: ignore[misc, valid-type]
+            def __init__(self) -> None:
+                super().__init__()
+                made.append(self)
+
+        try:
+            return await Remembered.create(**options)
+        except BaseException:
+            for daemon in made:
+                await daemon.shutdown()
+            raise
+
 
 def check_port_free(host: str, port: int) -> None:
     """p2pd takes a busy TCP port silently (SO_REUSEPORT): look before it leaps. OperatorError if it is in use."""
@@ -158,7 +175,7 @@ class Host:
         delay = limits.RETRY_SECONDS_MIN
         for left in reversed(range(tries)):
             try:
-                return await _Daemon.create(initial_peers=list(initial) or None, **options)
+                return await _Daemon.started(initial_peers=list(initial) or None, **options)
             except P2PDaemonError as error:
                 if not left:
                     raise NetworkError(f"the libp2p daemon did not start: {error}") from error

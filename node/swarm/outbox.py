@@ -11,12 +11,16 @@ from protos.log import Equivocation, Verdict, equivocation_body, verdict_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 
+AGAIN = ("payload", "held", "abstained")
+"""Kinds of facts that a new roster of the open step has not heard."""
+
 
 @dataclass
 class Outbox:
     """Facts by kind; `take` makes a report of what is new, `sent` forgets exactly that."""
 
     announcement: tuple[int, bytes] | None = None
+    abstained: tuple[int, str] | None = None
     holdings: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
     applied: dict[int, bytes] = field(default_factory=dict)
     snapshots: dict[int, tuple[bytes, int]] = field(default_factory=dict)
@@ -34,11 +38,18 @@ class Outbox:
         """Forget what belongs to steps that are decided."""
         if self.announcement is not None and self.announcement[0] <= step:
             self.announcement = None
+        if self.abstained is not None and self.abstained[0] <= step:
+            self.abstain(None)
         self.holdings = {key: at for key, at in self.holdings.items() if at > step}
         self.verdicts = {name: verdict for name, verdict in self.verdicts.items() if name[0] > step - VERDICT_STEPS}
         self._told = {
             f for f in self._told if not (isinstance(f, tuple) and f[0] == "verdict") or f[1:] in self.verdicts
         }
+
+    def abstain(self, abstained: tuple[int, str] | None) -> None:
+        """There will be no votes for a step, and why; None: there are."""
+        self._told.discard(("abstained", self.abstained))
+        self.abstained = abstained
 
     def add_applied(self, step: int, digest: bytes) -> None:
         """A state was reached; only the newest APPLIED_MAX are kept."""
@@ -67,7 +78,7 @@ class Outbox:
     def announce_again(self) -> None:
         """The open step has another roster: say again what we have for it."""
         self._generation += 1
-        self._told = {fact for fact in self._told if not (isinstance(fact, tuple) and fact[0] in ("payload", "held"))}
+        self._told = {fact for fact in self._told if not (isinstance(fact, tuple) and fact[0] in AGAIN)}
 
     def restart(self) -> None:
         """The state starts again from a snapshot: what was applied before does not count."""
@@ -78,11 +89,7 @@ class Outbox:
         """A report of everything that was not told yet, and its facts; None if there is nothing."""
         body, facts = pb.ReportBody(), list[object]()
         self._taken_in = self._generation
-        if self.announcement is not None and self._new(("payload", self.announcement), facts):
-            body.announcement.CopyFrom(envelope_pb2.SignedEnvelope.FromString(self.announcement[1]))
-        for (author, payload), step in list(self.holdings.items())[: limits.HOLDINGS_MAX]:
-            if self._new(("held", author, payload), facts):
-                body.holdings.add(step=step, public_key=author, payload_sha256=payload)
+        self._take_open_step(body, facts)
         self._take_states(body, facts)
         for (step, subject), verdict in list(self.verdicts.items())[-limits.VERDICTS_MAX :]:
             if self._new(("verdict", step, subject), facts):
@@ -105,6 +112,15 @@ class Outbox:
         for step, (root, size) in sorted(self.bad_snapshots.items())[-limits.APPLIED_MAX :]:
             if self._new(("bad snapshot", step, root), facts):
                 body.bad_snapshots.add(step=step, root=root, total_bytes=size)
+
+    def _take_open_step(self, body: pb.ReportBody, facts: list[object]) -> None:
+        if self.announcement is not None and self._new(("payload", self.announcement), facts):
+            body.announcement.CopyFrom(envelope_pb2.SignedEnvelope.FromString(self.announcement[1]))
+        if self.abstained is not None and self._new(("abstained", self.abstained), facts):
+            body.abstained.step, body.abstained.reason = self.abstained
+        for (author, payload), step in list(self.holdings.items())[: limits.HOLDINGS_MAX]:
+            if self._new(("held", author, payload), facts):
+                body.holdings.add(step=step, public_key=author, payload_sha256=payload)
 
     def _new(self, fact: object, facts: list[object]) -> bool:
         if fact in self._told:

@@ -16,6 +16,7 @@ from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
 from protos.errors import NetworkError, RefusedError
+from protos.limits import ABSTENTION_REASON_BYTES_MAX
 from protos.log import Verdict
 
 Answered = Callable[[list[object], bool], list[object]]
@@ -48,6 +49,12 @@ class Reporter:
     def applied(self, step: int, digest: bytes) -> None:
         """A state was reached."""
         self._outbox.add_applied(step, digest)
+        self._outbox.changed.set()
+
+    def abstained(self, step: int, reason: str) -> None:
+        """There will be no votes for this step: why, in words that print on one line and are not too long."""
+        words = "".join(c if c.isprintable() else " " for c in reason).encode()[:ABSTENTION_REASON_BYTES_MAX]
+        self._outbox.abstain((step, words.decode(errors="ignore")))
         self._outbox.changed.set()
 
     def found(self, verdicts: Sequence[Verdict]) -> None:

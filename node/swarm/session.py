@@ -279,11 +279,17 @@ class Session:
 
     async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
         """Offer this peer's payload of a step, and say so; or what was said before, if it was another one."""
+        self._outbox.abstain(None)
         await self._publication.publish(data, announcement)
 
     async def applied(self, step: int, digest: bytes) -> None:
         """The training thread has reached a state."""
         self._reporter.applied(step, digest)
+
+    async def abstained(self, step: int, reason: str) -> None:
+        """The training thread has no votes for a step, and will have none."""
+        if step > self._view.step:
+            self._reporter.abstained(step, reason)
 
     async def found(self, verdicts: Sequence[Verdict]) -> None:
         """What checks of others' votes gave."""

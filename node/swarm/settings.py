@@ -20,7 +20,7 @@ IMPATIENT_BYTES_A_SECOND = 64_000
 PATIENT_BYTES_A_SECOND = 2_000
 GOSSIP_SECONDS_MAX = 5.0
 CALL_SECONDS_MAX = 15.0
-GOODBYE_SECONDS_MAX = 2.0
+GOODBYE_SECONDS_MAX = 1.0
 # Where several coordinators are known: how soon one that does not say whether it acts is given up, how soon one that
 # falls silent is (once it was asked whether it is there, every second), and how long all are asked often until one acts.
 PROBE_SECONDS_MAX = 1.5

@@ -18,10 +18,10 @@ from node.watch.reader import Away, Denied, Facts, LogReader, Page
 from node.watch.screen import Scene, Screen, choose, number
 from node.watch.supervisor import Gossiped, Overlay, OverlayStatus
 from node.watch.view import Event, Source, Watch
-from protos.console import EXIT_INTERRUPTED
 from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.identity import peer_id
 from protos.invite import Invite
+from protos.signals import EXIT_INTERRUPTED
 
 INBOX_MAX = 1024
 PUT_SECONDS_MAX = 1.0

@@ -272,7 +272,7 @@ class ReportRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "bad_snapshots")
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +283,7 @@ class ReportBody(_message.Message):
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     EQUIVOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    ABSTAINED_FIELD_NUMBER: _ClassVar[int]
     BAD_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     sequence: int
@@ -294,8 +295,17 @@ class ReportBody(_message.Message):
     addresses: _containers.RepeatedScalarFieldContainer[str]
     verdicts: _containers.RepeatedCompositeFieldContainer[_log_pb2.Verdict]
     equivocations: _containers.RepeatedCompositeFieldContainer[_log_pb2.Equivocation]
+    abstained: Abstention
     bad_snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
-    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ...) -> None: ...
+
+class Abstention(_message.Message):
+    __slots__ = ("step", "reason")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    reason: str
+    def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("step", "public_key", "payload_sha256")

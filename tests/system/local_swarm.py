@@ -24,6 +24,8 @@ READY_SECONDS_MAX = 60.0
 # no swarm outlives tests that were killed
 GUARD = (sys.executable, "-I", "-S", guard.__file__)
 POLL_SECONDS = 0.05
+# a run of these tests names a file of the machine that both sides are on
+SURROUNDINGS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "SWARMENTUM_ALLOW_DATA": "true"}
 
 TINY_MODEL = """
 [model.config]
@@ -64,7 +66,7 @@ class Process:
             stderr=self._file,
             stdin=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(environment or {})},
+            env={**os.environ, **SURROUNDINGS, **(environment or {})},
             start_new_session=True,
         )
 

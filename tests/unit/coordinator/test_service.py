@@ -200,6 +200,12 @@ async def test_strangers_bytes_are_refused_with_their_reason(tmp_path: Path) -> 
         await refused(seal(identity(0), Kind.KIND_REPORT, run_id, foreign), "unknown_signer", invalid)
         nan = pb.ReportBody(announcement=peer.announcement(_tick(run_id), loss=float("nan")))
         await refused(seal(identity(0), Kind.KIND_REPORT, run_id, nan), "out_of_range", invalid)
+        evil = pb.ReportBody(abstained=pb.Abstention(step=1, reason="\x1b]0;owned"))
+        await refused(seal(identity(0), Kind.KIND_REPORT, run_id, evil), "out_of_range", invalid)
+        long = pb.ReportBody(abstained=pb.Abstention(step=1, reason="x" * 129))
+        await refused(seal(identity(0), Kind.KIND_REPORT, run_id, long), "out_of_range", invalid)
+        fine = pb.ReportBody(abstained=pb.Abstention(step=1, reason="the gradient is not finite"))
+        assert await peer.client.report(fine) == []
         assert await peer.client.report(pb.ReportBody()) == [], "the peer itself is not disturbed"
 
 

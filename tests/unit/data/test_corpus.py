@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 from pathlib import Path
 
@@ -108,7 +110,9 @@ def test_token_files(dtype: str, tmp_path: Path) -> None:
         corpus = open_corpus(tmp_path / name, tmp_path, dtype=dtype, vocabulary=1000)
         assert isinstance(corpus.tokens, FileTokens)
         assert corpus.tokens[:].tolist() == [1, 2, 999, 4]
-        with pytest.raises(DataError, match=rf"{name}: token 2 has id 999, and the vocabulary ends at 998"):
+        with pytest.raises(
+            DataError, match=rf"{name}: token 2, read as {dtype}, has id 999, and the vocabulary ends at 998"
+        ):
             open_corpus(tmp_path / name, tmp_path, dtype=dtype, vocabulary=999)
 
 
@@ -148,7 +152,7 @@ def test_unknown_token_type(tmp_path: Path) -> None:
 
 def test_vocabulary_larger_than_the_type_needs_no_scan() -> None:
     check_vocabulary(np.array([255], np.uint8), 256)
-    with pytest.raises(DataError, match="token 0 has id 255"):
+    with pytest.raises(DataError, match="token 0, read as uint8, has id 255"):
         check_vocabulary(np.array([255], np.uint8), 255)
 
 
@@ -240,3 +244,16 @@ def test_a_file_that_gets_shorter_or_goes_away_meanwhile(suffix: str, tmp_path: 
         DataError, match=r"data\.\w+ has become shorter since this peer began: byte \d+ is gone, \d+ were"
     ):
         samples.batch(5, 90)
+
+
+def test_code_that_comes_with_a_tokenizer_never_runs_and_nobody_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would ask on stdin, and run it after a "y" that was meant for something else."""
+    mark = tmp_path / "ran"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.Evil", None]}}))
+    (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\nclass Evil: pass\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(DataError, match="contains custom code"):
+        open_corpus(None, tmp_path / "cache", tokenizer=str(tmp_path))
+    assert not mark.exists()

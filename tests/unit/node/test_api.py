@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from node.swarm.api import EVENTS_MAX, Swarm
-from node.swarm.events import Waiting
+from node.swarm.events import Failed, Waiting
 from protos.errors import NetworkError, StoppedError
 
 
@@ -32,6 +32,11 @@ class Network:
 
     async def halt(self) -> None:
         return
+
+    async def fail(self) -> None:
+        await self.emit(Waiting("something"))
+        await self.emit(Failed(NetworkError("gone for good")))
+        await self.emit(Waiting("something else"))
 
     async def stop(self, *, leaving: bool) -> None:
         self.stopped.append(leaving)
@@ -116,3 +121,17 @@ def test_closing_lets_an_event_go_that_waits_for_room() -> None:
     following = filled(swarm)
     swarm.close(leaving=False)
     assert following.cancelled()
+
+
+def test_a_failure_that_is_queued_outlives_a_resync() -> None:
+    swarm, network = made()
+    try:
+        swarm._call(network.fail(), 5)
+        swarm.halt()
+        event = swarm.next_event(1)
+        assert isinstance(event, Failed)
+        assert str(event.error) == "gone for good"
+        assert swarm.next_event(0.01) is None
+        swarm.follow_from(EVENTS_MAX, b"")  # there is as much room as before
+    finally:
+        swarm.close(leaving=False)

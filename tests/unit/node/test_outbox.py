@@ -91,3 +91,37 @@ def test_payloads_are_bounded_outlive_the_process_and_rot_is_noticed(tmp_path: P
     assert again.get(names[8]) is None
     again.forget_until(9)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_abstention_is_told_once_and_again_to_whoever_has_not_heard_it() -> None:
+    box = Outbox()
+    box.abstain((7, "the gradient is not finite"))
+    for again in (lambda: None, box.everything_again, box.announce_again):
+        again()
+        report = box.take()
+        assert report is not None
+        assert (report[0].abstained.step, report[0].abstained.reason) == (7, "the gradient is not finite")
+        box.sent(report[1])
+        assert box.take() is None
+    box.move_head(7)
+    assert box.abstained is None
+    box.everything_again()
+    assert box.take() is None
+
+
+def test_votes_that_come_after_all_end_an_abstention() -> None:
+    box = Outbox()
+    box.abstain((7, "x"))
+    box.abstain(None)
+    assert box.take() is None
+
+
+def test_abstentions_leave_nothing_behind() -> None:
+    box = Outbox()
+    for step in range(1, 5000):
+        box.abstain((step, "not finite"))
+        report = box.take()
+        assert report is not None
+        box.sent(report[1])
+        box.move_head(step)
+    assert not box._told

@@ -1,0 +1,145 @@
+"""What a run asks of the machine that joins it, and whether that machine's person has agreed.
+
+A run is the operator's word, the disk is the joiner's: paths that the run names count only with a flag, code that it names
+too, and what is to be downloaded is shown first. Pure: values in, a request or an error out. It reads, prints and asks
+nothing, but for whether a path exists, which the caller says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from node.config import PeerSettings
+from protos.errors import OperatorError
+from protos.run_config import ModelConfig, RunConfig
+
+STANDARD_LIBRARY = "stdlib"
+BYTES = "bytes"
+RAW_TOKENS = ".bin"
+SHOWN_CHARS_MAX = 120
+MODEL_KEYS_SHOWN = ("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "vocab_size")
+
+
+class Place(Enum):
+    """Where a tokenizer comes from."""
+
+    HERE = "in this program"
+    DISK = "a file or folder of this machine"
+    HUB = "the Hugging Face hub"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run in a few lines, and what it wants of this machine beside its computing."""
+
+    run: str
+    steps: int
+    model: str
+    data: str
+    tokenizer: str
+    wants: tuple[str, ...] = ()
+    downloads: bool = False
+
+    def lines(self) -> list[str]:
+        """For people."""
+        said = [
+            f"Run:       {self.run}, {self.steps} steps",
+            f"Model:     {self.model}",
+            f"Data:      {self.data}",
+            f"Tokenizer: {self.tokenizer}",
+        ]
+        return said + [f"The run wants to {want}." for want in self.wants]
+
+
+def place_of(tokenizer: str, exists: Callable[[str], bool]) -> Place:
+    """What `data.tokenizer` names. A name of the hub that is also a path here is a path: transformers looks there first."""
+    if tokenizer == BYTES:
+        return Place.HERE
+    looks = tokenizer.startswith(("/", ".", "~")) or tokenizer.count("/") > 1 or "\\" in tokenizer
+    return Place.DISK if looks or exists(tokenizer) else Place.HUB
+
+
+def request(config: RunConfig, settings: PeerSettings, exists: Callable[[str], bool]) -> Request:
+    """What the run asks for. Raises OperatorError where it needs a flag that the person has not given."""
+    wants = []
+    source, tokenizer, factory = config.data.source, config.data.tokenizer, config.model.factory
+    if factory is not None:
+        _check_code(factory, settings)
+        wants.append(f"import and call {_shown(factory)} on this machine")
+    if settings.data is None and source != STANDARD_LIBRARY:
+        _check_data(source, settings)
+        wants.append(f"train on {_shown(source)} of this machine")
+    place = place_of(tokenizer, exists)
+    if place is Place.DISK:
+        _check_tokenizer(tokenizer, settings)
+        wants.append(f"read a tokenizer from {_shown(tokenizer)} of this machine")
+    if place is Place.HUB:
+        wants.append(f"download the tokenizer {_shown(tokenizer)} from {place.value}")
+    return Request(
+        run=config.name,
+        steps=config.clock.steps,
+        model=_model(config.model),
+        data=_data(config, settings),
+        tokenizer="bytes" if place is Place.HERE else f"{_shown(tokenizer)}, {place.value}",
+        wants=tuple(wants),
+        downloads=place is Place.HUB,
+    )
+
+
+def must_ask(asked: Request, settings: PeerSettings, can_ask: bool) -> bool:
+    """Whether the person has to be asked first. Raises OperatorError if there is something to agree to and nobody to ask."""
+    if not asked.wants or settings.yes:
+        return False
+    if not can_ask and asked.downloads:
+        raise OperatorError(f"the run wants to {asked.wants[-1]}; if you agree, join with --yes")
+    return can_ask
+
+
+def _check_code(factory: str, settings: PeerSettings) -> None:
+    if not settings.allow_code:
+        raise OperatorError(
+            f"the run wants to call {_shown(factory)} on this machine; if you trust its operator and know this "
+            "module, join with --allow-code"
+        )
+
+
+def _check_data(source: str, settings: PeerSettings) -> None:
+    if not settings.allow_data:
+        raise OperatorError(
+            f"the run asks for {_shown(source)} of this machine as training text (data.source). Join with --data PATH to name "
+            "this machine's own text, or with --allow-data if this path is meant: what is in it goes into the model"
+        )
+
+
+def _check_tokenizer(tokenizer: str, settings: PeerSettings) -> None:
+    if not settings.allow_data:
+        raise OperatorError(
+            f"the run asks for {_shown(tokenizer)} of this machine as its tokenizer (data.tokenizer); if this path is meant, "
+            "join with --allow-data"
+        )
+
+
+def _data(config: RunConfig, settings: PeerSettings) -> str:
+    source = settings.data or config.data.source
+    if source == STANDARD_LIBRARY:
+        return "this Python's standard library"
+    dtype = f", tokens of {config.data.dtype}" if source.endswith(RAW_TOKENS) else ""
+    return f"{_shown(source)}{dtype}{'' if settings.data is None else ' (--data)'}"
+
+
+def _model(model: ModelConfig) -> str:
+    if model.factory is not None:
+        return f"from {_shown(model.factory)}"
+    if model.config is None:
+        return "a small Llama, 0.89 M parameters"
+    sizes = [f"{key} {_shown(model.config[key])}" for key in MODEL_KEYS_SHOWN if key in model.config]
+    return ", ".join([_shown(model.config.get("model_type", "no model_type")), *sizes])
+
+
+def _shown(value: object) -> str:
+    """A stranger's value on one line of a terminal: quoted, no control characters, not too long."""
+    text = str(value)
+    cut = text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "..."
+    return repr(cut) if isinstance(value, str) else ascii(cut).strip("'\"")

@@ -1,0 +1,86 @@
+"""What the training thread does with the gradient of a step: tells that there is none, or that it is too old."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from node.loop import Ready, Trainer
+from node.model.gradients import GradResult
+from node.replica import Replica
+from node.swarm.events import Opened
+from node.telemetry import Summary
+from protos.assignment import Range, Share
+from protos.log import Tick
+from protos.run_config import OptimizerConfig, RunConfig
+from tests.unit.node.test_checks_of_a_trainer import LR, ME, RUN, Table, samples
+
+LR_BITS = int(np.float32(LR).view(np.uint32))
+
+
+class Told:
+    """Stands where the network side stands."""
+
+    committed_step = 0
+
+    def __init__(self) -> None:
+        self.abstentions: list[tuple[int, str]] = []
+        self.published: list[Any] = []
+        self.counters = SimpleNamespace()
+
+    def abstained(self, step: int, reason: str) -> None:
+        self.abstentions.append((step, reason))
+
+    def publish(self, data: bytes, announcement: Any) -> None:
+        self.published.append(announcement)
+
+
+def trainer(folder: Path, told: Told, overlap: bool = False) -> Trainer:
+    torch.manual_seed(0)
+    optimizer = OptimizerConfig(group_size=8, overlap=overlap)
+    return Trainer(
+        config=RunConfig(optimizer=optimizer),
+        replica=Replica(RUN, Table(), optimizer, 8),
+        swarm=told,  # type: ignore[arg-type]
+        samples=samples(),
+        store=None,  # type: ignore[arg-type]
+        private_path=folder / "private.pt",
+        micro_batch=4,
+        autocast=None,
+        summary=Summary(ME.peer_id, "cpu"),
+        steps=None,  # type: ignore[arg-type]
+        stopping=lambda: False,  # type: ignore[arg-type]
+    )
+
+
+def opened(step: int, parent: bytes = RUN) -> Opened:
+    tick = Tick(step, parent, 1, (Share(ME.public_key, 8),), (Range(0, 8),), LR_BITS)
+    return Opened(tick, (Range(8 * step, 8 * step + 8),), 1000)
+
+
+def test_a_peer_without_a_finite_gradient_says_so(tmp_path: Path) -> None:
+    told = Told()
+    peer = trainer(tmp_path, told)
+    with torch.no_grad():
+        next(peer.replica.model.parameters())[0, 0] = float("nan")
+    peer._contribute(opened(1))
+    [(step, reason)] = told.abstentions
+    assert step == 1
+    assert reason
+    assert not told.published
+
+
+def test_a_gradient_of_the_step_before_is_voted_with_and_an_older_one_is_not(tmp_path: Path) -> None:
+    for age, fresh in ((1, False), (2, True), (5, True)):
+        told = Told()
+        peer = trainer(tmp_path, told, overlap=True)
+        peer.replica.gradients(samples(), (Range(900, 907),), 4, None, lambda: False)
+        peer.ready = Ready(GradResult(9.0, 56, 7), 0.1, 10 - age)
+        peer.replica.step = 9
+        peer._contribute(opened(10))
+        [announcement] = told.published
+        assert (announcement.samples == 8) is fresh, f"a gradient {age} steps old"
