@@ -47,10 +47,20 @@ def serve(
         str | None, typer.Option(help="SQLAlchemy URL of the journal (default: SQLite in --home).")
     ] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="host:port of Prometheus metrics (default: off).")] = None,
+    reflection: Annotated[
+        bool | None, typer.Option("--reflection", help="Describe the service to whoever asks (gRPC reflection).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Serve until Ctrl-C. Stopped or killed, it goes on at the same step when started again with the same --home."""
-    chosen = settings(home=home, listen=listen, advertise=advertise, database=database, metrics_listen=metrics_listen)
+    chosen = settings(
+        home=home,
+        listen=listen,
+        advertise=advertise,
+        database=database,
+        metrics_listen=metrics_listen,
+        reflection=reflection,
+    )
     configure_logging(as_json=as_json)
 
     def ready(serving: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,12 +33,10 @@ class Target:
     @asynccontextmanager
     async def channel(self, **options: Any) -> AsyncIterator[Any]:
         """A new gRPC connection to the coordinator: channels with equal options share one, so each gets a number."""
-        global _channels
-        _channels += 1
         invite = self.invite
         address = invite.coordinators[0]
         pem = fetch_certificate(address, invite.certificate_sha256)
-        settings = {"grpc.ssl_target_name_override": TLS_NAME, "attack.number": _channels, **options}
+        settings = {"grpc.ssl_target_name_override": TLS_NAME, "attack.number": next(_numbers), **options}
         credentials = grpc.ssl_channel_credentials(pem)
         async with grpc.aio.secure_channel(address, credentials, options=list(settings.items())) as channel:
             yield channel
@@ -50,7 +49,7 @@ class Target:
             return answer
 
 
-_channels = 0
+_numbers = itertools.count(1)
 
 
 class Attack(Protocol):
