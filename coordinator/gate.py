@@ -11,13 +11,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from coordinator.metrics import Metrics
-from coordinator.places import Lane, Places
+from coordinator.places import Caller, Lane, Place, Places
 from protos.address import network_of, site
 from protos.errors import Reason
 
@@ -36,27 +37,14 @@ _LANES = {
 _PEERS_SERVICE, _OPERATORS_SERVICE = "swarmentum.v1.CoordinatorService", "swarmentum.v1.OperatorService"
 
 
-class Place:
-    """A place that one call has, until `leave`; safe to leave twice."""
-
-    def __init__(self, places: Places, lane: Lane, at: str) -> None:
-        self._leave: Callable[[], None] | None = lambda: places.give(lane, at)
-
-    def leave(self) -> None:
-        """The call needs it no more."""
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave()
+_admits: ContextVar[Callable[[bytes], None] | None] = ContextVar("admits", default=None)
 
 
-_place: ContextVar[Place | None] = ContextVar("place", default=None)
-
-
-def admitted() -> None:
-    """The call that runs belongs to a session: it holds no stranger's place any more."""
-    place = _place.get()
-    if place is not None:
-        place.leave()
+def admitted(session_id: bytes) -> None:
+    """The call that runs belongs to a session: it holds no stranger's place any more, and its connection has its own."""
+    admits = _admits.get()
+    if admits is not None:
+        admits(session_id)
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -85,7 +73,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def call(requests: Any, context: Context) -> Any:
             place = await self._enter(lane, context)
-            _place.set(place)
+            _admits.set(partial(self._admit, place, context.peer()))
             try:
                 request = await self._request(requests, context, handler.request_deserializer)
                 return await inner(request, context)
@@ -112,11 +100,15 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def _enter(self, lane: Lane, context: Context) -> Place:
         at = site(network_of(context.peer()))
-        why = self._places.take(lane, at, 1000 * time.monotonic(), known=self._known(at))
-        if why is not None:
+        place = self._places.take(lane, Caller(at, context.peer(), self._known(at)), 1000 * time.monotonic())
+        if isinstance(place, str):
             self._metrics.refused.labels(Reason.TOO_MANY.value).inc()
-            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, why)
-        return Place(self._places, lane, at)
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, place)
+        return place
+
+    def _admit(self, place: Place, connection: str, session_id: bytes) -> None:
+        place.leave()
+        self._places.met(session_id, connection)
 
     async def _request(self, requests: Any, context: Context, parse: Callable[[bytes], Any]) -> Any:
         try:

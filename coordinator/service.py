@@ -169,7 +169,7 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
         except Refusal as refusal:
             await self._refuse(context, refusal)
         await self._in_session(context, opened, body.session_id, body.sequence)
-        admitted()
+        admitted(body.session_id)
         try:
             async with aclosing(runtime.follow(opened.public_key, body.from_step)) as events:
                 async for event in events:
@@ -193,7 +193,7 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
         except Refusal as refusal:
             await self._refuse(context, refusal)
         await self._in_session(context, opened, body.session_id, body.sequence)
-        admitted()
+        admitted(body.session_id)
         self._hub.metrics.refused_addresses(len(body.addresses) - len(event.addresses))
         refusals = await self._handled(context, lambda: runtime.handle(event))
         if body.leaving:

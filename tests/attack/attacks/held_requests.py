@@ -34,7 +34,7 @@ async def _hold(target: Target, seconds: float) -> str:
             for nothing in ():
                 yield nothing
 
-        while time.monotonic() < until:
+        while time.monotonic() < until - 0.2:
             call = channel.stream_unary(path)(silent(), timeout=max(until - time.monotonic(), 0.1))  # type: ignore[attr-defined]
             try:
                 await call
@@ -42,6 +42,8 @@ async def _hold(target: Target, seconds: float) -> str:
                 name = error.code().name
                 ended[name] = ended.get(name, 0) + 1
                 await asyncio.sleep(0.2)
+            except asyncio.CancelledError:  # the call's own, when its request generator has ended
+                return
 
     async def channel() -> None:
         async with target.channel() as opened:
