@@ -84,11 +84,11 @@ def parse_address(text: str, peer: str | None = None) -> Address:
     return Address(text, host, ip, "/".join(transport), relay, found)
 
 
-def usable(texts: Iterable[str], peer: str | None = None) -> list[Address]:
-    """Those that parse, at most ADDRESSES_MAX, without repetition: one bad address spoils no other."""
+def usable(texts: Iterable[str], peer: str | None = None, most: int = ADDRESSES_MAX) -> list[Address]:
+    """Those that parse, at most so many, without repetition: one bad address spoils no other."""
     found: dict[str, Address] = {}
     for text in texts:
-        if len(found) == ADDRESSES_MAX:
+        if len(found) == most:
             break
         try:
             found.setdefault(text, parse_address(text, peer))
