@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from coordinator import invites, peers
 from coordinator.options import EXIT_CODES, Home, Json, RunName, settings
@@ -20,6 +22,7 @@ from protos.console import configure_logging, exit_with
 from protos.identity import short
 from protos.log import run_id_of
 from protos.run_config import RunConfig, config_from_json
+from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 
 app = typer.Typer(
@@ -47,10 +50,20 @@ def serve(
         str | None, typer.Option(help="SQLAlchemy URL of the journal (default: SQLite in --home).")
     ] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="host:port of Prometheus metrics (default: off).")] = None,
+    reflection: Annotated[
+        bool | None, typer.Option("--reflection", help="Describe the service to whoever asks (gRPC reflection).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Serve until Ctrl-C. Stopped or killed, it goes on at the same step when started again with the same --home."""
-    chosen = settings(home=home, listen=listen, advertise=advertise, database=database, metrics_listen=metrics_listen)
+    chosen = settings(
+        home=home,
+        listen=listen,
+        advertise=advertise,
+        database=database,
+        metrics_listen=metrics_listen,
+        reflection=reflection,
+    )
     configure_logging(as_json=as_json)
 
     def ready(serving: Any) -> None:
@@ -83,7 +96,7 @@ def create(
         print(json.dumps(values))
         return
     console = Console(soft_wrap=True)
-    created = f"Run [bold]{config.name}[/] ({invite.run_id.hex()[:16]}) is created."
+    created = f"Run [bold]{escape(config.name)}[/] ({invite.run_id.hex()[:16]}) is created."
     if mode == "invite":
         at = f" --home {home}" if home else ""
         make = f"swarmentum-coordinator invite create {invite.run_id.hex()[:16]} --uses 5 --expires 7d{at}"
@@ -124,7 +137,8 @@ def list_runs(home: Home = None, as_json: Json = False) -> None:
     for row in rows:
         loss = f"{row['loss']:.4f}" if row["step"] else "-"
         step = f"{row['step']}/{row['steps']}"
-        table.add_row(row["run"][:16], row["name"], row["phase"], step, loss, ", ".join(row["peers"]), row["reason"])
+        name, why = Text(row["name"]), Text(row["reason"])
+        table.add_row(row["run"][:16], name, row["phase"], step, loss, ", ".join(row["peers"]), why)
     Console().print(table)
 
 
@@ -132,13 +146,13 @@ def _row(run: pb.GetRunResponse) -> dict[str, Any]:
     here = [p for p in run.peers if p.phase != pb.PeerPhase.PEER_PHASE_ABSENT]
     return {
         "run": run_id_of(run.genesis).hex(),
-        "name": config_from_json(run.genesis.config_json).name,
+        "name": printable(config_from_json(run.genesis.config_json).name),
         "phase": pb.Phase.Name(run.phase).removeprefix("PHASE_").lower(),
         "step": run.head_step,
         "steps": run.total_steps,
         "loss": run.loss,
         "peers": [short(peer.public_key) for peer in here],
-        "reason": run.reason,
+        "reason": printable(run.reason),
     }
 
 

@@ -34,6 +34,9 @@ class CoordinatorSettings(BaseSettings):
     metrics_listen: str | None = Field(default=None, pattern=LISTEN_PATTERN)
     """host:port of the Prometheus metrics (http://host:port/metrics); off by default."""
 
+    reflection: bool = False
+    """Whether strangers may ask for the service's description over gRPC server reflection (grpcurl and the like)."""
+
     @classmethod
     def settings_customise_sources(
         cls,

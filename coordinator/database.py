@@ -49,11 +49,15 @@ def hidden(url: sa.URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def connected(url: sa.URL) -> sa.Engine:
-    """An engine (connections are made when they are needed); OperatorError if its driver is not installed."""
+def connected(url: sa.URL, *, writes: bool = True) -> sa.Engine:
+    """An engine (connections are made when they are needed); OperatorError if its driver is not installed.
+
+    Without `writes`, the database itself refuses to change anything for it.
+    """
     try:
         if shared(url):
-            return sa.create_engine(url, isolation_level="AUTOCOMMIT", connect_args=_POSTGRES_CONNECT)
+            reads_only = {} if writes else {"options": "-c default_transaction_read_only=on"}
+            return sa.create_engine(url, isolation_level="AUTOCOMMIT", connect_args=_POSTGRES_CONNECT | reads_only)
         engine = sa.create_engine(url)
     except ImportError as error:
         hint = "pip install 'swarmentum[postgres]'" if shared(url) else "install it"
@@ -61,7 +65,7 @@ def connected(url: sa.URL) -> sa.Engine:
     except SQLAlchemyError as error:
         raise OperatorError(f"the journal {hidden(url)!r} cannot be opened: {error}; check `database`") from error
     if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _durable_sqlite)
+        event.listen(engine, "connect", _durable_sqlite if writes else _read_only_sqlite)
     return engine
 
 
@@ -88,4 +92,11 @@ def _durable_sqlite(connection: object, _: object) -> None:
     cursor = connection.cursor()  # type: ignore[attr-defined]
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _read_only_sqlite(connection: object, _: object) -> None:
+    """The file is in WAL mode already: a reader neither waits for the writer nor holds it up."""
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    cursor.execute("PRAGMA query_only=ON")
     cursor.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 from coordinator.journal import Journal, JournalError
 from coordinator.metrics import Metrics
+from coordinator.reading import Reading
 from coordinator.replay import Replay, run_of
 from coordinator.runtime import RunRuntime, monotonic_ms, withdrawn_of
 from coordinator.state import Peer, PeerPhase, Phase, Run
@@ -21,7 +22,6 @@ from protos.log import run_id_of
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
 
-BOOTSTRAP_MAX = 8
 STATUS_PEERS_MAX = 1024
 STATUS_EXCLUSIONS_MAX = 256
 
@@ -52,6 +52,8 @@ class Hub:
         self._journal = self._acting = journal
         self._fenced: Callable[[], None] = lambda: None
         self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._reading = Reading(journal.reader())
+        self._described: dict[bytes, tuple[Run, pb.GetRunResponse]] = {}
 
     def restore(self) -> None:
         """Read every run back from the journal, and act. Called inside the event loop, before serving."""
@@ -73,7 +75,7 @@ class Hub:
         """
         self.stands_by = reason
         self.metrics.acts.set(0)
-        runs, self.runs, self._genesis = list(self.runs.values()), {}, {}
+        runs, self.runs, self._genesis, self._described = list(self.runs.values()), {}, {}, {}
         for runtime in runs:
             runtime.abandon()
         self._io.shutdown(wait=False, cancel_futures=True)
@@ -92,7 +94,14 @@ class Hub:
     def _add(self, run: Run, genesis: log_pb2.Genesis) -> None:
         self._genesis[run.run_id] = genesis
         self.runs[run.run_id] = RunRuntime(
-            run, run_of(run.run_id, genesis), self._acting, self.identity, self.metrics, self._io, self._fenced
+            run,
+            run_of(run.run_id, genesis),
+            self._acting,
+            self.identity,
+            self.metrics,
+            self._io,
+            self._fenced,
+            self._reading,
         )
         self.metrics.observe(run)
 
@@ -103,10 +112,21 @@ class Hub:
     def close(self) -> None:
         """Release the journal."""
         self._io.shutdown(wait=True)
+        self._reading.close()
         self._journal.close()
 
     def describe(self, runtime: RunRuntime) -> pb.GetRunResponse:
-        """What `status` prints."""
+        """What `status` prints, but for the bootstrap addresses: made once for each change of the run."""
+        run = runtime.run
+        before, made = self._described.get(run.run_id, (None, None))
+        if before is not run or made is None:
+            made = self._facts(runtime)
+            self._described[run.run_id] = run, made
+        answer = pb.GetRunResponse()
+        answer.CopyFrom(made)
+        return answer
+
+    def _facts(self, runtime: RunRuntime) -> pb.GetRunResponse:
         run = runtime.run
         peers = sorted(run.peers.values(), key=lambda peer: (peer.phase is PeerPhase.ABSENT, peer.public_key))
         return pb.GetRunResponse(
@@ -116,22 +136,7 @@ class Hub:
             head_hash=run.head_hash,
             total_steps=run.config.clock.steps,
             snapshot=runtime.snapshot_ref(run, run.snapshot) if run.snapshot else None,
-            peers=[
-                pb.PeerStatus(
-                    public_key=peer.public_key,
-                    phase=_PEER_PHASES[peer.phase],
-                    device=peer.device,
-                    applied_step=max(peer.applied_step, 0),
-                    state_digest=_public_digest(run, peer),
-                    anchor=peer.anchor,
-                    votes_accepted=peer.votes_accepted,
-                    samples_per_second=peer.samples_per_second,
-                    loss=peer.loss,
-                    **_standing(run, peer.public_key),
-                )
-                for peer in peers[:STATUS_PEERS_MAX]
-            ],
-            bootstrap=self.bootstrap(run, without=b""),
+            peers=[_status(run, peer) for peer in peers[:STATUS_PEERS_MAX]],
             loss=run.loss,
             reason=run.reason,
             payload_bytes_total=run.payload_bytes_total,
@@ -141,12 +146,20 @@ class Hub:
             anchored=run.anchored,
         )
 
-    @staticmethod
-    def bootstrap(run: Run, without: bytes) -> list[str]:
-        """Where to start from: the run's configured addresses, then those of connected peers."""
-        here = [p for p in run.peers.values() if p.phase is not PeerPhase.ABSENT and p.public_key != without]
-        theirs = [address for peer in here[:BOOTSTRAP_MAX] for address in peer.addresses]
-        return list(dict.fromkeys([*run.config.overlay.bootstrap, *theirs]))[: 4 * BOOTSTRAP_MAX]
+
+def _status(run: Run, peer: Peer) -> pb.PeerStatus:
+    return pb.PeerStatus(
+        public_key=peer.public_key,
+        phase=_PEER_PHASES[peer.phase],
+        device=peer.device,
+        applied_step=max(peer.applied_step, 0),
+        state_digest=_public_digest(run, peer),
+        anchor=peer.anchor,
+        votes_accepted=peer.votes_accepted,
+        samples_per_second=peer.samples_per_second,
+        loss=peer.loss,
+        **_standing(run, peer.public_key),
+    )
 
 
 def _public_digest(run: Run, peer: Peer) -> bytes:

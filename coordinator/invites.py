@@ -10,11 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from coordinator.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.errors import OperatorError
 from protos.identity import peer_id, short
 from protos.limits import TICKET_MS_MAX, TICKET_USES_MAX
+from protos.text import printable
 from protos.v1 import ticket_pb2
 
 UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
@@ -83,7 +85,7 @@ def list_invites(run: RunName, home: Home = None, as_json: Json = False) -> None
         left = f"{ticket.uses - len(status.users)} of {ticket.uses}"
         used_by = ", ".join(short(key) for key in status.users)
         name = ticket.ticket_id.hex()[:SHORT_ID_DIGITS]
-        table.add_row(name, ticket.label, status.state, left, _when(ticket), used_by)
+        table.add_row(name, Text(printable(ticket.label)), status.state, left, _when(ticket), used_by)
     Console().print(table)
 
 

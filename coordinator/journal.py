@@ -98,7 +98,8 @@ class Journal:
         self._identity = identity
         self._numbers: dict[bytes, int] = {}
         self._token: int | None = None
-        self._engine = connected(parsed(url))
+        self._url = parsed(url)
+        self._engine = connected(self._url)
         with making_tables(self._engine, _METADATA):
             pass
 
@@ -106,6 +107,12 @@ class Journal:
         """The same journal, which writes only while no newer token of the lease was given: FencedError from then on."""
         made = copy.copy(self)
         made._numbers, made._token = {}, token
+        return made
+
+    def reader(self) -> Journal:
+        """The same journal over connections of its own that cannot write: who reads much holds up no write."""
+        made = copy.copy(self)
+        made._engine = connected(self._url, writes=False)
         return made
 
     @staticmethod

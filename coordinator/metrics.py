@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from coordinator.events import Denial
 from coordinator.state import PeerPhase, Run
+from protos.errors import Reason
 
 
 class Metrics:
@@ -44,6 +45,10 @@ class Metrics:
     def not_admitted(self, run: Run, denial: Denial) -> None:
         """A peer was told that it may not join."""
         self.joins_refused.labels(run.run_id.hex()[:16], denial.value).inc()
+
+    def refused_addresses(self, count: int) -> None:
+        """So many addresses of a peer were left out."""
+        self.refused.labels(Reason.OUT_OF_RANGE.value).inc(count)
 
     def observe(self, run: Run) -> None:
         """Copy a run's figures."""

@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from coordinator.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.errors import OperatorError
 from protos.identity import peer_id, public_key_of
+from protos.limits import DEVICE_CHARACTERS_MAX
+from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 
 NAMES_SHOWN_MAX = 5
@@ -40,10 +42,10 @@ def list_peers(run: RunName, home: Home = None, as_json: Json = False) -> None:
         table.add_row(
             row["peer"][-PEER_SHOWN:],
             row["phase"],
-            row["standing"],
+            Text(row["standing"]),
             *figures,
-            escape(row["device"]),
-            escape(row["reason"]),
+            Text(row["device"]),
+            Text(row["reason"]),
         )
     Console().print(table if rows else "No peer has come yet.")
 
@@ -122,16 +124,16 @@ def _rows(run: pb.GetRunResponse) -> list[dict[str, Any]]:
         {
             "peer": peer_id(peer.public_key),
             "phase": pb.PeerPhase.Name(peer.phase).removeprefix("PEER_PHASE_").lower(),
-            "standing": peer.standing,
-            "reason": peer.standing_reason,
+            "standing": printable(peer.standing),
+            "reason": printable(peer.standing_reason),
             "by_operator": peer.public_key in excluded and excluded.pop(peer.public_key).by_operator,
             "step": peer.applied_step,
             "votes_accepted": peer.votes_accepted,
-            "device": peer.device,
+            "device": printable(peer.device, DEVICE_CHARACTERS_MAX),
         }
         for peer in run.peers
     ]
     for key, it in excluded.items():
-        row = {"peer": peer_id(key), "phase": "absent", "standing": "excluded", "reason": it.reason}
+        row = {"peer": peer_id(key), "phase": "absent", "standing": "excluded", "reason": printable(it.reason)}
         rows.append({**row, "by_operator": it.by_operator, "step": 0, "votes_accepted": 0, "device": ""})
     return rows

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TypeAlias, TypeVar
 
 import structlog
@@ -35,6 +34,7 @@ from coordinator.events import (
 )
 from coordinator.journal import FencedError, Journal, JournalError
 from coordinator.metrics import Metrics
+from coordinator.reading import Page, Reading
 from coordinator.state import PeerPhase, Phase, Run
 from protos.errors import Reason, Refusal, SwarmentumError
 from protos.identity import Identity, short
@@ -91,6 +91,7 @@ class RunRuntime:
         metrics: Metrics,
         io: ThreadPoolExecutor,
         fenced: Callable[[], None],
+        reading: Reading,
     ) -> None:
         self.run = run
         self._fresh = fresh
@@ -99,6 +100,7 @@ class RunRuntime:
         self._metrics = metrics
         self._io = io
         self._fenced = fenced
+        self._reading = reading
         self._lock = asyncio.Lock()
         # Every peer's newest stream, and those of them that have read the whole log and get events as they happen.
         self._streams: dict[bytes, _Events] = {}
@@ -285,9 +287,9 @@ class RunRuntime:
         try:
             sent = from_step
             while not await self._registered(key, queue, sent):
-                page = await self.entries(sent + 1)
+                page = await self.entries(sent + 1, follows=True)
                 for envelope in page:
-                    yield pb.FollowResponse(entry=envelope_pb2.SignedEnvelope.FromString(envelope))
+                    yield pb.FollowResponse(entry=envelope)
                 sent += len(page)
             if self._followers.get(key) is queue and (refusals := await self.handle(Connected(key))):
                 raise NotJoinedError(refusals[0])
@@ -299,9 +301,13 @@ class RunRuntime:
                 self._followers.pop(key, None)
                 self._spawn(Disconnected(key))
 
-    async def entries(self, from_step: int) -> list[bytes]:
-        """One page of signed entries."""
-        return await self._in_thread(partial(self._journal.entries, self.run.run_id, from_step, ENTRIES_PAGE_MAX))
+    async def entries(self, from_step: int, *, follows: bool) -> Page:
+        """One page of signed entries, for a peer that `follows` or for a stranger. JournalError, BusyError."""
+        self._check_acts()
+        head = self.run.head_step
+        page = await self._reading.page(self.run.run_id, from_step, ENTRIES_PAGE_MAX, head, follows=follows)
+        self._check_acts()
+        return page
 
     async def _registered(self, key: bytes, queue: _Events, sent: int) -> bool:
         """Become a follower if nothing is left to read; under the lock, so that no entry is missed or doubled.

@@ -1,4 +1,4 @@
-"""A coordinator, served: home folder, lock, journal, TLS, gRPC with health and reflection, metrics; a clean stop.
+"""A coordinator, served: home folder, lock, journal, TLS, gRPC behind its gate, health, metrics; a clean stop.
 
 With a database that several coordinators share, it acts while it holds the lease (election.py), and stands by otherwise.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -26,10 +27,12 @@ from coordinator import tls
 from coordinator.config import CoordinatorSettings, split_address
 from coordinator.database import parsed, shared
 from coordinator.election import Election
+from coordinator.gate import Gate
 from coordinator.hub import Hub
 from coordinator.journal import Journal
 from coordinator.lease import Lease
 from coordinator.metrics import Metrics
+from coordinator.places import Places
 from coordinator.service import CoordinatorService, OperatorService
 from coordinator.sessions import Sessions
 from protos.console import lock_home
@@ -48,8 +51,16 @@ _GRPC_OPTIONS = [
     ("grpc.http2.ping_timeout_ms", 10_000),  # without it, an answer is waited for a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),  # peers with several coordinators ask every second
+    ("grpc.max_concurrent_streams", 100),  # of one connection: a peer needs four
+    ("grpc.server_handshake_timeout_ms", 5_000),  # who connects and says nothing holds a descriptor so long, not 120 s
+    ("grpc.max_connection_idle_ms", 60_000),  # and who makes no call; a peer that follows always has one under way
+    ("grpc.max_metadata_size", 8 * 1024),
 ]
-CONCURRENT_CALLS_MAX = 4096
+# The last resort, never reached while `places.LIMITS` holds: calls that follow, and those under way of all lanes.
+CONCURRENT_CALLS_MAX = 32_768
+DESCRIPTORS_MAX = 65_536
+DESCRIPTORS_KEPT = 128
+"""For the journal, metrics and the program itself: connections never take the last ones."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,19 @@ def own_address() -> str:
         probe.connect(("192.0.2.1", 9))  # TEST-NET-1: connecting a UDP socket only picks a route
         return str(probe.getsockname()[0])
     return "127.0.0.1"
+
+
+def raise_descriptors(most: int = DESCRIPTORS_MAX) -> int:
+    """Let this process have as many descriptors as it may, up to `most`: each connection takes one. How many those are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return most if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # macOS has a lower limit of its own
+        return soft
+    return wanted
 
 
 async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None]) -> None:
@@ -159,11 +183,19 @@ async def _elected(election: Election, hub: Hub) -> AsyncIterator[asyncio.Task[N
         await election.close()
 
 
+class Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """Answers `Check`. `Watch` would let strangers hold calls open for good; whoever watches asks again."""
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
+        """Not here: clients that check health take this answer for "no health service" and go on."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator answers Check only")
+
+
 @dataclass
 class Front:
     """What the service shows of whether this coordinator acts: its health, and sessions that end when another acts."""
 
-    health: Any = field(default_factory=health.aio.HealthServicer)
+    health: Any = field(default_factory=Health)
     sessions: Sessions = field(default_factory=Sessions)
 
     async def show(self, acts: bool) -> None:
@@ -179,14 +211,20 @@ async def _listen(
 ) -> tuple[Any, int]:
     """The server and its port. Without a front of its own, it shows that it acts."""
     split_address(settings.listen)
-    server = grpc.aio.server(options=_GRPC_OPTIONS, maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX)
     if front is None:
         front = Front()
         await front.show(acts=True)
+    connections = ("grpc.max_allowed_incoming_connections", raise_descriptors() - DESCRIPTORS_KEPT)
+    server = grpc.aio.server(
+        interceptors=[Gate(Places(), front.sessions.at, hub.metrics)],
+        options=[*_GRPC_OPTIONS, connections],
+        maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX,
+    )
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(CoordinatorService(hub, front.sessions), server)
     coordinator_pb2_grpc.add_OperatorServiceServicer_to_server(OperatorService(hub, front.sessions), server)
     health_pb2_grpc.add_HealthServicer_to_server(front.health, server)
-    reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    if settings.reflection:
+        reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])
     try:
         port = server.add_secure_port(settings.listen, credentials)

@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from coordinator import admission, rules
+from coordinator.bootstrap import bootstrap
 from coordinator.events import (
     Asked,
     Claim,
@@ -23,17 +24,21 @@ from coordinator.events import (
     TicketAsked,
     WithdrawalAsked,
 )
+from coordinator.gate import admitted
 from coordinator.hub import Hub
 from coordinator.journal import JournalError
+from coordinator.reading import BusyError
 from coordinator.runtime import NotJoinedError, RunRuntime, monotonic_ms, unix_ms, withdrawn_of
 from coordinator.sessions import Sessions
 from protos import limits
+from protos.address import block_of, network_of, site, usable
 from protos.envelope import NO_RUN, Kind, Opened, check, parse
 from protos.equivocation import prove
 from protos.errors import Reason, Refusal
+from protos.identity import peer_id
 from protos.log import FORMAT_VERSION, equivocation_from_body, run_id_of, verdict_from_body
-from protos.network import block_of, host_of
 from protos.run_config import config_from_json
+from protos.text import printable
 from protos.ticket import Ticket, open_ticket, ticket_body, ticket_from_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
@@ -98,15 +103,17 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:  # noqa: N802
         """Public facts of a run."""
-        return self._hub.describe(await self._runtime(context, request.run_id))
+        runtime = await self._runtime(context, request.run_id)
+        answer = self._hub.describe(runtime)
+        answer.bootstrap.extend(self._bootstrap(runtime, context, without=b""))
+        return answer
 
     async def GetChallenge(  # noqa: N802
         self, request: pb.GetChallengeRequest, context: Context
     ) -> pb.GetChallengeResponse:
         """A single-use challenge for Join."""
         await self._runtime(context, request.run_id)
-        address = context.peer().rpartition(":")[0]  # "ipv4:192.0.2.1:4711" without its port
-        if address and not self._sessions.may_ask(address, monotonic_ms()):
+        if context.peer() and not self._sessions.may_ask(site(network_of(context.peer())), monotonic_ms()):
             text = "too many peers join from your network address; try again in a minute"
             await self._abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         return pb.GetChallengeResponse(challenge=self._sessions.challenge(monotonic_ms()))
@@ -121,7 +128,7 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             ticket = _ticket(body.ticket, opened.run_id, self._hub.identity.public_key)
         except Refusal as refusal:
             await self._refuse(context, refusal)
-        network = block_of(host_of(context.peer()))
+        network = block_of(network_of(context.peer()))
         denial, reason = admission.may_enter(
             runtime.run, opened.public_key, ticket, unix_ms(), network, monotonic_ms(), anchor=body.anchor
         )
@@ -137,23 +144,29 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             opened = self._open(request.envelope, Kind.KIND_JOIN)
             body = parse(pb.JoinBody, opened.body)
             self._sessions.answer(body.challenge, monotonic_ms())
-            network = block_of(host_of(context.peer()))
-            event = _joined(opened, body, self._hub.identity.public_key, unix_ms(), network)
+            block = block_of(network_of(context.peer()))
+            event = _joined(opened, body, self._hub.identity.public_key, unix_ms(), block)
         except Refusal as refusal:
             await self._refuse(context, refusal)
         refusals = await self._handled(context, lambda: runtime.handle(event))
         if refusals:
             await self._abort(context, grpc.StatusCode.PERMISSION_DENIED, refusals[0])
-        run = runtime.run
+        self._hub.metrics.refused_addresses(len(body.addresses) - len(event.addresses))
+        run, network = runtime.run, network_of(context.peer())
         return pb.JoinResponse(
-            session_id=self._sessions.open(run.run_id, opened.public_key),
+            session_id=self._sessions.open(run.run_id, opened.public_key, network),
             head_step=run.head_step,
             head_hash=run.head_hash,
             snapshot=runtime.snapshot_ref(run, run.snapshot) if run.snapshot else None,
             earlier=runtime.earlier_snapshots(run),
             withdrawn=withdrawn_of(run),
-            bootstrap=self._hub.bootstrap(run, without=opened.public_key),
+            bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
         )
+
+    def _bootstrap(self, runtime: RunRuntime, context: Context, without: bytes) -> list[str]:
+        """Where a peer starts from: what it can dial, of peers that it is not itself."""
+        run, network = runtime.run, network_of(context.peer())
+        return bootstrap(run, self._sessions.networks(run.run_id), network, without, site(network).encode())
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> None:  # noqa: N802
         """The log, then events as they happen. Written one by one: a peer that hangs up ends the stream at once."""
@@ -164,6 +177,7 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
         except Refusal as refusal:
             await self._refuse(context, refusal)
         await self._in_session(context, opened, body.session_id, body.sequence)
+        admitted(body.session_id)
         try:
             async with aclosing(runtime.follow(opened.public_key, body.from_step)) as events:
                 async for event in events:
@@ -187,6 +201,8 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
         except Refusal as refusal:
             await self._refuse(context, refusal)
         await self._in_session(context, opened, body.session_id, body.sequence)
+        admitted(body.session_id)
+        self._hub.metrics.refused_addresses(len(body.addresses) - len(event.addresses))
         refusals = await self._handled(context, lambda: runtime.handle(event))
         if body.leaving:
             await self._handled(context, lambda: runtime.handle(Disconnected(opened.public_key, leaving=True)))
@@ -199,9 +215,11 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
         """One page of the log."""
         runtime = await self._runtime(context, request.run_id)
         first = min(max(request.from_step, 1), limits.STEP_MAX)
-        page = await self._handled(context, lambda: runtime.entries(first))
-        entries = [envelope_pb2.SignedEnvelope.FromString(envelope) for envelope in page]
-        return pb.ListEntriesResponse(entries=entries, head_step=runtime.run.head_step)
+        try:
+            page = await self._handled(context, lambda: runtime.entries(first, follows=False))
+        except BusyError as error:
+            await self._abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        return pb.ListEntriesResponse(entries=page, head_step=runtime.run.head_step)
 
     async def _in_session(self, context: Context, opened: Opened, session_id: bytes, sequence: int) -> None:
         try:
@@ -387,11 +405,9 @@ def _words(reason: str) -> str:
     return reason
 
 
-def _addresses(addresses: list[str]) -> tuple[str, ...]:
-    _bounded(len(addresses), limits.ADDRESSES_MAX, "addresses")
-    for address in addresses:
-        _bounded(len(address), limits.ADDRESS_BYTES_MAX, "characters in an address")
-    return tuple(addresses)
+def _addresses(addresses: Iterable[str], public_key: bytes) -> tuple[str, ...]:
+    """Those that lead to the signer; the others are left out, and the peer is welcome."""
+    return tuple(address.text for address in usable(addresses, peer_id(public_key)))
 
 
 def _ticket(data: bytes, run_id: bytes, coordinator: bytes) -> Ticket | None:
@@ -402,10 +418,10 @@ def _joined(opened: Opened, body: pb.JoinBody, coordinator: bytes, now_unix_ms: 
     _sized(body.layout_digest, limits.HASH_BYTES, "layout digest")
     return Joined(
         opened.public_key,
-        body.device[:64],
+        printable(body.device, limits.DEVICE_CHARACTERS_MAX),
         body.parameters,
         body.layout_digest,
-        _addresses(list(body.addresses)),
+        _addresses(body.addresses, opened.public_key),
         _ticket(body.ticket, opened.run_id, coordinator),
         now_unix_ms,
         network,
@@ -435,7 +451,7 @@ def _reported(opened: Opened, body: pb.ReportBody) -> Reported:
         applied=tuple((a.step, _sized(a.state_digest, limits.HASH_BYTES, "state digest")) for a in body.applied),
         snapshots=_snapshots(body.snapshots),
         bad_snapshots=_snapshots(body.bad_snapshots),
-        addresses=_addresses(list(body.addresses)),
+        addresses=_addresses(body.addresses, opened.public_key),
         verdicts=tuple(verdict_from_body(verdict, opened.public_key) for verdict in body.verdicts),
         # Whoever reports it, the offender's own signatures prove it: a reporter can make nothing up.
         offences=tuple(prove(equivocation_from_body(said), opened.run_id) for said in body.equivocations),

@@ -6,9 +6,11 @@ Everything is bounded and in memory: after a restart peers simply join again.
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from protos.address import Network, site
 from protos.errors import Reason, Refusal
 from protos.limits import CHALLENGE_BYTES, SESSION_ID_BYTES
 from protos.rate import Rate
@@ -33,6 +35,7 @@ SEQUENCE_WINDOW = 64
 class _Session:
     run_id: bytes
     public_key: bytes
+    network: Network
     sequence: int = 0
     seen: int = 0  # bit i: sequence - i was used
 
@@ -43,6 +46,9 @@ class Sessions:
     def __init__(self) -> None:
         self._challenges: OrderedDict[bytes, int] = OrderedDict()
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
+        self._ids: dict[tuple[bytes, bytes], bytes] = {}
+        self._networks: dict[bytes, dict[bytes, Network]] = {}  # by run and peer
+        self._sites: Counter[str] = Counter()
         self._nonces: OrderedDict[bytes, None] = OrderedDict()
         self._asking = Rate(ADDRESS_CHALLENGES_MAX, ADDRESS_CHALLENGE_MS, ADDRESSES_KEPT)
         self._reporting = Rate(CONNECTION_REPORTS_MAX, CONNECTION_REPORT_MS, SESSIONS_MAX)
@@ -69,19 +75,42 @@ class Sessions:
         if given is None or now_ms - given > CHALLENGE_MS_MAX:
             raise Refusal(Reason.REPLAYED, "the challenge is unknown, used or too old; ask for a new one")
 
-    def open(self, run_id: bytes, public_key: bytes) -> bytes:
-        """A new session; the peer's earlier session of the run ends."""
+    def open(self, run_id: bytes, public_key: bytes, network: Network = None) -> bytes:
+        """A new session of a peer that comes from `network`; the peer's earlier session of the run ends."""
         self.end(run_id, public_key)
         session_id = secrets.token_bytes(SESSION_ID_BYTES)
-        self._sessions[session_id] = _Session(run_id, public_key)
+        self._sessions[session_id] = _Session(run_id, public_key, network)
+        self._ids[run_id, public_key] = session_id
+        self._networks.setdefault(run_id, {})[public_key] = network
+        self._sites[site(network)] += 1
         while len(self._sessions) > SESSIONS_MAX:
-            self._sessions.popitem(last=False)
+            self._drop(next(iter(self._sessions)))
         return session_id
 
     def end(self, run_id: bytes, public_key: bytes) -> None:
         """The peer has no session of the run any more: it has to join again."""
-        for key in [k for k, s in self._sessions.items() if (s.run_id, s.public_key) == (run_id, public_key)]:
-            del self._sessions[key]
+        session_id = self._ids.get((run_id, public_key))
+        if session_id is not None:
+            self._drop(session_id)
+
+    def _drop(self, session_id: bytes) -> None:
+        session = self._sessions.pop(session_id)
+        del self._ids[session.run_id, session.public_key]
+        del self._networks[session.run_id][session.public_key]
+        if not self._networks[session.run_id]:
+            del self._networks[session.run_id]
+        at = site(session.network)
+        self._sites[at] -= 1
+        if not self._sites[at]:
+            del self._sites[at]
+
+    def networks(self, run_id: bytes) -> Mapping[bytes, Network]:
+        """Where the peers of a run that have sessions come from."""
+        return self._networks.get(run_id, {})
+
+    def at(self, where: str) -> bool:
+        """Whether a peer with a session comes from this site."""
+        return where in self._sites
 
     def check(self, session_id: bytes, run_id: bytes, public_key: bytes, sequence: int) -> bool:
         """False: no such session (join again). Refusal REPLAYED: the number was used before, or is far behind."""
@@ -100,7 +129,8 @@ class Sessions:
     def forget(self) -> None:
         """Another coordinator acted meanwhile: every peer joins again."""
         self._challenges.clear()
-        self._sessions.clear()
+        for session_id in list(self._sessions):
+            self._drop(session_id)
 
     def use_nonce(self, nonce: bytes) -> None:
         """Refusal REPLAYED if an operator request with this nonce was seen."""

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from node.report import PeerRow, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
 from node.status import as_values, fetch
@@ -232,7 +233,7 @@ def _show_until_done(
                 live.update(_view(values), refresh=True)
             elif values is not None and (step // 10 > told // 10 or step == 1 > told):
                 told = step
-                console.print(_line(values), highlight=False)
+                console.print(_line(values), highlight=False, markup=False)
             patience = STEP_SECONDS_MAX if step else START_SECONDS_MAX
             failed = processes.ended()
             if failed or time.monotonic() - moved > patience:
@@ -262,7 +263,7 @@ def _line(values: dict[str, Any]) -> str:
 
 def _view(values: dict[str, Any]) -> Table:
     table = Table(
-        "peer", "phase", "step", "state digest", "votes", "samples/s", "loss", title=_line(values), expand=True
+        "peer", "phase", "step", "state digest", "votes", "samples/s", "loss", title=Text(_line(values)), expand=True
     )
     for peer in values["peers"]:
         speed, loss = f"{peer['samples_per_second']:.1f}", f"{peer['loss']:.3f}"

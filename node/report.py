@@ -16,6 +16,10 @@ from typing import Final
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from protos.limits import DEVICE_CHARACTERS_MAX
+from protos.text import printable
 
 ALLREDUCE_BYTES_PER_PARAMETER: Final = 8  # a ring sends each fp32 twice: once to reduce, once to gather
 DIGEST_SHOWN_CHARS: Final = 8
@@ -154,7 +158,7 @@ def peers_table(rows: Sequence[PeerRow], parameters: int) -> Table:
     for row in rows:
         table.add_row(
             row.id[-ID_SHOWN_CHARS:],
-            row.device,
+            Text(printable(row.device, DEVICE_CHARACTERS_MAX)),
             format_count(row.steps_applied),
             format_count(row.votes_accepted),
             format_bytes(row.wire_bytes_sent),

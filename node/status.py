@@ -1,4 +1,4 @@
-"""`swarmentum status`: what the coordinator says about a run, once."""
+"""`swarmentum status`: what the coordinator says about a run, once. Its words are strangers': printable, never markup."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from node.swarm.client import CoordinatorClient
 from protos.identity import peer_id
 from protos.invite import Invite
+from protos.limits import DEVICE_CHARACTERS_MAX
 from protos.run_config import RunConfig
+from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 
 
@@ -30,9 +33,9 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
     snapshot = facts.snapshot if facts.HasField("snapshot") else None
     return {
         "run": run_id.hex(),
-        "name": config.name,
+        "name": printable(config.name),
         "phase": pb.Phase.Name(facts.phase).removeprefix("PHASE_").lower(),
-        "reason": facts.reason,
+        "reason": printable(facts.reason),
         "step": facts.head_step,
         "steps": facts.total_steps,
         "loss": facts.loss if facts.head_step else None,
@@ -43,7 +46,7 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
             {
                 "id": peer_id(peer.public_key),
                 "phase": pb.PeerPhase.Name(peer.phase).removeprefix("PEER_PHASE_").lower(),
-                "device": peer.device,
+                "device": printable(peer.device, DEVICE_CHARACTERS_MAX),
                 "step": peer.applied_step,
                 "digest": peer.state_digest.hex(),
                 "votes_accepted": peer.votes_accepted,
@@ -57,7 +60,7 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
             {
                 "id": peer_id(excluded.public_key),
                 "step": excluded.step or None,
-                "reason": excluded.reason,
+                "reason": printable(excluded.reason),
                 "proven": excluded.proven,
                 "by_operator": excluded.by_operator,
             }
@@ -68,15 +71,16 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
 
 def _standing(peer: pb.PeerStatus) -> dict[str, Any]:
     """What the run thinks of a peer; without checks (`trust`) score and rate are 0."""
-    rate, why = peer.check_permille / 1000, peer.standing_reason
-    return {"standing": peer.standing, "score": peer.score, "check_rate": rate, "standing_reason": why}
+    rate, why = peer.check_permille / 1000, printable(peer.standing_reason)
+    return {"standing": printable(peer.standing), "score": peer.score, "check_rate": rate, "standing_reason": why}
 
 
 def show(values: dict[str, Any]) -> None:
     """For people."""
     loss = "-" if values["loss"] is None else f"{values['loss']:.4f}"
     console = Console()
-    console.print(f"[bold]{values['name']}[/] ({values['run'][:16]}): {values['phase']}, {values['reason']}")
+    head = Text(values["name"], style="bold")
+    console.print(head.append(f" ({values['run'][:16]}): {values['phase']}, {values['reason']}", style="not bold"))
     console.print(
         f"step {values['step']} of {values['steps']}, loss {loss}, head {values['head'][:16]}", highlight=False
     )
@@ -85,13 +89,13 @@ def show(values: dict[str, Any]) -> None:
         table.add_row(
             peer["id"][-8:],
             peer["phase"],
-            peer["device"],
+            Text(peer["device"]),
             str(peer["step"]),
             peer["digest"][:16],
             str(peer["votes_accepted"]),
             f"{peer['samples_per_second']:.1f}",
             f"{peer['loss']:.4f}",
-            peer["standing"],
+            Text(peer["standing"]),
             f"{peer['score']:.1f}",
         )
     console.print(table)

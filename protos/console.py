@@ -5,14 +5,17 @@ from __future__ import annotations
 import fcntl
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import structlog
 
 from protos.errors import OperatorError, StoppedError, SwarmentumError
 from protos.signals import EXIT_INTERRUPTED, leave
+from protos.text import printable
+
+ERROR_LINE_CHARACTERS_MAX = 4096
 
 
 def configure_logging(*, as_json: bool, verbose: bool = False) -> None:
@@ -25,12 +28,21 @@ def configure_logging(*, as_json: bool, verbose: bool = False) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([] if as_json else [_printable_values]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def _printable_values(_logger: Any, _method: str, values: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """For terminals: what others said may be in a value (JSON escapes by itself)."""
+    for name, value in values.items():
+        if isinstance(value, str):
+            values[name] = printable(value, ERROR_LINE_CHARACTERS_MAX)
+    return values
 
 
 def lock_home(home: Path, who: str) -> IO[str]:
@@ -56,7 +68,8 @@ def exit_with(command: Callable[[], None]) -> None:
         print(error, file=sys.stderr, flush=True)
         leave()
     except SwarmentumError as error:
-        print(f"error: {error}", file=sys.stderr)
+        lines = f"error: {error}".splitlines()  # what others said may be in it
+        print("\n".join(printable(line, ERROR_LINE_CHARACTERS_MAX) for line in lines), file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None

@@ -25,6 +25,7 @@ from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
 from protos.invite import SCHEME, Invite
 from protos.log import Chain, Entry, Exclusion, SignedEntry, run_id_of
+from protos.text import printable
 from protos.v1 import envelope_pb2, log_pb2
 
 WIDTH = 130  # of the table where there is no terminal
@@ -185,7 +186,7 @@ def show(found: Ledger) -> None:
     console.print(table)
     for excluded in found.exclusions:
         for text in _lines(excluded):
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def _lines(excluded: Excluded) -> list[str]:

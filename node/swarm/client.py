@@ -65,6 +65,10 @@ class SessionLostError(NetworkError):
     """The coordinator does not know this session (it was started again): join again."""
 
 
+class BusyError(NetworkError):
+    """The coordinator has too much to do for our network address at the moment: try again in a second."""
+
+
 def software_version() -> str:
     """This package's version."""
     try:
@@ -256,7 +260,16 @@ class CoordinatorClient:
     async def entries(self, from_step: int) -> tuple[list[bytes], int]:
         """A page of the log as serialised envelopes, and the head's step."""
         request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=from_step)
-        response = await self._call("ListEntries", request)
+        give_up, delay = time.monotonic() + limits.BUSY_SECONDS_MAX, limits.RETRY_SECONDS_MIN
+        while True:  # who reads a long log is told to wait now and then
+            try:
+                response = await self._call("ListEntries", request)
+                break
+            except BusyError:
+                if time.monotonic() > give_up:
+                    raise
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
         return [entry.SerializeToString(deterministic=True) for entry in response.entries], response.head_step
 
     def _next(self) -> int:
@@ -293,6 +306,8 @@ def _translated(error: Any) -> NetworkError | RefusedError:
     code, details = error.code(), error.details()
     if code == grpc.StatusCode.UNAUTHENTICATED:
         return SessionLostError(f"the coordinator does not know this session: {details}")
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return BusyError(f"the coordinator is busy: {details}")
     if code in _REFUSALS:
         return RefusedError(f"the coordinator refused: {details}")
     return NetworkError(f"the coordinator does not answer: {details}")

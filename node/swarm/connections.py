@@ -12,6 +12,9 @@ from typing import Any
 from node.swarm import settings as limits
 from node.swarm.dht import Discovery
 from node.swarm.host import Host, is_public
+from protos.address import parse_address
+from protos.errors import Refusal
+from protos.text import printable
 
 Logger = Any
 
@@ -78,10 +81,15 @@ class Connections:
             await asyncio.sleep(limits.DISCOVER_AGAIN_SECONDS if missing else limits.DISCOVER_SECONDS)
 
     async def connect_to(self, addresses: list[str]) -> None:
-        """Dial those that this peer is not connected to, up to OVERLAY_PEERS_MAX."""
+        """Dial those that this peer is not connected to, up to OVERLAY_PEERS_MAX. What is no address is left out."""
         by_peer: dict[str, list[str]] = {}
         for address in addresses:
-            by_peer.setdefault(address.rpartition("/p2p/")[2], []).append(address)
+            try:
+                peer = parse_address(address).peer
+            except Refusal as refusal:
+                self._log("not an address", why=printable(str(refusal)))
+                continue
+            by_peer.setdefault(peer, []).append(address)
         here = await self._host.connected()
         new = [theirs for peer, theirs in by_peer.items() if peer not in here and peer != self._host.peer_id]
         room = max(limits.OVERLAY_PEERS_MAX - len(here), 0)

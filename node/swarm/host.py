@@ -34,6 +34,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.swarm import guard, lives
 from node.swarm import settings as limits
 from node.swarm.settings import OverlaySettings
+from protos.address import usable
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import Identity, peer_id, peer_id_bytes, public_key_of
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
@@ -134,9 +135,15 @@ class Host:
         return self._p2p
 
     async def start(self, bootstrap: tuple[str, ...] = ()) -> None:
-        """Start p2pd and connect to the bootstrap peers that answer. Raises NetworkError or OperatorError."""
+        """Start p2pd and connect to the bootstrap peers that answer. Raises NetworkError or OperatorError.
+
+        `bootstrap` is what others say: p2pd ends at once over an address that is none, so such ones are left out.
+        """
         check_port_free(self._settings.listen_host, self._settings.listen_port)
-        self._bootstrap = tuple(dict.fromkeys([*self._settings.bootstrap, *bootstrap]))
+        told = [address.text for address in usable(bootstrap, most=limits.BOOTSTRAP_MAX)]
+        if len(told) < len(set(bootstrap)):
+            self._log.warning("addresses that are none are left out", count=len(set(bootstrap)) - len(told))
+        self._bootstrap = tuple(dict.fromkeys([*self._settings.bootstrap, *told]))
         self._handlers[PUSH_PROTOCOL] = self._on_push
         self._handlers[lives.PROTOCOL] = self._on_life
         await self._launch()
@@ -239,10 +246,10 @@ class Host:
         return found
 
     async def connect(self, addresses: list[str]) -> bool:
-        """Dial one peer at its addresses (all ending in the same /p2p/<id>). False if none answers."""
+        """Dial one peer at its addresses (all ending in the same /p2p/<id>). False if none answers, or none is any."""
         target = addresses[0].rpartition("/p2p/")[2]
         try:
-            maddrs = [Multiaddr(address.rpartition("/p2p/")[0]) for address in addresses if address.endswith(target)]
+            maddrs = [Multiaddr(it.text.rpartition("/p2p/")[0]) for it in usable(addresses, target)]
             call = self.p2p._client.connect(PeerID.from_base58(target), maddrs)
             await asyncio.wait_for(call, limits.CONNECT_SECONDS_MAX)
         except (ValueError, *_FAILURES):

@@ -11,6 +11,8 @@ Reachability = Literal["auto", "public", "private"]
 CONNECT_SECONDS_MAX = 10.0
 # How often a peer behind a router tries to reach its first relay before it says that there is none: about 20 s.
 BOOTSTRAP_TRIES = 8
+# Addresses to start from that others told.
+BOOTSTRAP_MAX = 128
 STREAM_OPEN_SECONDS_MAX = 10.0
 STREAM_IDLE_SECONDS_MAX = 20.0
 # A holder has this long for a blob, and a second more for so many bytes: first, while others could be asked instead, and then
@@ -21,6 +23,8 @@ PATIENT_BYTES_A_SECOND = 2_000
 GOSSIP_SECONDS_MAX = 5.0
 CALL_SECONDS_MAX = 15.0
 GOODBYE_SECONDS_MAX = 1.0
+# A coordinator that says that it is busy is asked again for so long.
+BUSY_SECONDS_MAX = 60.0
 # Where several coordinators are known: how soon one that does not say whether it acts is given up, how soon one that
 # falls silent is (once it was asked whether it is there, every second), and how long all are asked often until one acts.
 PROBE_SECONDS_MAX = 1.5
@@ -31,6 +35,20 @@ DHT_SECONDS_MAX = 10.0
 # A record outlives three missed refreshes.
 DHT_RECORD_SECONDS = 240.0
 DHT_REFRESH_SECONDS = 60.0
+# What a DHT node keeps for others: records in all and of one run (8 KiB each at most), runs of a relay (a peer has one), and
+# how far the clocks of two machines may be apart.
+DHT_RECORDS_MAX = 4096
+DHT_RECORDS_A_RUN_MAX = 1024
+RELAY_RUNS_MAX = 64
+DHT_CLOCKS_APART_SECONDS = 60.0
+# Calls of one remote, and of all: so many keys at once, and one more each so many ms. A peer stores its one key once a
+# minute and looks it up every 2 to 10 s, over several hops.
+DHT_CALLS_MAX = 200
+DHT_CALL_MS = 200
+DHT_CALLS_ALL_MAX = 20_000
+DHT_CALL_ALL_MS = 2
+DHT_KEYS_A_CALL_MAX = 64
+DHT_REMOTES_KEPT = 4096
 DISCOVER_SECONDS = 10.0
 # While a member of the roster is not connected.
 DISCOVER_AGAIN_SECONDS = 2.0

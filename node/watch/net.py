@@ -15,6 +15,7 @@ from typing import Any
 
 from node.watch.frames import MESSAGE, OVERSIZED, STATUS, frame
 from protos.limits import ADDRESSES_MAX, GOSSIP_MESSAGE_BYTES_MAX
+from protos.text import printable
 
 EXIT_NO_LIBP2P = 64
 DIAL_SECONDS_MAX = 10.0
@@ -182,7 +183,7 @@ class _Overlay:
             try:
                 await self._host.connect(info_from_p2p_addr(Multiaddr(address)))
             except Exception as error:  # noqa: BLE001 - a stranger's address fails in as many ways as the library has layers
-                print(f"{address} does not answer: {error!r}", file=sys.stderr)
+                print(printable(f"{address} does not answer: {error!r}"), file=sys.stderr)
 
 
 def _make_host() -> tuple[Any, Any, Any]:

@@ -16,6 +16,7 @@ from rich.text import Text
 from node.watch.supervisor import OverlayStatus
 from node.watch.view import AnnouncementSeen, EntrySeen, Event, Refused, Watch
 from protos.identity import peer_id, short
+from protos.text import printable
 
 ROWS_MAX = 24
 REFRESHES_PER_SECOND = 4
@@ -156,10 +157,10 @@ class PlainScreen:
         if isinstance(event, EntrySeen):
             print(_line(self._scene, event), flush=True)
         elif isinstance(event, Refused) and event.count & (event.count - 1) == 0:
-            print(f"refused ({event.count} so far): {event.reason.value}: {event.detail}", flush=True)
+            print(f"refused ({event.count} so far): {event.reason.value}: {printable(event.detail)}", flush=True)
 
     def overlay(self, status: OverlayStatus) -> None:
-        why = f" ({status.problem})" if status.problem else ""
+        why = f" ({printable(status.problem)})" if status.problem else ""
         print(f"overlay: {status.peers} peers, {status.restarts} restarts{why}", flush=True)
 
     def tick(self) -> None:
@@ -193,20 +194,28 @@ class LiveScreen:
     def end(self, summary: dict[str, Any]) -> None:
         self._live.update(_picture(self._scene), refresh=True)
         self._live.stop()
-        self._console.print(_closing(summary), highlight=False)
+        self._console.print(_closing(summary), highlight=False, markup=False)
 
 
 def _picture(scene: Scene) -> Group:
     watch = scene.watch
     head = Text(_line(scene, watch.last) if watch.last else "waiting for the first entry", style="bold")
     refused = ", ".join(f"{n} {reason.value}" for reason, n in watch.tally.refused.items()) or "nothing"
+    coordinator = printable(scene.coordinator)
     note = Text(
-        f"overlay: {scene.overlay.peers} peers, {scene.overlay.restarts} restarts | coordinator: {scene.coordinator} | "
+        f"overlay: {scene.overlay.peers} peers, {scene.overlay.restarts} restarts | coordinator: {coordinator} | "
         f"{watch.tally.announcements} announcements, {watch.tally.late} late | refused: {refused}",
         style="dim",
     )
     table = Table(
-        "peer", "announced", "payload", "loss", "compute", "votes accepted", "late", title=f"Run {scene.name}"
+        "peer",
+        "announced",
+        "payload",
+        "loss",
+        "compute",
+        "votes accepted",
+        "late",
+        title=Text(f"Run {printable(scene.name)}"),
     )
     rows = sorted(watch.peers.items(), key=lambda item: -item[1].votes_accepted)
     for key, row in rows[:ROWS_MAX]:

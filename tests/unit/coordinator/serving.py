@@ -81,13 +81,13 @@ class Served:
 
 
 @asynccontextmanager
-async def served(home: Path, config: RunConfig) -> AsyncIterator[Served]:
-    """Serve `home`; the run is created at the first start."""
+async def served(home: Path, config: RunConfig, **settings: Any) -> AsyncIterator[Served]:
+    """Serve `home`; the run is created at the first start. `settings`: of the coordinator."""
     journal = Journal(Journal.sqlite_url(home), COORDINATOR)
     hub = Hub(journal, COORDINATOR, Metrics())
     hub.restore()
     certificate = tls.load_or_create(home)
-    server, port = await _listen(CoordinatorSettings(home=home, listen="127.0.0.1:0"), hub, certificate)
+    server, port = await _listen(CoordinatorSettings(home=home, listen="127.0.0.1:0", **settings), hub, certificate)
     genesis = log_pb2.Genesis(
         format_version=FORMAT_VERSION,
         config_json=config.canonical_json(),

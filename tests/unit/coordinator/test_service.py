@@ -258,8 +258,18 @@ async def test_the_pin_decides(tmp_path: Path) -> None:
         await asyncio.to_thread(fetch_certificate, address, here.certificate.sha256)
 
 
-async def test_health_and_reflection_answer(tmp_path: Path) -> None:
+async def test_reflection_is_off_unless_the_operator_wants_it(tmp_path: Path) -> None:
     async with served(tmp_path, WAITS) as here, here.channel() as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        )
+        with pytest.raises(grpc.RpcError) as error:
+            await anext(aiter(call))
+        assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+
+
+async def test_health_and_reflection_answer(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS, reflection=True) as here, here.channel() as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "swarmentum.v1.CoordinatorService", "swarmentum.v1.OperatorService"):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=service))

@@ -10,13 +10,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
-from hivemind.utils import MSGPackSerializer
+from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from node.swarm import blobs as blob_module
 from node.swarm import host as host_module
 from node.swarm.blobs import PROTOCOL, BlobServer, WireBytes
-from node.swarm.dht import Discovery, _OwnRecordsOnly, open_record
+from node.swarm.dht import Discovery, _OwnRecordsOnly, open_record, run_key
 from node.swarm.fetcher import BlobFetcher
 from node.swarm.host import Host, check_port_free
 from node.swarm.settings import OverlaySettings
@@ -279,15 +280,24 @@ async def test_peers_find_each_other_through_a_relay_and_forged_records_are_refu
             for node in nodes:
                 await node.stop()
 
-    def validates(signer: Identity, subkey: str) -> bool:
+    def validates(
+        signer: Identity, subkey: str, key: str = run_key(RUN), seconds: float = 240.0, serves: bytes | None = None
+    ) -> bool:
         record = update_pb2.PeerRecord(addresses=[f"/ip4/1.2.3.4/tcp/1/p2p/{signer.peer_id}"])
         value = seal(signer, Kind.KIND_PEER_RECORD, RUN, record).SerializeToString()
-        packed = DHTRecord(b"key", MSGPackSerializer.dumps(subkey), MSGPackSerializer.dumps(value), 1.0)
-        return _OwnRecordsOnly().validate(packed)
+        at, until = DHTID.generate(source=key).to_bytes(), get_dht_time() + seconds
+        packed = DHTRecord(at, MSGPackSerializer.dumps(subkey), MSGPackSerializer.dumps(value), until)
+        return _OwnRecordsOnly(serves).validate(packed)
 
     mallory = Identity.generate()
     assert validates(mallory, mallory.peer_id)
+    assert validates(mallory, mallory.peer_id, serves=RUN)
     assert not validates(mallory, ada.identity.peer_id)
+    assert not validates(mallory, mallory.peer_id, "invented"), "a key that is not the run's"
+    assert not validates(mallory, mallory.peer_id, run_key(b"o" * 32)), "the key of another run"
+    assert not validates(mallory, mallory.peer_id, serves=b"o" * 32), "a run that this peer is not in"
+    assert not validates(mallory, mallory.peer_id, seconds=3600), "for longer than records live"
+    assert not validates(mallory, mallory.peer_id, seconds=float("nan"))
     assert not _OwnRecordsOnly().validate(DHTRecord(b"key", b"\xc1", b"\xc1", 1.0))
 
 

@@ -1,0 +1,67 @@
+"""What an attack is, and what it may know: the run's link, as a stranger has it, and where the swarm's files are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from node.swarm.client import TLS_NAME, fetch_certificate
+from protos.invite import Invite
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import coordinator_pb2_grpc as rpc
+
+
+@dataclass(frozen=True)
+class Target:
+    """A run to attack. `folder` holds the swarm's homes and logs (`LocalSwarm.folder`), and is there to write in."""
+
+    link: str
+    folder: Path
+    coordinator_pid: int | None = None
+
+    @property
+    def invite(self) -> Invite:
+        """What the link says."""
+        return Invite.parse(self.link)
+
+    @asynccontextmanager
+    async def channel(self, **options: Any) -> AsyncIterator[Any]:
+        """A new gRPC connection to the coordinator: channels with equal options share one, so each gets a number."""
+        invite = self.invite
+        address = invite.coordinators[0]
+        pem = fetch_certificate(address, invite.certificate_sha256)
+        settings = {"grpc.ssl_target_name_override": TLS_NAME, "attack.number": next(_numbers), **options}
+        credentials = grpc.ssl_channel_credentials(pem)
+        async with grpc.aio.secure_channel(address, credentials, options=list(settings.items())) as channel:
+            yield channel
+
+    async def run_now(self) -> pb.GetRunResponse:
+        """The public facts of the run."""
+        async with self.channel() as channel:
+            request = pb.GetRunRequest(run_id=self.invite.run_id)
+            answer: pb.GetRunResponse = await rpc.CoordinatorServiceStub(channel).GetRun(request, timeout=10)
+            return answer
+
+
+_numbers = itertools.count(1)
+
+
+class Attack(Protocol):
+    """One attack. `what` says in a sentence what it tries; `run` does it for so long and says what came of it."""
+
+    @property
+    def name(self) -> str:
+        """As the command line has it."""
+
+    @property
+    def what(self) -> str:
+        """One sentence."""
+
+    def run(self, target: Target, seconds: float) -> str:
+        """Attack for about `seconds`; returns what was done and what was answered, in a few words."""

@@ -1,0 +1,20 @@
+"""One attack, by name: `python -m tests.attack.one NAME LINK FOLDER SECONDS [COORDINATOR_PID]`; prints what came of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.attack.attacks import all_attacks
+from tests.attack.base import Target
+
+
+def main() -> None:
+    """As an attacker's own process, so that it shares nothing with what it attacks."""
+    name, link, folder, seconds, *pid = sys.argv[1:]
+    target = Target(link, Path(folder), int(pid[0]) if pid else None)
+    print(all_attacks()[name].run(target, float(seconds)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""Attackers as processes against a real coordinator over gRPC, while a run steps: the steps go on."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coordinator import gate, places, server
+from coordinator.places import Caller, Lane, Limits, Place, Places
+from coordinator.state import Phase
+from protos.identity import Identity
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import coordinator_pb2_grpc as rpc
+from tests.unit.coordinator.driver import LAYOUT, config, digest_of
+from tests.unit.coordinator.serving import LivePeer, Served, eventually, identity, peers, served, tick_of
+
+LONG = config(min_peers=2, steps=100_000)
+STEPS_MIN = 20
+
+
+async def step_forever(swarm: list[LivePeer]) -> None:
+    """Everyone hears each tick, contributes, holds, hears the entry and tells the state."""
+    while True:
+        ticks = [tick_of(await peer.until("tick")) for peer in swarm]
+        for peer, tick in zip(swarm, ticks, strict=True):
+            await peer.contribute(tick, swarm)
+        for peer, tick in zip(swarm, ticks, strict=True):
+            await peer.until("entry")
+            state = pb.AppliedState(step=tick.step, state_digest=digest_of(tick.step))
+            await peer.client.report(pb.ReportBody(applied=[state]))
+
+
+@asynccontextmanager
+async def stepping(here: Served) -> AsyncIterator[None]:
+    """A run that steps as fast as it can."""
+    async with peers(here, 2) as swarm:
+        for peer in swarm:
+            await peer.join()
+        for peer in swarm:
+            await peer.ready()
+        assert here.runtime.run.phase is Phase.OPEN
+        task = asyncio.ensure_future(step_forever(swarm))
+        try:
+            await eventually(lambda: here.runtime.run.head_step > 5 or task.done())
+            yield
+            assert not task.done(), task.exception()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def attacked(here: Served, name: str, seconds: float) -> str:
+    """What an attack, as a process of its own, says that it did."""
+    link = here.invite.link()
+    arguments = ("-m", "tests.attack.one", name, link, str(here.home), str(seconds))
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, problems = await asyncio.wait_for(child.communicate(), seconds + 60)
+    assert child.returncode == 0, problems.decode()[-3000:]
+    return out.decode()
+
+
+async def steps_during(here: Served, name: str, seconds: float = 6.0) -> tuple[int, str]:
+    """How many steps a run makes while an attack goes on, and what the attack says."""
+    before = here.runtime.run.head_step
+    told = await attacked(here, name, seconds)
+    return here.runtime.run.head_step - before, told
+
+
+@pytest.mark.parametrize("name", ["watch_flood", "page_flood", "held_requests"])
+async def test_steps_go_on_under_a_flood(tmp_path: Path, name: str) -> None:
+    """The findings' floods stopped a run at once: of Watch streams for good, of pages to 2 steps in 15 s."""
+    async with served(tmp_path, LONG) as here, stepping(here):
+        steps, told = await steps_during(here, name)
+        assert steps > STEPS_MIN, f"{steps} steps; {told}"
+        facts = await asyncio.wait_for(_facts(here), 10)
+        assert facts.head_step > 0, "a newcomer is answered after the attack"
+
+
+async def _facts(here: Served) -> Any:
+    """GetRun as a stranger at an address whose allowance the attack has used up: it waits for its turn."""
+    async with here.channel() as channel:
+        stub = rpc.CoordinatorServiceStub(channel)
+        while True:
+            try:
+                return await stub.GetRun(pb.GetRunRequest(run_id=here.invite.run_id), timeout=5)
+            except grpc.RpcError:
+                await asyncio.sleep(0.1)
+
+
+async def test_a_peer_joins_and_follows_while_watch_streams_flood(tmp_path: Path) -> None:
+    async with served(tmp_path, LONG) as here, stepping(here):
+        attack = asyncio.ensure_future(attacked(here, "watch_flood", 6.0))
+        await asyncio.sleep(3.0)
+        async with peers(here, 3) as swarm:
+            assert (await swarm[2].join()).WhichOneof("event") == "entry"
+        await attack
+
+
+async def test_health_answers_check_and_no_watch(tmp_path: Path) -> None:
+    async with served(tmp_path, LONG) as here, here.channel() as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as error:
+            await anext(aiter(stub.Watch(health_pb2.HealthCheckRequest())))
+        assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+
+
+async def test_a_call_whose_request_never_comes_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "REQUEST_SECONDS_MAX", 0.2)
+    async with served(tmp_path, LONG) as here, here.channel() as channel:
+
+        async def silent() -> AsyncIterator[bytes]:
+            await asyncio.sleep(30)
+            yield b""
+
+        for method in ("Report", "Follow", "GetRun"):
+            call = channel.stream_unary(f"/swarmentum.v1.CoordinatorService/{method}")
+            with pytest.raises(grpc.RpcError) as error:
+                await call(silent(), timeout=10)
+            assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "the request did not come in time" in error.value.details()  # type: ignore[attr-defined]
+        with pytest.raises(grpc.RpcError, match="malformed"):
+            await channel.unary_unary("/swarmentum.v1.CoordinatorService/GetRun")(b"\xff\xff\xff", timeout=10)
+        assert here.refused("malformed") == 1
+
+
+async def test_places_are_given_back_and_a_session_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(places.LIMITS, Lane.PEERS, Limits(2, 2, 2, 1000, 1))
+    async with served(tmp_path, LONG) as here, peers(here, 4) as swarm:
+        for peer in swarm:  # each has a stream that stays open
+            await peer.join()
+        for peer in swarm:
+            await peer.client.report(pb.ReportBody())
+
+
+def test_lanes_do_not_take_each_others_places_and_peers_find_room() -> None:
+    made = Places({lane: Limits(2, 3, 4, 1000, 1) for lane in Lane})
+
+    def take(lane: Lane, site: str, connection: str = "", *, known: bool = False) -> Place | str:
+        return made.take(lane, Caller(site, connection or site, known), 0)
+
+    held = [take(Lane.READING, "a") for _ in range(2)]
+    assert "of your network address" in str(take(Lane.READING, "a", known=True))
+    assert isinstance(take(Lane.PEERS, "a"), Place)
+    assert all(isinstance(take(Lane.READING, "loopback"), Place) for _ in range(2))
+    assert "calls are under way" in str(take(Lane.READING, "b")), "of all addresses"
+    assert isinstance(take(Lane.READING, "b", known=True), Place), "a peer with a session is there"
+    for place in held:
+        assert isinstance(place, Place)
+        place.leave()
+        place.leave()
+    assert made.taken(Lane.READING) == 3
+    made.met(b"session", "a:1")
+    assert all(isinstance(take(Lane.READING, "a", "a:1"), Place) for _ in range(places.SESSION_CALLS_MAX))
+    assert made.taken(Lane.READING) == 3, "a session's connection has places of its own"
+    assert "of your connection" in str(take(Lane.READING, "a", "a:1"))
+    made.met(b"session", "a:2")
+    assert isinstance(take(Lane.READING, "a", "a:1"), Place)
+    assert made.taken(Lane.READING) == 4, "a session has one connection"
+
+
+def test_calls_of_one_address_have_a_rate() -> None:
+    slow = Places({lane: Limits(9, 9, 9, 2, 100) for lane in Lane})
+    taken = [slow.take(Lane.JOINING, Caller("a", "a:1"), now) for now in (0, 0, 0, 150)]
+    assert [isinstance(place, Place) for place in taken] == [True, True, False, True]
+
+
+async def test_256_peers_on_one_machine_ask_at_once(tmp_path: Path) -> None:
+    """The limits of loopback let a whole swarm on one machine start together."""
+    async with served(tmp_path, LONG) as here, peers(here, 8) as swarm:
+        for peer in swarm:
+            await peer.client.connect()
+
+        async def start(number: int) -> None:
+            client = swarm[number % len(swarm)].client
+            await client._call("GetRun", pb.GetRunRequest(run_id=here.invite.run_id))
+            for _ in range(2):
+                await client._call("GetChallenge", pb.GetChallengeRequest(run_id=here.invite.run_id))
+
+        await asyncio.gather(*(start(number) for number in range(256)))
+
+
+async def test_idle_connections_end_soon_and_leave_descriptors(tmp_path: Path) -> None:
+    async with served(tmp_path, LONG) as here, stepping(here):
+        attack = asyncio.ensure_future(attacked(here, "idle_connections", 9.0))
+        await asyncio.sleep(4.0)
+        before = here.runtime.run.head_step
+        facts = await asyncio.wait_for(_facts(here), 20)
+        assert facts.head_step > 0, "a newcomer is answered meanwhile"
+        told = await attack
+        assert here.runtime.run.head_step - before > STEPS_MIN, told
+        longest = float(told.partition("after ")[2].split()[0])
+        assert longest < 8, f"gRPC's own limit is 120 s; {told}"
+
+
+def test_descriptors_are_raised_to_the_hard_limit_and_not_beyond() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+        assert server.raise_descriptors(400) == 400
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 400
+        assert server.raise_descriptors(350) == 400, "never lowered"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ---- what peers say of themselves ------------------------------------------------------------------------------------
+
+
+async def _join(here: Served, peer: LivePeer, addresses: list[str], device: str = "cpu") -> pb.JoinResponse:
+    await peer.client.connect()
+    body = pb.JoinBody(layout_digest=LAYOUT, parameters=10, device=device, addresses=addresses)
+    response = await peer.client.join(body)
+    peer.stream = peer.client.follow(0)  # type: ignore[assignment]
+    await peer.event()
+    return response
+
+
+async def test_bad_addresses_are_left_out_and_their_peer_is_welcome(tmp_path: Path) -> None:
+    async with served(tmp_path, LONG) as here, peers(here, 2) as (ada, bob):
+        own = f"/ip4/127.0.0.1/tcp/4001/p2p/{identity(0).peer_id}"
+        other = f"/ip4/127.0.0.1/tcp/4001/p2p/{Identity.generate().peer_id}"
+        await _join(here, ada, [*["junk"] * 20, other, own, "/ip4/999.1.1.1/tcp/1/p2p/x"])
+        assert here.runtime.run.peers[ada.key].addresses == (own,)
+        assert here.refused("out_of_range") == 22
+        assert list((await _join(here, bob, [])).bootstrap) == [own]
+        moved = own.replace("4001", "4002")
+        await ada.client.report(pb.ReportBody(addresses=[other, moved]))
+        assert here.runtime.run.peers[ada.key].addresses == (moved,)
+        assert list((await bob.client.get_run())[0].bootstrap) == [moved]
+
+
+async def test_nobody_fills_the_list_that_joiners_get(tmp_path: Path) -> None:
+    """Two that came first with 16 addresses each had all 32 places."""
+    async with served(tmp_path, config(min_peers=30, batch_samples=64, steps=9)) as here, peers(here, 24) as swarm:
+        for peer in swarm[:-1]:
+            name = identity(peer.number).peer_id
+            await _join(here, peer, [f"/ip4/127.0.0.1/tcp/{4001 + n}/p2p/{name}" for n in range(16)])
+        told = (await _join(here, swarm[-1], [])).bootstrap
+        by_peer = [address.rpartition("/")[2] for address in told]
+        assert len(set(by_peer)) == 16
+        assert max(by_peer.count(name) for name in by_peer) == 2
+
+
+async def test_devices_are_printable_and_bounded(tmp_path: Path) -> None:
+    async with served(tmp_path, LONG) as here, peers(here, 1) as (peer,):
+        await _join(here, peer, [], "\x1b]0;owned\x07[/x]" + "x" * 100)
+        device = here.runtime.run.peers[peer.key].device
+        assert device.isprintable()
+        assert len(device) == 64
+        assert device.startswith("?]0;owned?[/x]")
+
+
+@pytest.mark.parametrize("name", ["garbage_addresses", "markup_device"])
+async def test_what_joiners_say_of_themselves_harms_nobody(tmp_path: Path, name: str) -> None:
+    async with served(tmp_path, LONG) as here, stepping(here):
+        steps, told = await steps_during(here, name, 3.0)
+        assert steps > 0, told
+        good = {
+            "garbage_addresses": "0 garbage",
+            "markup_device": "failed for none; codes reached the terminal for none",
+        }
+        assert good[name] in told
+
+
+async def test_pages_are_read_beside_the_clocks_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that takes for ever holds up no step; what was read is read once."""
+    async with served(tmp_path, LONG) as here, stepping(here), here.channel() as channel:
+        stub = rpc.CoordinatorServiceStub(channel)
+        reading, times, loop = here.hub._reading, [0], asyncio.get_running_loop()
+        may, entries = asyncio.Event(), reading._journal.entries
+
+        def slow(*key: Any) -> list[bytes]:
+            times[0] += 1
+            asyncio.run_coroutine_threadsafe(may.wait(), loop).result(20)
+            return entries(*key)
+
+        monkeypatch.setattr(reading._journal, "entries", slow)
+        request = pb.ListEntriesRequest(run_id=here.invite.run_id, from_step=1)
+        asked = asyncio.ensure_future(_page(stub, request))
+        await eventually(lambda: times[0])
+        head = here.runtime.run.head_step
+        await eventually(lambda: here.runtime.run.head_step > head + 70)
+        may.set()
+        assert len((await asked).entries) > 0
+        await _page(stub, request)
+        before = times[0]
+        pages = await asyncio.gather(*(_page(stub, request) for _ in range(20)))
+        assert {len(page.entries) for page in pages} == {64}
+        assert times[0] == before, "a whole page never changes"
+
+
+async def _page(stub: Any, request: Any) -> Any:
+    return await stub.ListEntries(request, timeout=20)

@@ -1,0 +1,95 @@
+"""Attackers against real libp2p hosts: what a peer keeps for strangers, and serves them, is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hivemind.dht.routing import DHTID
+from hivemind.utils import get_dht_time
+
+from node.swarm import settings
+from node.swarm.connections import Connections
+from node.swarm.dht import Discovery, _Records, run_key
+from protos.identity import Identity
+from tests.attack.attacks import dht_fill
+from tests.unit.node.test_overlay import RUN, hosts
+
+
+async def test_a_stranger_fills_neither_a_relays_dht_nor_a_peers(tmp_path: Path) -> None:
+    """4,000 of 4,000 records for ten years were taken, and nothing bounded them. Honest peers find each other meanwhile."""
+    async with hosts(tmp_path, 3) as (relay, ada, bob):
+        bootstrap = (await relay.addresses())[:1]
+        nodes = [Discovery(relay, None), Discovery(ada, RUN), Discovery(bob, RUN)]
+        try:
+            for index, node in enumerate(nodes):
+                await node.start([] if index == 0 else bootstrap)
+            assert await nodes[1].announce(await ada.addresses())
+            attack = asyncio.ensure_future(dht_fill.fill([*bootstrap, *(await ada.addresses())[:1]], 5.0))
+            await asyncio.sleep(3.0)
+            assert await nodes[2].announce(await bob.addresses())
+            found = await nodes[1].peers()
+            assert bob.identity.public_key in found
+            told = await attack
+            at_relay, at_ada = (node._node.protocol.storage for node in nodes[:2])
+            assert set(dict(at_ada.items())) <= {DHTID.generate(source=run_key(RUN))}, told
+            assert len(at_relay) <= settings.RELAY_RUNS_MAX, told
+            assert at_relay.records() <= 300, f"{at_relay.records()} records of one remote; {told}"
+            last = get_dht_time() + settings.DHT_RECORD_SECONDS + 1
+            assert all(until <= last for _, (_, until) in at_relay.items())
+        finally:
+            for node in nodes:
+                await node.stop()
+
+
+def test_records_are_bounded_whoever_signs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "DHT_RECORDS_MAX", 10)
+    monkeypatch.setattr(settings, "DHT_RECORDS_A_RUN_MAX", 6)
+    kept = _Records(runs_max=3)
+    now = get_dht_time()
+    keys = [DHTID.generate(source=run_key(bytes([n]) * 32)) for n in range(5)]
+    for peer in range(8):
+        kept.store_subkey(keys[0], f"peer-{peer}", b"record", now + 100 + peer)
+    assert kept.records() == 6
+    for key in keys:
+        for peer in range(3):
+            kept.store_subkey(key, f"other-{peer}", b"record", now + 1e9)
+    assert len(kept) <= 3
+    assert kept.records() <= 10
+    assert not kept.store(keys[1], b"no dictionary", now + 10)
+
+
+async def test_garbage_keeps_nobody_out(tmp_path: Path) -> None:
+    """One string that is no address kept everybody out of a run: at the start, in the DHT, and later."""
+    async with hosts(tmp_path, 2) as (ada, bob):
+        garbage = ["junk", "/ip4/999.1.1.1/tcp/1/p2p/x", "", "/p2p/x", "/ip4/1.2.3.4/tcp/1/p2p/\x1b[31m"]
+        own = await bob.addresses()
+        bootstrap = (*garbage, *own)
+        ada_again = type(ada)(ada.identity, tmp_path / "0.key", ada._settings)
+        await ada.stop()
+        await ada_again.start(bootstrap)
+        node = Discovery(ada_again, RUN)
+        try:
+            await node.start(list(bootstrap))
+            said: list[str] = []
+
+            async def nothing() -> list[str]:
+                return []
+
+            connections = Connections(
+                ada_again,
+                RUN,
+                moved=lambda addresses: None,
+                wanted=set,
+                ask=nothing,
+                log=lambda event, **facts: said.append(event),
+            )
+            await connections.connect_to([*garbage, *own])
+            assert bob.identity.peer_id in await ada_again.connected()
+            assert said.count("not an address") == len(garbage)
+            stranger = Identity.generate().peer_id
+            assert not await ada_again.connect([f"/ip4/1.2.3/tcp/1/p2p/{stranger}"])
+        finally:
+            await node.stop()
+            await ada_again.stop()
