@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from coordinator import invites, peers
+from coordinator import anchors, invites, peers, snapshots
 from coordinator.options import EXIT_CODES, Home, Json, RunName, settings
 from protos import toml_file
 from protos.console import configure_logging, exit_with
 from protos.identity import short
+from protos.invite import Invite
 from protos.log import run_id_of
 from protos.run_config import RunConfig, config_from_json
 from protos.text import printable
@@ -35,6 +35,8 @@ runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_
 app.add_typer(runs, name="run")
 app.add_typer(invites.app, name="invite")
 app.add_typer(peers.app, name="peer")
+app.add_typer(anchors.app, name="anchor")
+app.add_typer(snapshots.app, name="snapshot")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -82,31 +84,67 @@ def serve(
 @runs.command("create", epilog=EXIT_CODES)
 def create(
     file: Annotated[Path, typer.Argument(help="The run's configuration (run.toml); every key is optional.")],
+    anchor: Annotated[
+        bool,
+        typer.Option(
+            "--anchor", help="The run's state counts only from anchors; also prints the link to start them with."
+        ),
+    ] = False,
+    layout: Annotated[
+        bool,
+        typer.Option(
+            "--layout/--no-layout", help="Fix the model's parameter layout now, if swarmentum[node] is installed."
+        ),
+    ] = True,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Create a run on the coordinator that serves --home, and print its invite link."""
     config = toml_file.load(file, RunConfig)
     from coordinator.operator import Operator
+    from coordinator.planning import layout_of_run, planned
 
-    invite = Operator(settings(home=home).home).create_run(config)
-    mode = config.admission.mode
+    operator = Operator(settings(home=home).home)
+    facts, unknown = layout_of_run(file) if layout else (None, "")
+    config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
+    fixed = (facts.layout_digest, facts.parameters) if facts is not None else (b"", 0)
+    invite = operator.create_run(config, *fixed)
+    genesis = operator.find(invite.run_id.hex()).genesis
+    with_link = config.trust.anchored and not config.trust.anchors
+    anchor_link = operator.anchor_link(genesis, anchors.USES).link() if with_link else None
     if as_json:
-        values = {"run": invite.run_id.hex(), "name": config.name, "admission": mode, "invite": invite.link()}
-        print(json.dumps(values))
+        _print_created(invite, config, anchor_link, bool(facts))
         return
-    console = Console(soft_wrap=True)
-    created = f"Run [bold]{escape(config.name)}[/] ({invite.run_id.hex()[:16]}) is created."
-    if mode == "invite":
+    if unknown:
+        print(f"The layout of its model is not fixed yet: {unknown}. The first anchor fixes it, or the first peers do.")
+    _show_created(invite, config, anchor_link, said, home)
+
+
+def _print_created(invite: Invite, config: RunConfig, anchor_link: str | None, layout: bool) -> None:
+    values = {
+        "run": invite.run_id.hex(),
+        "name": config.name,
+        "admission": config.admission.mode,
+        "invite": invite.link(),
+    }
+    print(json.dumps({**values, "anchor": anchor_link, "trust": config.trust.enabled, "layout": layout}))
+
+
+def _show_created(invite: Invite, config: RunConfig, anchor_link: str | None, said: str, home: Path | None) -> None:
+    console, run = Console(soft_wrap=True), invite.run_id.hex()[:16]
+    console.print(f"Run [bold]{config.name}[/] ({run}) is created. {said}", highlight=False)
+    if anchor_link is not None:
+        console.print("First, beside the coordinator (no GPU needed). Keep this link to yourself:", highlight=False)
+        print(f"swarmentum anchor {anchor_link}")
+    if config.admission.mode == "invite":
         at = f" --home {home}" if home else ""
-        make = f"swarmentum-coordinator invite create {invite.run_id.hex()[:16]} --uses 5 --expires 7d{at}"
-        console.print(f"{created} It takes only peers with an invite. Make one:", highlight=False)
-        print(make)
+        console.print("It takes only peers with an invite. Make one:", highlight=False)
+        print(f"swarmentum-coordinator invite create {run} --uses 5 --expires 7d{at}")
         console.print("To look at the run, without joining:", highlight=False)
         print(f"swarmentum status {invite.link()}")
-    else:
-        console.print(f"{created} On each peer:", highlight=False)
-        print(f"swarmentum join {invite.link()}")
+        return
+    console.print("On each peer:", highlight=False)
+    print(f"swarmentum join {invite.link()}")
 
 
 @runs.command("invite", epilog=EXIT_CODES)

@@ -33,9 +33,14 @@ class Operator:
         self._identity = Identity.load_or_create(home / "identity.key")
         self._certificate = load_or_create(home)
 
-    def create_run(self, config: RunConfig) -> Invite:
-        """Create a run; returns its invite."""
-        body = pb.CreateRunBody(config_json=config.canonical_json(), nonce=secrets.token_bytes(NONCE_BYTES))
+    def create_run(self, config: RunConfig, layout_digest: bytes = b"", parameters: int = 0) -> Invite:
+        """Create a run; returns its invite. Without a layout, the first anchor's or the agreed initial state's counts."""
+        body = pb.CreateRunBody(
+            config_json=config.canonical_json(),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            layout_digest=layout_digest,
+            parameters=parameters,
+        )
         request = pb.CreateRunRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
         genesis: log_pb2.Genesis = self._call("CreateRun", request).genesis
         return self.invite(genesis)
@@ -46,14 +51,28 @@ class Operator:
         request = pb.ListRunsRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
         return list(self._call("ListRuns", request).runs)
 
-    def create_ticket(self, genesis: log_pb2.Genesis, expires_in_ms: int, uses: int, label: str) -> ticket_pb2.Ticket:
-        """A new ticket of a run; `expires_in_ms` 0: it never does."""
+    def anchor_link(self, genesis: log_pb2.Genesis, uses: int) -> Invite:
+        """A link with which so many processes may take part as anchors, for as long as it is not revoked."""
+        return self.invite(genesis, self.create_ticket(genesis, 0, uses, "anchor", anchor=True))
+
+    def withdraw_snapshot(self, genesis: log_pb2.Genesis, step: int) -> None:
+        """What was agreed about the states after `step` and later ones does not count any more."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        body = pb.WithdrawSnapshotBody(run_id=run_id_of(genesis), nonce=nonce, step=step)
+        envelope = seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)
+        self._call("WithdrawSnapshot", pb.WithdrawSnapshotRequest(envelope=envelope))
+
+    def create_ticket(
+        self, genesis: log_pb2.Genesis, expires_in_ms: int, uses: int, label: str, *, anchor: bool = False
+    ) -> ticket_pb2.Ticket:
+        """A new ticket of a run; `expires_in_ms` 0: it never does. `anchor`: for processes whose word counts."""
         body = pb.CreateTicketBody(
             run_id=run_id_of(genesis),
             nonce=secrets.token_bytes(NONCE_BYTES),
             expires_in_ms=expires_in_ms,
             uses=uses,
             label=label,
+            anchor=anchor,
         )
         request = pb.CreateTicketRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
         ticket: ticket_pb2.Ticket = self._call("CreateTicket", request).ticket

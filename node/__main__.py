@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from protos.console import configure_logging, exit_with
 from protos.errors import OperatorError
 from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
+
+if TYPE_CHECKING:
+    from node.config import PeerSettings
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 failed (demo: digests differ or the loss did not fall; verify: a step does not hold), "
@@ -93,7 +96,7 @@ def join(
     ] = False,
     archive_gb: Annotated[float | None, typer.Option(help="Room for the archive, in GB (default: 20).")] = None,
     patience_seconds: Annotated[
-        float | None, typer.Option(help="How long to wait for a silent coordinator (default: 600).")
+        float | None, typer.Option(help="How long to wait for a silent coordinator, or for others (default: for ever).")
     ] = None,
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Let the run call a function of this machine.")
@@ -112,7 +115,6 @@ def join(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure_logging(as_json=as_json, verbose=verbose)
     from node.config import load_settings
-    from node.consent import Request, must_ask
     from node.ranks.launch import launched
 
     settings = load_settings(
@@ -144,10 +146,24 @@ def join(
 
         follow(launch, settings)
         return
+    _take_part(invite, invite_file, settings, export, as_json=as_json)
+
+
+def _take_part(
+    invite: str | None,
+    invite_file: Path | None,
+    settings: PeerSettings,
+    export: Path | None,
+    *,
+    as_json: bool,
+    anchor: bool = False,
+) -> NoReturn:
+    """Ask the person, join the run, and say at the end what came of it."""
     from node import person
+    from node.app import join as join_run
+    from node.consent import Request, must_ask
 
     link = person.link_from(invite, invite_file)
-    from node.app import join as join_run
 
     def agree(asked: Request) -> None:
         if not as_json:
@@ -155,17 +171,78 @@ def join(
         if must_ask(asked, settings, can_ask=not as_json and person.can_be_asked()):
             person.ask(asked)
 
-    outcome = join_run(link, settings, export, agree)
+    outcome = join_run(link, settings, export, agree, anchor=anchor)
     summary = outcome.summary
     if as_json:
         print(summary.json(), flush=True)
     else:
         kept = f"; model: {summary.checkpoint}" if summary.checkpoint else ""
-        done = f"step {summary.step}, {summary.votes_accepted} votes accepted, state digest {summary.digest[:16]}{kept}"
-        print(done, flush=True)
+        votes = "" if anchor else f" {summary.votes_accepted} votes accepted,"
+        print(f"step {summary.step},{votes} state digest {summary.digest[:16]}{kept}", flush=True)
     if outcome.exit_code == EXIT_INTERRUPTED:
         leave()  # all is saved and closed; taking Python apart takes over a second
     raise typer.Exit(outcome.exit_code)
+
+
+@app.command(epilog=EXIT_CODES)
+@leaving_at_once()  # until it has something to save, and listens for itself
+def anchor(
+    invite: Annotated[
+        str | None, typer.Argument(metavar="INVITE", help="The run's anchor link, or - to read it from stdin.")
+    ] = None,
+    invite_file: Annotated[
+        Path | None, typer.Option(help="A file with the link: on the command line all users of a machine see it.")
+    ] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Folder of identity, snapshots and payloads (default: ~/.swarmentum/anchor).")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    bootstrap: Bootstrap = None,
+    relays: Annotated[
+        list[str] | None, typer.Option("--relay", help="Relay to be reachable through; repeatable.")
+    ] = None,
+    reachability: Reachability = None,
+    metrics_listen: Annotated[str | None, typer.Option(help="IP:port of Prometheus metrics (default: off).")] = None,
+    archive: Annotated[
+        bool, typer.Option("--archive", help="Keep the log and every payload, for `swarmentum verify`.")
+    ] = False,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Let the run call a function of this machine.")
+    ] = False,
+    allow_data: Annotated[
+        bool, typer.Option("--allow-data", help="Let the run name a tokenizer's folder of this machine.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Agree to what the run asks; do not ask me.")] = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run an anchor: it applies every step without training, and its word on the run's state counts. Needs no GPU.
+
+    The run's operator starts it beside the coordinator. It keeps the newest state and serves it, so that peers can always join.
+    """
+    _need_node_extra()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    configure_logging(as_json=as_json, verbose=verbose)
+    from node.config import load_settings
+
+    settings = load_settings(
+        home=home or Path.home() / ".swarmentum" / "anchor",
+        device="cpu",
+        threads=threads,
+        listen=listen,
+        announce=announce,
+        bootstrap=bootstrap,
+        relays=relays,
+        reachability=reachability,
+        metrics_listen=metrics_listen,
+        archive=archive or None,
+        allow_code=allow_code or None,
+        allow_data=allow_data or None,
+        yes=yes or None,
+    )
+    _take_part(invite, invite_file, settings, None, as_json=as_json, anchor=True)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -296,6 +373,25 @@ def ledger(
         print(json.dumps(found.values()))
     else:
         show(found)
+
+
+@app.command(epilog=EXIT_CODES)
+def layout(
+    file: Annotated[Path, typer.Argument(metavar="RUN_TOML", help="A run's configuration.")], as_json: Json = False
+) -> None:
+    """Show the parameter layout of a run.toml's model; `swarmentum-coordinator run create` fixes it in the run."""
+    _need_node_extra()
+    from dataclasses import asdict
+
+    from node.layout_of import layout_of
+    from protos import toml_file
+    from protos.run_config import RunConfig
+
+    facts = layout_of(toml_file.load(file, RunConfig))
+    if as_json:
+        print(json.dumps(asdict(facts)))
+        return
+    print(f"layout {facts.layout_digest}, {facts.parameters} parameters, {facts.votes} votes a payload")
 
 
 def main() -> None:

@@ -18,8 +18,10 @@ import torch
 from node.archive.record import Recorder
 from node.config import PeerSettings
 from node.consent import STANDARD_LIBRARY, Place, Request, place_of, request
-from node.data.corpus import Corpus, open_corpus
+from node.data.corpus import open_corpus
 from node.data.samples import Samples
+from node.data.tokenizer import Tokenizer, load_tokenizer
+from node.data.tokens import Tokens
 from node.export import export
 from node.loop import Trainer
 from node.model.device import autocast, pick_device
@@ -45,6 +47,8 @@ from protos.run_config import RunConfig
 from protos.signals import EXIT_INTERRUPTED, asked_to_stop, leave
 
 BYTES_A_GB = 10**9
+SERVE_SECONDS = 3600.0
+"""An anchor of a finished run looks so often whether it is asked to stop; a signal wakes it at once."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,14 @@ class Outcome:
 
     summary: Summary
     exit_code: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is trained on, by name, and its tokenizer."""
+
+    name: str
+    tokenizer: Tokenizer
 
 
 class Stop:
@@ -98,9 +110,12 @@ def join(
     settings: PeerSettings,
     export_to: Path | None = None,
     agree: Callable[[Request], None] = lambda asked: None,
+    *,
+    anchor: bool = False,
 ) -> Outcome:
     """Take part in a run until it is finished or Ctrl-C. Raises SwarmentumError with what is wrong.
 
+    An `anchor` applies what the others vote and does not train; it goes on serving the last state until Ctrl-C.
     `agree` hears what the run asks of this machine before anything is built, and raises if the person does not want it.
     Of a peer of several ranks this is rank 0; the others `follow`.
     """
@@ -109,7 +124,7 @@ def join(
     stop = Stop()
     try:
         with stop.listening(), _leading(settings) as lead:
-            return _Peer(invite, settings, stop, lead).run(export_to, agree)
+            return _Peer(invite, settings, stop, lead, anchor=anchor).run(export_to, agree)
     finally:
         lock.close()
 
@@ -129,8 +144,10 @@ def _leading(settings: PeerSettings) -> Iterator[Lead | None]:
 class _Peer:
     """One peer in one run; `run` goes through its life in order."""
 
-    def __init__(self, invite: Invite, settings: PeerSettings, stop: Stop, lead: Lead | None = None) -> None:
-        self.invite, self.settings, self.stop, self.lead = invite, settings, stop, lead
+    def __init__(
+        self, invite: Invite, settings: PeerSettings, stop: Stop, lead: Lead | None = None, *, anchor: bool = False
+    ) -> None:
+        self.invite, self.settings, self.stop, self.lead, self.anchor = invite, settings, stop, lead, anchor
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
         self.folder = settings.home / "runs" / invite.run_id.hex()[:16]
@@ -156,35 +173,34 @@ class _Peer:
         try:
             # the other ranks of a peer of several have to be told
             with self.stop.nothing_to_save() if self.lead is None else nullcontext():
-                facts = swarm.connect()
+                facts = swarm.connect(anchor=self.anchor)
                 config = check_genesis(facts.genesis, self.invite)
                 self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
-                agree(request(config, self.settings, os.path.exists))
-                corpus, replica, samples = self._build(config)
+                agree(request(config, self.settings, os.path.exists, trains=not self.anchor))
+                text, replica, samples = self._build(config)
             door.door = UpdateDoor(
                 self.invite.run_id, replica.layout_digest, replica.demo.layout.chunks, replica.demo.config.form
             )
             ranks = 1 if self.lead is None else self.lead.ranks
             summary = Summary(self.identity.peer_id, _device_name(replica.device, ranks))
-            if self.settings.metrics_listen is not None:
-                metrics = serve_metrics(self.settings.metrics_listen, summary, swarm.counters)
-                host, port = metrics.server_address[:2]
-                self.log.info("metrics", url=f"http://{host}:{port}/metrics")
+            metrics = self._metrics(summary, swarm)
             steps = StepLog(self.folder / "steps.jsonl")
-            trainer = self._trainer(config, replica, swarm, samples, store, summary, steps)
+            trainer = self._trainer(config, replica, swarm, samples, store, summary, steps, anchored=facts.anchored)
             if self.settings.archive:
                 genesis = facts.genesis.SerializeToString(deterministic=True)
                 room = int(self.settings.archive_gb * BYTES_A_GB)
                 trainer.archive = Recorder(self.folder / "archive", room, genesis, replica)
             trainer.enter(list(facts.bootstrap))
             finished = trainer.run()
+            if finished and self.anchor:
+                self._serve_on(replica.step)
             replica.save_private(trainer.private_path)
             steps.close()
             if trainer.archive is not None:
                 trainer.archive.close()
             summary.digest = replica.whole_digest().hex()
             if export_to is not None:
-                summary.checkpoint = str(self._export(replica, corpus, config, export_to))
+                summary.checkpoint = str(self._export(replica, text, config, export_to))
         except (NetworkError, RefusedError, StoppedError):
             self._keep_momentum(trainer)
             raise
@@ -196,6 +212,20 @@ class _Peer:
         summary.take(swarm.counters)
         return Outcome(summary, 0 if finished else EXIT_INTERRUPTED)
 
+    def _metrics(self, summary: Summary, swarm: Swarm) -> Any:
+        if self.settings.metrics_listen is None:
+            return None
+        metrics = serve_metrics(self.settings.metrics_listen, summary, swarm.counters)
+        host, port = metrics.server_address[:2]
+        self.log.info("metrics", url=f"http://{host}:{port}/metrics")
+        return metrics
+
+    def _serve_on(self, step: int) -> None:
+        """An anchor of a finished run: its last state can be had for as long as the operator wants."""
+        self.log.info("the run is finished; serving its last state until Ctrl-C", step=step)
+        while not self.stop():
+            self.stop.wait(SERVE_SECONDS)
+
     def _keep_momentum(self, trainer: Trainer | None) -> None:
         """What was not spent is still this peer's when it comes back, whatever the network did. Not before it was loaded."""
         if trainer is None or not trainer.entered:
@@ -205,25 +235,36 @@ class _Peer:
         except DiskError as error:
             self.log.warning("the momentum is not saved", step=trainer.replica.step, why=str(error))
 
-    def _build(self, config: RunConfig) -> tuple[Corpus, Replica, Samples]:
+    def _build(self, config: RunConfig) -> tuple[Text, Replica, Samples | None]:
         spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
         device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
-        source = self.settings.data or config.data.source
-        path = None if source == STANDARD_LIBRARY else Path(source)
         if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
             self.log.info("downloading the tokenizer, unless it is here already", tokenizer=config.data.tokenizer)
-        cache, dtype = self.settings.home / "cache", config.data.dtype
-        corpus = open_corpus(path, cache, tokenizer=config.data.tokenizer, dtype=dtype)
-        vocabulary = corpus.tokenizer.vocabulary
+        text, tokens = self._text(config)
+        vocabulary = text.tokenizer.vocabulary
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
         size = self._size(config)
         replica = self._replica(spec, config, vocabulary, size, device)
-        count = parameter_count(replica.model)
         self.log.info(
-            "model", parameters=count, device=str(device), data=corpus.name, size=size, dtype=corpus.tokens.dtype.name
+            "model",
+            parameters=parameter_count(replica.model),
+            device=str(device),
+            data=text.name,
+            size=size,
+            dtype="-" if tokens is None else tokens.dtype.name,
         )
-        return corpus, replica, Samples(corpus.tokens, config.data.context, config.seed)
+        return text, replica, None if tokens is None else Samples(tokens, config.data.context, config.seed)
+
+    def _text(self, config: RunConfig) -> tuple[Text, Tokens | None]:
+        """What the run is trained on; an anchor needs its vocabulary only."""
+        if self.anchor:
+            return Text(config.data.source, load_tokenizer(config.data.tokenizer)), None
+        source = self.settings.data or config.data.source
+        path = None if source == STANDARD_LIBRARY else Path(source)
+        cache, dtype = self.settings.home / "cache", config.data.dtype
+        corpus = open_corpus(path, cache, tokenizer=config.data.tokenizer, dtype=dtype)
+        return Text(corpus.name, corpus.tokenizer), corpus.tokens
 
     def _replica(self, spec: ModelSpec, config: RunConfig, vocabulary: int, size: int, device: torch.device) -> Replica:
         context, optimizer = config.data.context, config.optimizer
@@ -247,10 +288,12 @@ class _Peer:
         config: RunConfig,
         replica: Replica,
         swarm: Swarm,
-        samples: Samples,
+        samples: Samples | None,
         store: PieceStore,
         summary: Summary,
         steps: StepLog,
+        *,
+        anchored: bool,
     ) -> Trainer:
         return Trainer(
             config=config,
@@ -264,12 +307,14 @@ class _Peer:
             summary=summary,
             steps=steps,
             stopping=self.stop,
+            anchored=anchored,
+            patience_seconds=self.settings.overlay().patience_seconds,
             vote_size=VoteSize(replica.payload_bytes, replica.size, self.settings.uplink_budget)
             if self.settings.fit_uplink
             else None,
         )
 
-    def _export(self, replica: Replica, corpus: Corpus, config: RunConfig, path: Path) -> Path:
+    def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:
         card: dict[str, object] = {
             "run": config.name,
             "run_id": self.invite.run_id.hex(),
@@ -277,10 +322,10 @@ class _Peer:
             "state_digest": replica.whole_digest().hex(),
             "log_head": replica.head.hex(),
             "parameters": replica.demo.layout.parameters,
-            "data": corpus.name,
+            "data": text.name,
             "optimizer": json.dumps(config.optimizer.model_dump()),
         }
-        return export(replica.whole_model(), corpus.tokenizer, path, card)
+        return export(replica.whole_model(), text.tokenizer, path, card)
 
 
 class LateDoor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 import tomllib
@@ -86,8 +87,9 @@ class PeerSettings(BaseSettings):
     archive_gb: float = Field(default=20.0, gt=0)
     """Room for the archive on the disk; the oldest part goes first."""
 
-    patience_seconds: float = Field(default=600.0, ge=1)
-    """How long to wait for a silent coordinator, or for votes that nobody gives, before giving up."""
+    patience_seconds: float | None = Field(default=None, ge=1)
+    """How long to wait for a silent coordinator, for somebody who has the model, or for votes that nobody gives, before giving
+    up. By default for ever: a machine that is left alone goes on when the others are back."""
 
     allow_code: bool = False
     """Let the run name a Python function of this machine (`model.factory`) and call it."""
@@ -144,7 +146,7 @@ class PeerSettings(BaseSettings):
             bootstrap=tuple(self.bootstrap),
             relays=tuple(self.relays),
             reachability=self.reachability,
-            patience_seconds=self.patience_seconds,
+            patience_seconds=math.inf if self.patience_seconds is None else self.patience_seconds,
         )
 
 

@@ -61,14 +61,19 @@ def place_of(tokenizer: str, exists: Callable[[str], bool]) -> Place:
     return Place.DISK if looks or exists(tokenizer) else Place.HUB
 
 
-def request(config: RunConfig, settings: PeerSettings, exists: Callable[[str], bool]) -> Request:
-    """What the run asks for. Raises OperatorError where it needs a flag that the person has not given."""
+def request(
+    config: RunConfig, settings: PeerSettings, exists: Callable[[str], bool], *, trains: bool = True
+) -> Request:
+    """What the run asks for. Raises OperatorError where it needs a flag that the person has not given.
+
+    `trains`: whether the peer needs the data; an anchor does not.
+    """
     wants = []
     source, tokenizer, factory = config.data.source, config.data.tokenizer, config.model.factory
     if factory is not None:
         _check_code(factory, settings)
         wants.append(f"import and call {_shown(factory)} on this machine")
-    if settings.data is None and source != STANDARD_LIBRARY:
+    if trains and settings.data is None and source != STANDARD_LIBRARY:
         _check_data(source, settings)
         wants.append(f"train on {_shown(source)} of this machine")
     place = place_of(tokenizer, exists)
@@ -81,7 +86,7 @@ def request(config: RunConfig, settings: PeerSettings, exists: Callable[[str], b
         run=config.name,
         steps=config.clock.steps,
         model=_model(config.model),
-        data=_data(config, settings),
+        data=_data(config, settings) if trains else "not needed: an anchor does not train",
         tokenizer="bytes" if place is Place.HERE else f"{_shown(tokenizer)}, {place.value}",
         wants=tuple(wants),
         downloads=place is Place.HUB,

@@ -41,10 +41,12 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
         "loss": facts.loss if facts.head_step else None,
         "head": facts.head_hash.hex(),
         "payload_bytes": facts.payload_bytes_total,
+        "anchored": facts.anchored,
         "snapshot": None if snapshot is None else {"step": snapshot.step, "root": snapshot.root.hex()},
         "peers": [
             {
                 "id": peer_id(peer.public_key),
+                "anchor": peer.anchor,
                 "phase": pb.PeerPhase.Name(peer.phase).removeprefix("PEER_PHASE_").lower(),
                 "device": printable(peer.device, DEVICE_CHARACTERS_MAX),
                 "step": peer.applied_step,

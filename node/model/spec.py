@@ -83,6 +83,13 @@ def build(spec: ModelSpec, seed: int, *, vocabulary: int | None = None, context:
         return make().to(device="cpu", dtype=torch.float32)
 
 
+def build_meta(spec: ModelSpec) -> nn.Module:
+    """The model's names and shapes without its numbers, on the meta device: of any size in little memory."""
+    make = _factory_maker(spec, None) if spec.factory else _config_maker(spec, None, None)
+    with torch.device("meta"):
+        return make()
+
+
 def parameter_count(model: nn.Module) -> int:
     """Trained numbers; tied weights count once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -123,7 +124,7 @@ class OverlaySettings:
     bootstrap: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
     reachability: Reachability = "auto"
-    patience_seconds: float = 600.0
+    patience_seconds: float = math.inf
 
     @property
     def loopback(self) -> bool:

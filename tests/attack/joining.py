@@ -15,7 +15,7 @@ from tests.attack.base import Target
 
 
 def layout_of(target: Target) -> bytes:
-    """The run's layout digest. A real attacker builds the model once; this one looks into the coordinator's journal."""
+    """The run's layout digest where its genesis has none. A real attacker builds the model; this one looks into the journal."""
     query = "SELECT body FROM records WHERE kind = 'layout' AND run_id = ?"
     for path in target.folder.rglob("journal.sqlite3"):
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
@@ -36,7 +36,9 @@ async def joined(
     own = [address.replace("{id}", identity.peer_id) for address in addresses]
     try:
         await client.connect()
-        body = pb.JoinBody(layout_digest=layout_of(target), parameters=10, device=device, addresses=own)
+        facts, _ = await client.get_run()
+        layout = facts.genesis.layout_digest or layout_of(target)
+        body = pb.JoinBody(layout_digest=layout, parameters=10, device=device, addresses=own)
         yield client, await client.join(body)
     finally:
         await client.close()

@@ -110,8 +110,10 @@ class LocalSwarm:
 
     HOST = "127.0.0.1"
 
-    def __init__(self, folder: Path, run_toml: str) -> None:
+    def __init__(self, folder: Path, run_toml: str, *create_flags: str) -> None:
+        """`create_flags`: of `run create`, which otherwise leaves the layout to the first peers: that is seconds sooner."""
         self.folder = folder
+        self.create_flags = create_flags or ("--no-layout",)
         self.processes: dict[str, Process] = {}
         try:
             self._start(run_toml)
@@ -127,8 +129,11 @@ class LocalSwarm:
         self.bootstrap: list[str] = relay.first_json()["addresses"]
         file = folder / "run.toml"
         file.write_text(run_toml.replace("BOOTSTRAP", json.dumps(self.bootstrap[0])))
-        create = self.start("create", "coordinator", "run", "create", str(file), "--home", self.home, "--json")
-        self.link: str = create.first_json()["invite"]
+        create = self.start(
+            "create", "coordinator", "run", "create", str(file), "--home", self.home, "--json", *self.create_flags
+        )
+        self.created = create.first_json()
+        self.link: str = self.created["invite"]
         create.finish()
         self.invite = Invite.parse(self.link)
 
@@ -165,6 +170,18 @@ class LocalSwarm:
         """A peer with a home of its own; the same name again is the same identity."""
         home = ("--home", str(self.folder / name), "--listen", f"{self.address(name)}:0", "--threads", "1")
         return self.start(name, "node", "join", self.link, *home, "--json", *flags, environment=environment)
+
+    def anchor(self, name: str = "anchor") -> Process:
+        """An anchor with a home of its own, by the link that `run create --anchor` printed."""
+        home = ("--home", str(self.folder / name), "--listen", f"{self.address(name)}:0", "--threads", "1")
+        return self.start(name, "node", "anchor", self.created["anchor"], *home, "--json")
+
+    def operate(self, *command: str) -> dict[str, Any]:
+        """One command of `swarmentum-coordinator`, and what it printed as JSON."""
+        process = self.start("operate", "coordinator", *command, "--home", self.home, "--json")
+        code, values = process.finish()
+        assert code == 0, process.log.read_text()[-2000:]
+        return values
 
     def steps(self, name: str) -> list[dict[str, Any]]:
         """What a peer wrote about its steps so far (whole lines)."""

@@ -1,0 +1,84 @@
+"""A run with an anchor: its word counts, a joiner finds everybody gone and starts from it, and wrong snapshots are withdrawn."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+RUN = f"""
+name = "anchored"
+{TINY_MODEL}
+[data]
+source = "{os.__file__}"
+context = 32
+[clock]
+steps = 100000
+batch_samples = 16
+min_peers = 2
+snapshot_every = 10
+deadline_ms_min = 1000
+deadline_ms_max = 20000
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
+    swarm = LocalSwarm(tmp_path, RUN, "--anchor")
+    try:
+        yield swarm
+    finally:
+        swarm.close()
+
+
+def test_a_run_with_an_anchor_lives_on_it_when_all_peers_have_left(swarm: LocalSwarm) -> None:
+    assert swarm.created["layout"], "this package is installed: the layout is the genesis'"
+    swarm.join("ada")
+    bob = swarm.join("bob")
+    wait_for("the reason", lambda: "anchor" in swarm.status()["reason"])
+    assert swarm.status()["step"] == 0, "nothing begins without the anchor's word on the initial state"
+
+    anchor = swarm.anchor()
+    swarm.wait_step("ada", 25)
+    values = swarm.status()
+    assert [peer["anchor"] for peer in values["peers"]].count(True) == 1
+    assert values["anchored"]
+    steps = [swarm.steps(name) for name in ("ada", "bob", "anchor")]
+    assert all(len(digests) == 1 for digests in digests_by_step(*steps).values())
+    assert not any(line["accepted"] for line in swarm.steps("anchor")), "it does not train"
+
+    for name in ("ada", "bob"):
+        swarm.processes[name].interrupt()
+    bob.child.wait(30)
+    at = swarm.last_step("anchor")
+    swarm.join("cyd")
+    loaded = wait_for("the snapshot", lambda: swarm.events("cyd", "loading snapshot"))
+    assert loaded[0]["step"] >= 20
+    wait_for("cyd to be ready", lambda: any(p["phase"] == "ready" and not p["anchor"] for p in swarm.status()["peers"]))
+
+    # all away, the anchor too: a joiner waits for as long as its person lets it
+    swarm.processes["cyd"].interrupt()
+    anchor.interrupt()
+    anchor.child.wait(30)
+    swarm.join("dan")
+    wait_for("a word about it", lambda: [e for e in _warnings(swarm, "dan") if "nobody who has the model" in e])
+    assert swarm.processes["dan"].child.poll() is None
+    swarm.anchor()
+    swarm.join("ada")
+    swarm.wait_step("dan", at + 5)
+    steps = [swarm.steps(name) for name in ("ada", "bob", "cyd", "dan", "anchor")]
+    assert all(len(digests) == 1 for digests in digests_by_step(*steps).values())
+
+
+def _warnings(swarm: LocalSwarm, name: str) -> list[str]:
+    lines = (swarm.folder / f"{name}.log").read_text().splitlines()
+    return [json.loads(line)["event"] for line in lines if line.startswith("{") and "warning" in line]
