@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, Process, digests_by_step, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -42,8 +42,7 @@ def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
 
 def test_a_run_with_an_anchor_lives_on_it_when_all_peers_have_left(swarm: LocalSwarm) -> None:
     assert swarm.created["layout"], "this package is installed: the layout is the genesis'"
-    swarm.join("ada")
-    bob = swarm.join("bob")
+    peers = [swarm.join("ada"), swarm.join("bob")]
     wait_for("the reason", lambda: "anchor" in swarm.status()["reason"])
     assert swarm.status()["step"] == 0, "nothing begins without the anchor's word on the initial state"
 
@@ -56,19 +55,15 @@ def test_a_run_with_an_anchor_lives_on_it_when_all_peers_have_left(swarm: LocalS
     assert all(len(digests) == 1 for digests in digests_by_step(*steps).values())
     assert not any(line["accepted"] for line in swarm.steps("anchor")), "it does not train"
 
-    for name in ("ada", "bob"):
-        swarm.processes[name].interrupt()
-    bob.child.wait(30)
+    _leave(*peers)
     at = swarm.last_step("anchor")
-    swarm.join("cyd")
+    cyd = swarm.join("cyd")
     loaded = wait_for("the snapshot", lambda: swarm.events("cyd", "loading snapshot"))
     assert loaded[0]["step"] >= 20
     wait_for("cyd to be ready", lambda: any(p["phase"] == "ready" and not p["anchor"] for p in swarm.status()["peers"]))
 
     # all away, the anchor too: a joiner waits for as long as its person lets it
-    swarm.processes["cyd"].interrupt()
-    anchor.interrupt()
-    anchor.child.wait(30)
+    _leave(cyd, anchor)
     swarm.join("dan")
     wait_for("a word about it", lambda: [e for e in _warnings(swarm, "dan") if "nobody who has the model" in e])
     assert swarm.processes["dan"].child.poll() is None
@@ -77,6 +72,13 @@ def test_a_run_with_an_anchor_lives_on_it_when_all_peers_have_left(swarm: LocalS
     swarm.wait_step("dan", at + 5)
     steps = [swarm.steps(name) for name in ("ada", "bob", "cyd", "dan", "anchor")]
     assert all(len(digests) == 1 for digests in digests_by_step(*steps).values())
+
+
+def _leave(*processes: Process) -> None:
+    for process in processes:
+        process.interrupt()
+    for process in processes:
+        process.finish(30)
 
 
 def _warnings(swarm: LocalSwarm, name: str) -> list[str]:
