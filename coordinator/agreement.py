@@ -27,6 +27,8 @@ from coordinator.state import DIGEST_STEPS_KEPT, SNAPSHOT_STEPS_KEPT, Outcome, P
 from protos.identity import short
 
 NAMES_SHOWN_MAX = 8
+# A peer whose states are so often in a row not what counts loses its place: an honest one has stopped long before.
+CONTRADICTED_MAX = 8
 
 
 def applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcome:
@@ -41,6 +43,8 @@ def applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcome
     agreed = run.agreed_digests.get(at_step)
     if agreed is not None and agreed != digest:
         return _resync(run, {public_key: "the log holds another digest"}, at_step)
+    if agreed is not None:
+        run = transitions.with_peer(run, replace(peer, contradicted=0))
     if agreed is None and at_step > 0 and at_step >= run.head_step - (DIGEST_STEPS_KEPT if peer.anchor else 1):
         reports = {**run.reported_digests.get(at_step, {}), public_key: digest}
         run = replace(run, reported_digests={**run.reported_digests, at_step: reports})
@@ -79,17 +83,18 @@ def agree_snapshot(run: Run, at_step: int) -> Outcome:
     The snapshot of step 0 fixes the layout, too, if nothing has yet.
     """
     reports = run.reported_snapshots.get(at_step, {})
+    if at_step == 0 and not run.anchored and len(run.ready) < run.config.clock.min_peers:
+        return run, []  # the first to come do not decide alone
     members = electorate.electors(run, at_step)
-    least = run.config.clock.min_peers if at_step == 0 and not run.anchored else 1
     if not run.layout_digest:
         with_layout = {key: (fact, *_layout(run, key)) for key, fact in reports.items() if key in run.peers}
-        agreed, _ = rules.agree(with_layout, members, least)
+        agreed, _ = rules.agree(with_layout, members)
         if agreed is None:
             return run, []
         fact, layout, parameters = agreed
         run, effects = fix_layout(run, layout, parameters)
     else:
-        found, _ = rules.agree(reports, members, least)
+        found, _ = rules.agree(reports, members)
         if found is None:
             return run, []
         fact, effects = found, []
@@ -186,8 +191,15 @@ def _resync(run: Run, reasons: Mapping[bytes, str], at_step: int) -> Outcome:
         peer = run.peers.get(key)
         if peer is None or peer.phase is PeerPhase.ABSENT:
             continue
-        syncing = replace(transitions.move_peer(peer, PeerPhase.SYNCING), applied_step=-1, state_digest=b"")
-        run = transitions.with_peer(run, syncing)
+        peer = replace(peer, applied_step=-1, state_digest=b"", contradicted=peer.contradicted + 1)
+        if peer.contradicted > CONTRADICTED_MAX:
+            run = transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))
+            effects += [
+                Refuse(key, f"{peer.contradicted} states in a row that do not count: join again"),
+                EndStream(key),
+            ]
+            continue
+        run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.SYNCING))
         text = f"your state after step {at_step} differs from what counts ({reason})"
         effects.append(SendNotice(NoticeKind.RESYNC, text, run.snapshot, to=key, step=at_step))
     return run, effects

@@ -98,10 +98,10 @@ def heard(run: Run, author: bytes, claim: Claim) -> bool:
     return held is not None and (held.step, held.payload_sha256) == (claim.step, claim.payload_sha256)
 
 
-def agree(reports: Mapping[bytes, V], electors: Collection[bytes], least: int = 1) -> tuple[V | None, str]:
-    """The value that more than half of the electors reported, taken to be `least` at least; None where none has so many."""
+def agree(reports: Mapping[bytes, V], electors: Collection[bytes]) -> tuple[V | None, str]:
+    """The value that more than half of the electors reported; None where none has so many."""
     counts = Counter(value for key, value in reports.items() if key in electors)
-    members = max(len(electors), least)
+    members = len(electors)
     if not counts:
         return None, "nobody whose word counts has reported"
     value, count = counts.most_common(1)[0]

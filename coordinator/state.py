@@ -74,7 +74,8 @@ class Peer:
     that it made up for (both see `rules.paced`). `gone`: it hung up. An absent peer that is not gone is expected: this
     coordinator was started a moment ago.
     `tenure`: in how many snapshot periods (`clock.snapshot_every` steps each) an entry counted its votes, the last of them
-    `last_period`. `anchor`: it applies only. `syncing_since_ms`: when it last began to get the state.
+    `last_period`. `anchor`: it applies only. `syncing_since_ms`: when it last began to get the state. `contradicted`: how
+    often in a row what it reported was not what counts.
     """
 
     public_key: bytes
@@ -85,6 +86,7 @@ class Peer:
     layout_digest: bytes = b""
     parameters: int = 0
     syncing_since_ms: int = 0
+    contradicted: int = 0
     tenure: int = 0
     last_period: int = -1
     device: str = ""

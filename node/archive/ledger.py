@@ -147,12 +147,16 @@ def _readmitted(excluded: Excluded, entry: Entry) -> Excluded:
 def of(run: str) -> Ledger:
     """The ledger of an archive's folder, or of an invite's run as its coordinator gives the log."""
     if run.startswith(SCHEME):
-        return asyncio.run(_remote(Invite.parse(run)))
+        invite = Invite.parse(run)
+        return ledger(invite.run_id, asyncio.run(log_of(invite)))
     return ledger(*archived_entries(files.find(Path(run))))
 
 
-async def _remote(invite: Invite) -> Ledger:
-    """Page by page; every entry is verified against the invite's key. Raises NetworkError or RefusedError."""
+async def log_of(invite: Invite) -> list[SignedEntry]:
+    """A run's log from its coordinator, page by page; every entry is verified against the invite's key.
+
+    Raises NetworkError or RefusedError.
+    """
     client = CoordinatorClient(invite, None)
     envelopes: list[bytes] = []
     try:
@@ -162,7 +166,7 @@ async def _remote(invite: Invite) -> Ledger:
             envelopes += page
     finally:
         await client.close()
-    return ledger(invite.run_id, verified(invite.run_id, invite.coordinator_public_key, envelopes))
+    return list(verified(invite.run_id, invite.coordinator_public_key, envelopes))
 
 
 def show(found: Ledger) -> None:

@@ -1,4 +1,4 @@
-"""A run with an anchor: its word counts, a joiner finds everybody gone and starts from it, and wrong snapshots are withdrawn."""
+"""A run with an anchor: its word counts, and a joiner that finds everybody gone starts from it."""
 
 from __future__ import annotations
 

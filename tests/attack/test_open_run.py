@@ -1,0 +1,113 @@
+"""The promise of an open run with an anchor, attacked: eight free identities against three honest peers.
+
+They say that they have states, snapshots and payloads that nobody computed, all the same and before anybody else can. The run
+loses no step's state and no honest peer, and learns what it would have learnt without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from node.archive.ledger import log_of
+from tests.attack.fakes import poison
+from tests.system.local_swarm import GUARD, TINY_MODEL, LocalSwarm, digests_by_step, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+STEPS = 200
+HONEST = ("ada", "bob", "cyd")
+RUN = f"""
+name = "open"
+{TINY_MODEL}
+[data]
+source = "{os.__file__}"
+context = 32
+[clock]
+steps = {STEPS}
+batch_samples = 24
+min_peers = 3
+snapshot_every = 10
+deadline_ms_min = 1000
+deadline_ms_max = 20000
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+
+
+def attacked_from(swarm: LocalSwarm, name: str, step: int, seconds: float) -> subprocess.Popen[str]:
+    """Start an attack, in a process of its own, once the run has reached a step."""
+    swarm.wait_step("ada", step)
+    command = [sys.executable, "-m", "tests.attack.one", name, swarm.link, str(swarm.folder), str(seconds)]
+    return subprocess.Popen([*GUARD, str(os.getpid()), *command], stdout=subprocess.PIPE, text=True)
+
+
+def play(folder: Path, attack: str | None) -> tuple[LocalSwarm, float, str]:
+    """A whole run of three honest peers and an anchor; the loss of its last steps, and what the attacker says."""
+    swarm = LocalSwarm(folder, RUN, "--anchor")
+    words = ""
+    try:
+        assert swarm.created["trust"], "an open run with an anchor has checks"
+        swarm.anchor()
+        peers = [swarm.join(name) for name in HONEST]
+        attacker = attacked_from(swarm, attack, 20, 600.0) if attack else None
+        for peer in peers:
+            code, summary = peer.finish(500)
+            assert code == 0, "an honest peer was lost"
+            assert summary["resyncs"] == 0
+        if attacker is not None:
+            attacker.terminate()
+            words = attacker.communicate(timeout=30)[0]
+        loss = statistics.fmean(line["loss"] for line in swarm.steps("ada")[-30:])
+        return swarm, loss, words
+    except BaseException:
+        swarm.close()
+        raise
+
+
+def test_eight_fakes_harm_nothing_in_a_run_of_three_with_an_anchor(tmp_path: Path) -> None:
+    started = time.monotonic()
+    (tmp_path / "calm").mkdir()
+    calm, calm_loss, _ = play(tmp_path / "calm", None)
+    calm_seconds = time.monotonic() - started
+    calm.close()
+    started = time.monotonic()
+    (tmp_path / "attacked").mkdir()
+    swarm, loss, _ = play(tmp_path / "attacked", "poisoned_state")
+    seconds = time.monotonic() - started
+    try:
+        print(f"calm {calm_seconds:.1f} s, loss {calm_loss:.3f}; attacked {seconds:.1f} s, loss {loss:.3f}")
+        steps = [swarm.steps(name) for name in (*HONEST, "anchor")]
+        assert all(len(digests) == 1 for digests in digests_by_step(*steps).values())
+        truth = {line["step"]: bytes.fromhex(line["digest"]) for line in swarm.steps("ada")}
+        entries = asyncio.run(log_of(swarm.invite))
+        assert len(entries) == STEPS
+        said = {s.entry.step - 1: s.entry.parent_state_digest for s in entries if s.entry.parent_state_digest}
+        assert len(said) > STEPS / 2
+        assert all(digest == truth[step] for step, digest in said.items())
+        honest = {peer["id"] for peer in swarm.status()["peers"] if peer["votes_accepted"]}
+        assert len(honest) == len(HONEST), "votes of the fakes counted"
+        values = swarm.operate("snapshot", "list", "open")
+        assert values["snapshots"][0]["step"] == STEPS
+        assert all(poison("root", s["step"]).hex() != s["root"] for s in values["snapshots"])
+        assert loss <= 1.05 * calm_loss
+        # the anchor serves the end of the run: who comes now gets the true state
+        late = swarm.join("late")
+        wait_for("the last state", lambda: swarm.events("late", "loading snapshot"))
+        code, summary = late.finish(60)
+        assert code == 0
+        assert summary["digest"] == swarm_digest(swarm)
+    finally:
+        swarm.close()
+
+
+def swarm_digest(swarm: LocalSwarm) -> str:
+    """What the honest peers ended with (their models are below a digest's part: the last step's digest is the whole)."""
+    return swarm.steps("ada")[-1]["digest"]

@@ -1,0 +1,449 @@
+"""Free identities against a run: what they may say, and that it decides nothing. Each test is an attack that once worked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator import admission, rules
+from coordinator.events import (
+    Claim,
+    Connected,
+    Disconnected,
+    EndStream,
+    NoticeKind,
+    Reported,
+    SendNotice,
+    SnapshotFact,
+    TicketAsked,
+    TimerFired,
+    WithdrawalAsked,
+)
+from coordinator.state import Peer, PeerPhase, Phase
+from coordinator.trust import Standing
+from protos.run_config import AdmissionConfig, RunConfig, TrustConfig
+from protos.ticket import Ticket
+from tests.unit.coordinator.driver import (
+    LAYOUT,
+    Harness,
+    claim_of,
+    config,
+    digest_of,
+    joined,
+    key,
+    sha,
+    snapshot_at,
+)
+
+ANCHOR = 40
+TICKET = Ticket(b"a" * 16, 0, 4, "anchor", anchor=True)
+POISON = sha("poison")
+
+
+def comes(harness: Harness, *numbers: int, network: str = "", anchor: bool = False) -> None:
+    """Join, follow, and say that the head is applied."""
+    for n in numbers:
+        event = replace(joined(n), network=network, anchor=anchor, ticket=TICKET if anchor else None, unix_ms=1)
+        harness.feed(event)
+        harness.feed(Connected(key(n)))
+
+
+def applies(harness: Harness, *numbers: int, digest: bytes | None = None) -> None:
+    at = harness.run.head_step
+    for n in numbers:
+        harness.feed(Reported(key(n), applied=((at, digest_of(at) if digest is None else digest),)))
+
+
+def begun(*numbers: int, anchor: bool = False, settings: RunConfig | None = None) -> Harness:
+    """A run whose first step is open for these peers."""
+    harness = Harness(settings or config(min_peers=len(numbers), snapshot_every=2))
+    if anchor:
+        harness.feed(TicketAsked(TICKET, 1))
+        comes(harness, ANCHOR, anchor=True)
+        harness.feed(Reported(key(ANCHOR), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    comes(harness, *numbers)
+    for n in numbers:
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    assert harness.run.phase is Phase.OPEN
+    return harness
+
+
+def step(harness: Harness, *numbers: int, also: tuple[int, ...] = ()) -> None:
+    """These peers vote, hold everything and apply; `also` are honest holders that do not vote (an anchor)."""
+    tick = harness.ticks[-1]
+    held = tuple((tick.step, key(n), claim_of(tick, n).payload_sha256) for n in numbers)
+    harness.now += 100
+    for n in numbers:
+        harness.feed(Reported(key(n), claim=claim_of(tick, n)))
+    for n in (*numbers, *also):
+        harness.feed(Reported(key(n), holdings=held))
+    if harness.run.head_step < tick.step:
+        harness.now = max(harness.now, harness.timer or 0)
+        harness.feed(TimerFired())
+    assert harness.run.head_step == tick.step, harness.run.reason
+
+
+def stores(harness: Harness, *numbers: int, fact: SnapshotFact | None = None) -> None:
+    at = harness.run.head_step
+    for n in numbers:
+        harness.feed(Reported(key(n), snapshots=(fact or snapshot_at(at),)))
+
+
+def resynced(harness: Harness) -> list[bytes | None]:
+    return [e.to for _, e in harness.announced if isinstance(e, SendNotice) and e.kind is NoticeKind.RESYNC]
+
+
+HONEST, FAKES = (0, 1, 2), (10, 11, 12, 13)
+
+
+def test_a_peer_that_is_merely_ready_does_not_choose_the_snapshot() -> None:
+    """Four identities that never voted destroyed a run for good in 0.6 s."""
+    harness = begun(*HONEST)
+    step(harness, *HONEST)
+    applies(harness, *HONEST)
+    comes(harness, *FAKES)
+    applies(harness, *FAKES, digest=POISON)
+    step(harness, *HONEST)
+    applies(harness, *FAKES, digest=POISON)
+    stores(harness, *FAKES, fact=SnapshotFact(2, POISON, 7))
+    assert harness.run.snapshot == snapshot_at(0), "nobody whose word counts has stored anything"
+    assert 2 not in harness.run.agreed_digests
+    applies(harness, *HONEST)
+    stores(harness, *HONEST)
+    assert harness.run.snapshot == snapshot_at(2)
+    assert harness.run.agreed_digests[2] == digest_of(2)
+    assert not set(resynced(harness)) & {key(n) for n in HONEST}
+
+
+def test_votes_alone_give_no_say_without_a_tenure() -> None:
+    """Fakes in the roster, as many as they like, were the majority; their votes cost them nothing."""
+    harness = begun(*HONEST)
+    for _ in range(6):
+        step(harness, *HONEST)
+        applies(harness, *HONEST)
+    comes(harness, *FAKES)
+    applies(harness, *FAKES)
+    step(harness, *HONEST)
+    applies(harness, *HONEST, *FAKES)
+    step(harness, *HONEST, *FAKES)
+    assert len(harness.entries[-1].contributions) == 7
+    applies(harness, *FAKES, digest=POISON)
+    applies(harness, *HONEST)
+    assert harness.run.agreed_digests[harness.run.head_step] == digest_of(harness.run.head_step)
+
+
+@pytest.mark.parametrize(("networks", "wins"), [(("203.0.113.0/24",) * 4, True), (("", "", "", ""), False)])
+def test_one_block_of_addresses_has_one_place(networks: tuple[str, ...], wins: bool) -> None:
+    """Two honest peers of two blocks against four of one, all with a tenure; four of a private network count each."""
+    harness = Harness(config(min_peers=6, snapshot_every=2))
+    for n, network in enumerate(("198.51.100.0/24", "192.0.2.0/24", *networks)):
+        comes(harness, n, network=network)
+    for n in range(6):
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    step(harness, *range(6))
+    applies(harness, 2, 3, 4, 5, digest=POISON)
+    applies(harness, 0, 1)
+    assert harness.run.agreed_digests.get(1) == (digest_of(1) if wins else POISON)
+
+
+def test_less_than_a_quorum_agrees_on_nothing_and_the_run_goes_on() -> None:
+    """Zeros won every tie: one liar of two took the digest."""
+    harness = begun(0, 1)
+    step(harness, 0, 1)
+    applies(harness, 0)
+    applies(harness, 1, digest=bytes(32))
+    assert 1 not in harness.run.agreed_digests
+    step(harness, 0, 1)
+    assert harness.entries[-1].parent_state_digest == b""
+    assert not resynced(harness)
+
+
+def test_only_anchors_say_what_counts_and_while_they_are_away_nothing_is_agreed() -> None:
+    harness = begun(*HONEST, anchor=True)
+    assert harness.run.layout_digest == LAYOUT, "the first anchor fixed it"
+    assert key(ANCHOR) not in harness.ticks[-1].places, "it does not train"
+    step(harness, *HONEST, also=(ANCHOR,))
+    applies(harness, *HONEST, digest=POISON)  # all peers lie
+    assert 1 not in harness.run.agreed_digests
+    applies(harness, ANCHOR)
+    assert harness.run.agreed_digests[1] == digest_of(1)
+    assert set(resynced(harness)) == {key(n) for n in HONEST}
+    applies(harness, *HONEST)
+    harness.feed(Disconnected(key(ANCHOR)))
+    step(harness, *HONEST)
+    applies(harness, *HONEST)
+    stores(harness, *HONEST)
+    assert harness.run.snapshot == snapshot_at(0)
+    assert 2 not in harness.run.agreed_digests
+    before = harness.run
+    harness.restart()
+    assert harness.run.anchored, "a restart forgets no anchor"
+    assert harness.run.anchors == before.anchors
+
+
+def test_an_anchor_that_is_late_still_says_what_counts() -> None:
+    harness = begun(*HONEST, anchor=True)
+    for _ in range(3):
+        step(harness, *HONEST, also=(ANCHOR,))
+        applies(harness, *HONEST)
+    harness.feed(Reported(key(ANCHOR), applied=((1, digest_of(1)), (2, digest_of(2))), snapshots=(snapshot_at(2),)))
+    assert harness.run.agreed_digests[2] == digest_of(2)
+    assert harness.run.snapshot == snapshot_at(2)
+
+
+def test_nobody_makes_itself_an_anchor() -> None:
+    harness = begun(*HONEST)
+    for ticket in (None, Ticket(b"a" * 16, 0, 4), TICKET):
+        harness.feed(replace(joined(9), anchor=True, ticket=ticket, unix_ms=1))
+        assert "anchor" in harness.refusals[-1] or "has not made this invite" in harness.refusals[-1]
+    assert not harness.run.anchored
+
+
+def test_an_anchors_word_is_enough_that_a_payload_is_held_and_it_is_needed() -> None:
+    """A majority of fakes said that it held what nobody could fetch: the log named it, and all honest peers stood still."""
+    harness = begun(0, 1, *FAKES, anchor=True, settings=config(min_peers=2, snapshot_every=2))
+    tick = harness.ticks[-1]
+    for _ in range(2):  # all are in the roster of the second step
+        step(harness, *(n for n in (0, 1, *FAKES) if key(n) in tick.places), also=(ANCHOR,))
+        applies(harness, 0, 1, *FAKES, ANCHOR)
+        tick = harness.ticks[-1]
+    fakes = tuple((tick.step, key(n), claim_of(tick, n).payload_sha256) for n in FAKES)
+    for n in (0, 1, *FAKES):
+        harness.feed(Reported(key(n), claim=claim_of(tick, n)))
+    for n in FAKES:
+        harness.feed(Reported(key(n), holdings=fakes))
+    assert harness.run.step is not None
+    assert harness.run.step.counted == 0
+    honest = tuple((tick.step, key(n), claim_of(tick, n).payload_sha256) for n in (0, 1))
+    harness.feed(Reported(key(ANCHOR), holdings=honest))
+    harness.now = harness.run.step.deadline_at_ms
+    harness.feed(TimerFired())
+    assert [c.public_key for c in harness.entries[-1].contributions] == [key(0), key(1)]
+
+
+def test_an_anchor_that_holds_nothing_by_the_deadline_is_taken_to_be_away() -> None:
+    harness = begun(*HONEST, anchor=True)
+    tick = harness.ticks[-1]
+    held = tuple((tick.step, key(n), claim_of(tick, n).payload_sha256) for n in HONEST)
+    for n in HONEST:
+        harness.feed(Reported(key(n), claim=claim_of(tick, n), holdings=held))
+    for n in HONEST:
+        harness.feed(Reported(key(n), holdings=held))
+    assert harness.run.head_step == 0
+    assert harness.run.step is not None
+    harness.now = harness.run.step.deadline_at_ms
+    harness.feed(TimerFired())
+    assert harness.run.head_step == 1
+
+
+def test_the_same_payload_counts_once_whoever_names_it_too() -> None:
+    """Four identities had 305 accepted votes each by naming an honest payload."""
+    harness = begun(*HONEST)
+    tick = harness.ticks[-1]
+    original = claim_of(tick, 0)
+    for n in HONEST:
+        harness.feed(Reported(key(n), claim=replace(original, samples=1)))
+    held = tuple((1, key(n), original.payload_sha256) for n in HONEST)
+    for n in HONEST:
+        harness.feed(Reported(key(n), holdings=held))
+    assert [c.public_key for c in harness.entries[0].contributions] == [key(0)]
+    assert [harness.run.peers[key(n)].votes_accepted for n in HONEST] == [1, 0, 0]
+
+
+def test_figures_count_only_as_far_as_the_coordinator_knows() -> None:
+    """0 ms for all samples gave a liar 61 of 64; tokens and loss of one peer set the run's loss to 9e29."""
+    harness = begun(*HONEST)
+    tick = harness.ticks[-1]
+    lie = Claim(1, tick.parent_hash, sha("lie"), 64, 16, 1 << 60, 9e29, 0)
+    harness.now += 500
+    for n in HONEST:
+        harness.feed(Reported(key(n), claim=lie if n == 2 else claim_of(tick, n)))
+    held = tuple((1, key(n), lie.payload_sha256 if n == 2 else claim_of(tick, n).payload_sha256) for n in HONEST)
+    for n in HONEST:
+        harness.feed(Reported(key(n), holdings=held))
+    liar = next(c for c in harness.entries[0].contributions if c.public_key == key(2))
+    assert liar.samples <= max(share.samples for share in tick.roster)
+    assert liar.tokens == liar.samples * 128
+    assert harness.run.loss <= 4.0
+    speeds = [harness.run.peers[key(n)].samples_per_second for n in HONEST]
+    assert max(speeds) / min(speeds) < 1.5
+
+
+def test_no_speed_counts_as_more_than_four_times_the_median() -> None:
+    peers = [Peer(key(n), PeerPhase.READY, samples_per_second=1e9 if n == 9 else 10.0) for n in range(10)]
+    run = replace(begun(0).run, peers={peer.public_key: peer for peer in peers})
+    shares = [share.samples for share in rules.roster_of(run, peers, 130)]
+    assert shares[-1] <= 4 * 130 / 13
+
+
+# ---- checks -----------------------------------------------------------------------------------------------------------
+
+CHECKED = RunConfig(clock=config(min_peers=3, snapshot_every=2).clock, trust=TrustConfig(enabled=True))
+
+
+def checked(*newcomers: int) -> Harness:
+    """Three believed peers after a step, and newcomers that are ready."""
+    harness = begun(*HONEST, settings=CHECKED)
+    step(harness, *HONEST)
+    comes(harness, *newcomers)
+    applies(harness, *HONEST, *newcomers)
+    step(harness, *HONEST)  # of the step that was open before they came
+    applies(harness, *HONEST, *newcomers)
+    return harness
+
+
+def test_newcomers_on_probation_are_at_most_a_third_and_take_turns() -> None:
+    harness = checked(*FAKES)
+    seen: set[bytes] = set()
+    for _ in range(8):
+        members = set(harness.ticks[-1].places)
+        assert {key(n) for n in HONEST} <= members
+        new = members - {key(n) for n in HONEST}
+        assert len(new) == 1
+        seen |= new
+        step(harness, *HONEST)
+        applies(harness, *HONEST, *FAKES)
+    assert seen == {key(n) for n in FAKES}
+
+
+def test_newcomers_on_probation_keep_no_believed_vote_out_and_decide_nothing() -> None:
+    """Four newcomers that held only their own payloads had an entry with theirs, and with none of three believed peers."""
+    settings = RunConfig(clock=CHECKED.clock, trust=CHECKED.trust)
+    harness = begun(*HONEST, settings=settings)
+    step(harness, *HONEST)
+    roster = (*HONEST, *FAKES)
+    comes(harness, *FAKES)
+    applies(harness, *roster)
+    standings = {key(n): Standing(counted=True) for n in HONEST}
+    assert harness.run.standings == standings
+    step(harness, *HONEST)
+    applies(harness, *roster)
+    tick = harness.ticks[-1]
+    newcomer = next(n for n in FAKES if key(n) in tick.places)
+    mine = ((tick.step, key(newcomer), claim_of(tick, newcomer).payload_sha256),)
+    harness.feed(Reported(key(newcomer), claim=claim_of(tick, newcomer), holdings=mine))
+    held = tuple((tick.step, key(n), claim_of(tick, n).payload_sha256) for n in HONEST)
+    for n in HONEST:
+        harness.feed(Reported(key(n), claim=claim_of(tick, n), holdings=held))
+    for n in HONEST:
+        harness.feed(Reported(key(n), holdings=held))
+    harness.now += 5_000
+    harness.feed(TimerFired())
+    assert [c.public_key for c in harness.entries[-1].contributions] == [key(n) for n in HONEST]
+    applies(harness, newcomer, digest=POISON)
+    applies(harness, *HONEST)
+    assert harness.run.agreed_digests[tick.step] == digest_of(tick.step)
+
+
+# ---- places -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_block_of_addresses_does_not_fill_the_run() -> None:
+    """264 fakes from one address took all 256 places in 7 s."""
+    harness = begun(0, settings=config(min_peers=1, max_peers=64))
+    comes(harness, *range(10, 74), network="203.0.113.0/24")
+    here = sum(peer.is_here for peer in harness.run.peers.values())
+    assert here == 1 + 8
+    assert any("network block" in refusal for refusal in harness.refusals)
+    comes(harness, 1, network="198.51.100.0/24")
+    assert harness.run.peers[key(1)].is_here
+
+
+def test_a_peer_with_accepted_votes_takes_the_place_of_one_without() -> None:
+    harness = begun(0, 1, settings=config(min_peers=2, max_peers=2))
+    step(harness, 0, 1)
+    applies(harness, 0, 1)
+    harness.feed(Disconnected(key(1)))
+    comes(harness, 10)
+    assert harness.run.peers[key(10)].is_here
+    comes(harness, 11)
+    assert "full" in harness.refusals[-2]
+    harness.feed(joined(1))
+    assert EndStream(key(10)) in harness.feed(Connected(key(1)))
+    assert harness.run.peers[key(1)].is_here
+    assert not harness.run.peers[key(10)].is_here
+
+
+def test_a_place_is_not_held_for_ever_by_who_never_gets_the_state() -> None:
+    harness = begun(0, settings=config(min_peers=1, max_peers=2))
+    comes(harness, 10)
+    comes(harness, 11)
+    assert "full" in harness.refusals[-2]
+    harness.now += admission.SYNCING_MS_MAX + 1
+    comes(harness, 11)
+    assert harness.run.peers[key(11)].is_here
+    assert not harness.run.peers[key(10)].is_here
+
+
+def test_a_peer_that_contradicts_what_counts_on_and_on_loses_its_place() -> None:
+    harness = begun(*HONEST, anchor=True)
+    for _ in range(12):
+        step(harness, *HONEST[:2] if not harness.run.peers[key(2)].is_here else HONEST, also=(ANCHOR,))
+        applies(harness, ANCHOR)
+        applies(harness, 0, 1)
+        if harness.run.peers[key(2)].is_here:
+            applies(harness, 2, digest=POISON)
+        harness.now += 10_000
+    assert not harness.run.peers[key(2)].is_here
+    assert len(resynced(harness)) == 8
+
+
+# ---- the operator takes back ------------------------------------------------------------------------------------------
+
+
+def test_a_withdrawn_snapshot_is_gone_and_the_one_before_counts() -> None:
+    harness = begun(*HONEST)
+    for _ in range(4):
+        step(harness, *HONEST)
+        applies(harness, *HONEST)
+        if harness.run.head_step % 2 == 0:
+            stores(harness, *HONEST)
+    assert [fact.step for fact in harness.run.snapshots] == [0, 2, 4]
+    for wrong in (0, 9):
+        harness.feed(WithdrawalAsked(wrong))
+        assert harness.refusals
+    harness.feed(WithdrawalAsked(4))
+    assert harness.run.snapshot == snapshot_at(2)
+    assert harness.run.is_withdrawn(4)
+    assert not harness.run.is_withdrawn(3)
+    assert 4 not in harness.run.agreed_digests
+    run = harness.run
+    harness.restart()
+    assert (harness.run.snapshots, harness.run.withdrawn) == (run.snapshots, run.withdrawn)
+    comes(harness, *HONEST)
+    applies(harness, *HONEST)
+    stores(harness, *HONEST)
+    assert harness.run.snapshot == snapshot_at(2), "what is withdrawn is not agreed again"
+    step(harness, *HONEST)
+    applies(harness, *HONEST)
+    step(harness, *HONEST)
+    applies(harness, *HONEST)
+    stores(harness, *HONEST)
+    assert harness.run.snapshot == snapshot_at(6)
+
+
+def test_only_an_anchors_word_withdraws_a_snapshot_by_itself() -> None:
+    harness = begun(*HONEST, anchor=True)
+    for _ in range(2):
+        step(harness, *HONEST, also=(ANCHOR,))
+        applies(harness, *HONEST, ANCHOR)
+    stores(harness, ANCHOR)
+    harness.feed(Reported(key(0), bad_snapshots=(snapshot_at(2),)))
+    assert harness.run.snapshot == snapshot_at(2)
+    assert "noted" in harness.refusals[-1]
+    harness.feed(Reported(key(ANCHOR), bad_snapshots=(snapshot_at(2),)))
+    assert harness.run.snapshot == snapshot_at(0)
+
+
+def test_identities_that_are_not_free_need_no_tenure() -> None:
+    listed = config(min_peers=2, snapshot_every=2).model_copy(update={"admission": AdmissionConfig(mode="invite")})
+    ticket = Ticket(b"t" * 16, 0, 4)
+    harness = Harness(listed)
+    harness.feed(TicketAsked(ticket, 1))
+    for n in (0, 1):
+        harness.feed(replace(joined(n), ticket=ticket, unix_ms=1, network="203.0.113.0/24"))
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    assert harness.run.snapshot == snapshot_at(0), "two of one house"
+    assert harness.run.phase is Phase.OPEN
