@@ -328,6 +328,13 @@ class RunConfig(_Section):
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
+SETTINGS_NAMED_MAX = 5
+
+
+class UnknownSetting(Refusal):
+    """A configuration has settings that this version does not know, which the detail names: a newer one made it."""
+
+
 def config_from_json(text: str) -> RunConfig:
     """Read a stranger's configuration; raises `Refusal`."""
     if len(text) > CONFIG_JSON_BYTES_MAX:
@@ -335,6 +342,9 @@ def config_from_json(text: str) -> RunConfig:
     try:
         return RunConfig.model_validate_json(text)
     except ValidationError as error:
+        unknown = [".".join(map(str, item["loc"])) for item in error.errors() if item["type"] == "extra_forbidden"]
+        if unknown:
+            raise UnknownSetting(Reason.OUT_OF_RANGE, ", ".join(unknown[:SETTINGS_NAMED_MAX])) from error
         raise Refusal(
             Reason.OUT_OF_RANGE, f"configuration: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
         ) from error
