@@ -85,6 +85,11 @@ class BaseOptimizerConfig(_Section):
     eps: float = Field(default=1e-8, gt=0, lt=1)
     """Of adamw."""
 
+    tables: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
+        default=["embed", "lm_head", "wte", "wpe"], max_length=64
+    )
+    """Of muon: matrices with one of these in their names are tables (embeddings, heads), and get the sign as vectors do."""
+
 
 class LocalConfig(_Section):
     """Local steps (DiLoCo, arXiv 2311.08105): peers take AdamW steps of their own and vote on where these led."""
