@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import structlog
+
 from coordinator.journal import Journal, JournalError
 from coordinator.metrics import Metrics
 from coordinator.reading import Reading
@@ -44,6 +46,10 @@ class Hub:
         self.identity = identity
         self.metrics = metrics
         self.runs: dict[bytes, RunRuntime] = {}
+        self.left_out: dict[bytes, str] = {}
+        """Runs of the journal that cannot be read, and why."""
+        self.noted: Callable[[bytes, str], None] = lambda run_id, name: None
+        """Told of each run that is served, with its name."""
         self.stands_by: str | None = None
         """Why this coordinator does not act; None while it does."""
         self.coordinators: tuple[str, ...] = ()
@@ -67,6 +73,11 @@ class Hub:
         self.metrics.acts.set(1)
         for run, genesis in replay.runs(monotonic_ms()):
             self._add(run, genesis)
+        self.left_out = replay.left_out
+        for run_id, why in self.left_out.items():
+            where, name = journal.place, run_id.hex()[:16]
+            log = structlog.get_logger("coordinator")
+            log.error("a run cannot be read and is not served", journal=where, run=name, why=why, step="-", peer="-")
 
     def stand_by(self, reason: str) -> None:
         """Act no more, at once. What was being written may be written or not: this coordinator tells nobody.
@@ -93,6 +104,7 @@ class Hub:
 
     def _add(self, run: Run, genesis: log_pb2.Genesis) -> None:
         self._genesis[run.run_id] = genesis
+        self.noted(run.run_id, run.config.name)
         self.runs[run.run_id] = RunRuntime(
             run,
             run_of(run.run_id, genesis),

@@ -120,6 +120,11 @@ class Journal:
         """URL of the default database in a home folder."""
         return f"sqlite:///{home / 'journal.sqlite3'}"
 
+    @property
+    def place(self) -> str:
+        """Where it is, for people; without a password."""
+        return self._engine.url.render_as_string(hide_password=True)
+
     def close(self) -> None:
         """Release the database."""
         self._engine.dispose()

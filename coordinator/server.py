@@ -30,6 +30,7 @@ from coordinator.election import Election
 from coordinator.gate import Gate
 from coordinator.hub import Hub
 from coordinator.journal import Journal
+from coordinator.known_runs import KnownRuns
 from coordinator.lease import Lease
 from coordinator.metrics import Metrics
 from coordinator.places import Places
@@ -136,6 +137,9 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         if shared(url):
             hub.stand_by("this coordinator starts; try again")
         else:
+            known = KnownRuns(home)
+            hub.noted = known.add
+            known.check(journal.place, [run_id for run_id, _ in journal.runs()])
             hub.restore()
         stack.push_async_callback(hub.stop)  # what the last requests began
         server, port = await _listen(settings, hub, certificate, front)

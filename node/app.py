@@ -26,6 +26,7 @@ from node.export import export
 from node.loop import Trainer
 from node.model.device import autocast, pick_device
 from node.model.spec import ModelSpec, build, parameter_count
+from node.ranks.channel import RankLost
 from node.ranks.launch import launched
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
@@ -232,7 +233,7 @@ class _Peer:
             return
         try:
             trainer.replica.save_private(trainer.private_path)
-        except DiskError as error:
+        except (DiskError, RankLost) as error:
             self.log.warning("the momentum is not saved", step=trainer.replica.step, why=str(error))
 
     def _build(self, config: RunConfig) -> tuple[Text, Replica, Samples | None]:

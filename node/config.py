@@ -107,8 +107,11 @@ class PeerSettings(BaseSettings):
             if not MULTIADDRESS.fullmatch(address):
                 raise ValueError(f"{address!r} is not a multiaddress such as /ip4/203.0.113.5/tcp/4001")
             _, protocol, host, _, port, *_ = address.split("/")
-            if protocol in ("ip4", "ip6"):
-                ipaddress.ip_address(host)
+            try:
+                if protocol in ("ip4", "ip6"):
+                    ipaddress.ip_address(host)
+            except ValueError as error:
+                raise ValueError(f"{address!r}: {error}") from error
             if not 0 < int(port) <= PORT_MAX:
                 raise ValueError(f"{address!r}: port {port} is not one that others can dial: 1 to {PORT_MAX}")
         return value

@@ -120,7 +120,7 @@ class Trainer:
         try:
             if replica.load_private(self.private_path):
                 self.log.info("momentum taken up again", step=replica.step)
-        except PrivateStateError as error:
+        except (PrivateStateError, ValueError) as error:  # not ours, damaged, or of another method
             why = str(error)
             self.log.warning("starting with fresh momentum: the saved one cannot be used", step=replica.step, why=why)
         self.entered = True

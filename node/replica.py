@@ -57,7 +57,7 @@ def demo_config(optimizer: OptimizerConfig, size: int) -> DeMoConfig:
         transform=optimizer.transform,
         magnitudes=optimizer.magnitudes,
         refused=optimizer.refused,
-        base=BaseConfig(base.name, base.momentum, base.nesterov, base.beta1, base.beta2, base.eps),
+        base=BaseConfig(base.name, base.momentum, base.nesterov, base.beta1, base.beta2, base.eps, tuple(base.tables)),
     )
 
 

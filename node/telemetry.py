@@ -17,6 +17,8 @@ from protos.disk import writing
 from protos.errors import OperatorError
 
 LINE_BYTES_MAX = 1 << 16
+STEPS_BYTES_MAX = 64 << 20
+"""Of `steps.jsonl`: some 150,000 steps. One older file of that size is kept beside it."""
 
 
 @dataclass
@@ -52,10 +54,10 @@ class Summary:
 
 
 class StepLog:
-    """`steps.jsonl`: one line a step that this peer applied."""
+    """`steps.jsonl`: one line a step that this peer applied. Beyond its limit it becomes `steps.jsonl.1`, whose lines go."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, bytes_max: int = STEPS_BYTES_MAX) -> None:
+        self._path, self._bytes_max = path, bytes_max
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _cut_off(path)
@@ -64,8 +66,15 @@ class StepLog:
     def write(self, **values: Any) -> None:
         """Append a line; it is there for a reader when this returns."""
         with writing(self._path):
+            if self._file.tell() >= self._bytes_max:
+                self._rotate()
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
+
+    def _rotate(self) -> None:
+        self._file.close()
+        self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+        self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         """No more lines."""

@@ -15,6 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from protos.disk import check_no_folder, sync_folder
 from protos.errors import OperatorError
 from protos.limits import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
 
@@ -56,6 +57,7 @@ class Identity:
 
         Raises OperatorError if the file is no such key.
         """
+        check_no_folder(path)
         try:
             if not path.exists():
                 identity = Identity.generate()
@@ -74,6 +76,11 @@ class Identity:
     @staticmethod
     def from_libp2p(data: bytes, where: str) -> Identity:
         """Inverse of `to_libp2p`; `where` names the source in the error."""
+        if not data:
+            raise OperatorError(
+                f"{where} is empty: the identity that was in it is lost here. Restore the file from a backup, or delete it to "
+                "have a new identity made: for others this is somebody new then"
+            )
         if len(data) != 68 or not data.startswith(_LIBP2P_PRIVATE_PREFIX):
             raise OperatorError(
                 f"{where}: not an Ed25519 identity file (68 bytes, libp2p PrivateKey); "
@@ -98,6 +105,7 @@ def _write_private(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
+    sync_folder(path.parent)
 
 
 @lru_cache(maxsize=4096)  # spelled for every log line and reason; base58 is slow

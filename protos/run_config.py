@@ -85,6 +85,11 @@ class BaseOptimizerConfig(_Section):
     eps: float = Field(default=1e-8, gt=0, lt=1)
     """Of adamw."""
 
+    tables: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
+        default=["embed", "lm_head", "wte", "wpe"], max_length=64
+    )
+    """Of muon: matrices with one of these in their names are tables (embeddings, heads), and get the sign as vectors do."""
+
 
 class LocalConfig(_Section):
     """Local steps (DiLoCo, arXiv 2311.08105): peers take AdamW steps of their own and vote on where these led."""
@@ -343,6 +348,13 @@ class RunConfig(_Section):
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
+SETTINGS_NAMED_MAX = 5
+
+
+class UnknownSetting(Refusal):
+    """A configuration has settings that this version does not know, which the detail names: a newer one made it."""
+
+
 def config_from_json(text: str) -> RunConfig:
     """Read a stranger's configuration; raises `Refusal`."""
     if len(text) > CONFIG_JSON_BYTES_MAX:
@@ -350,6 +362,9 @@ def config_from_json(text: str) -> RunConfig:
     try:
         return RunConfig.model_validate_json(text)
     except ValidationError as error:
+        unknown = [".".join(map(str, item["loc"])) for item in error.errors() if item["type"] == "extra_forbidden"]
+        if unknown:
+            raise UnknownSetting(Reason.OUT_OF_RANGE, ", ".join(unknown[:SETTINGS_NAMED_MAX])) from error
         raise Refusal(
             Reason.OUT_OF_RANGE, f"configuration: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
         ) from error

@@ -32,12 +32,15 @@ def load(path: Path, model: type[M]) -> M:
         raise OperatorError(describe(error, lambda loc: f"{path}:{line_of(text, loc)}: ")) from error
 
 
+UNKNOWN = "is not a known setting of this version: correct it, remove it, or upgrade swarmentum"
+
+
 def describe(error: ValidationError, place: Any = lambda loc: "") -> str:
     """One line a wrong value: place, key, what was wrong, what was given."""
     lines = []
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"]) or "the whole"
-        message = "is not a known setting" if item["type"] == "extra_forbidden" else item["msg"]
+        message = UNKNOWN if item["type"] == "extra_forbidden" else item["msg"]
         given = "" if item["type"] in ("missing", "value_error") else f" (given: {item['input']!r})"
         lines.append(f"{place(item['loc'])}{key}: {message}{given}")
     return "\n".join(lines)

@@ -167,12 +167,40 @@ def _from_factory(
         raise ModelError(f"{where}: it returned {type(model).__name__}, expected a torch.nn.Module")
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError(f"{where}: the module has no parameter that is trained")
+    check_parameters(model, where)
     if vocabulary is not None:  # a plain module tells its vocabulary only by its answer, here to two tokens
         with torch.no_grad():
             ids = logits_of(model, torch.zeros(1, 2, dtype=torch.int64)).shape[-1]
         if ids < vocabulary:
             raise ModelError(_too_small(f"{where}: logits", ids, vocabulary))
     return model
+
+
+def check_parameters(model: nn.Module, where: str) -> None:
+    """Raises ModelError for a parameter that cannot be voted on or saved: not real numbers of its own, one after the other."""
+    known: dict[int, list[tuple[int, int, str]]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            kind = str(parameter.dtype).removeprefix("torch.")
+            mend = "two real ones" if parameter.is_complex() else "a buffer (register_buffer)"
+            raise ModelError(f"{where}: parameter {name!r} is of {kind}, expected real numbers; make it {mend}")
+        if not parameter.is_contiguous():
+            raise ModelError(
+                f"{where}: parameter {name!r} of shape {tuple(parameter.shape)} is not contiguous (strides "
+                f"{parameter.stride()}): it is transposed, or a view; make it nn.Parameter(tensor.contiguous())"
+            )
+        if not parameter.numel():
+            continue
+        memory = known.setdefault(parameter.untyped_storage().data_ptr(), [])
+        first = parameter.data_ptr()
+        last = first + parameter.numel() * parameter.element_size()
+        for other_first, other_last, other in memory:
+            if first < other_last and other_first < last:
+                raise ModelError(
+                    f"{where}: parameters {other!r} and {name!r} lie in the same memory and are not the same parameter: a step "
+                    "would move it twice; use one nn.Parameter in both places, or give each its own tensor"
+                )
+        memory.append((first, last, name))
 
 
 def _resolve(factory: str, where: str) -> Callable[..., Any]:

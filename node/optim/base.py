@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -23,6 +23,8 @@ from node.optim.orthogonal import SIDE_MAX, orthogonalised
 
 BaseName = Literal["sign", "sgd", "adamw", "muon"]
 TILE_CHUNKS = 256
+TABLES = ("embed", "lm_head", "wte", "wpe")
+"""What embeddings and heads are called in the models of transformers; the last two in GPT-2 and what came from it."""
 COUNT_MAX = 2**24
 """Steps that fp32 counts exactly."""
 
@@ -40,7 +42,7 @@ class BaseConfig:
     """Of `adamw`: the peers' momentum already averages over time, so none by default."""
     beta2: float = 0.95
     eps: float = 1e-8
-    muon_except: tuple[str, ...] = field(default=("embed", "lm_head"))
+    muon_except: tuple[str, ...] = TABLES
     """Of `muon`: matrices with one of these in their names get the sign, as vectors do (they are tables, not maps)."""
 
     def __post_init__(self) -> None:

@@ -30,10 +30,16 @@ from node.optim.local import LocalConfig, LocalSteps
 from node.optim.sharded import ShardedDeMo, is_sharded
 
 _LENGTH = "<Q"
+_LOST = 2**64 - 1
+"""Instead of a length: this rank's momentum is no number any more."""
 
 
 class ReplicasDiffer(RuntimeError):  # noqa: N818
     """The ranks hold different parameters, so that equal updates cannot make them equal. The operator's fault."""
+
+
+class MomentumLost(RuntimeError):  # noqa: N818
+    """A rank's momentum is not a number, so that it will never vote again. Raised on every rank, in the same step."""
 
 
 class DeMoOptimizer(torch.optim.Optimizer):
@@ -55,7 +61,7 @@ class DeMoOptimizer(torch.optim.Optimizer):
 
     A rank whose gradient is not finite abstains and applies the others' votes (`abstentions` counts; as a GradScaler
     skips such a step), so that replicas stay equal. The first step with a group compares the parameters of all ranks
-    once and raises `ReplicasDiffer`.
+    once and raises `ReplicasDiffer`. A rank whose momentum is not a number ends all ranks with `MomentumLost`.
     """
 
     def __init__(
@@ -133,6 +139,7 @@ class DeMoOptimizer(torch.optim.Optimizer):
         rates = [float(np.float32(float(group["lr"]))) for group in self.param_groups]
         ballot = b"".join(self._vote(index, lr) for index, lr in enumerate(rates))
         ballots = self._exchange(ballot)
+        self._check_momentum(ballots)
         for index, lr in enumerate(rates):
             self._apply(index, lr, ballots)
         return loss
@@ -157,11 +164,13 @@ class DeMoOptimizer(torch.optim.Optimizer):
         """The length of this rank's votes and the votes; zero if it abstains. Padded to what every rank's fit in."""
         demo = self._demos[index]
         demo.config = self._config(self.param_groups[index])
+        payload = b""
         try:
             payload = demo.propose(lr).payload
         except NonFiniteGradient:
             self.abstentions += 1
-            payload = b""
+        except votes.NotANumber:  # said to all: who waits in the exchange would wait for ever
+            return struct.pack(_LENGTH, _LOST) + bytes(self._room(demo))
         else:
             demo.settle(accepted=True)
         return struct.pack(_LENGTH, len(payload)) + payload.ljust(self._room(demo), b"\0")
@@ -169,6 +178,17 @@ class DeMoOptimizer(torch.optim.Optimizer):
     @staticmethod
     def _room(demo: DeMo | ShardedDeMo) -> int:
         return demo.config.form.bytes_max(demo.layout.chunks, demo.config.size)
+
+    def _check_momentum(self, ballots: list[bytes]) -> None:
+        """Before anything is applied, on every rank alike. Raises `MomentumLost`."""
+        first = 0
+        for demo in self._demos:
+            lengths = [struct.unpack_from(_LENGTH, ballot, first)[0] for ballot in ballots]
+            if _LOST in lengths:
+                raise MomentumLost(
+                    f"the momentum of rank {lengths.index(_LOST)} is not a number; load the state that it saved last"
+                )
+            first += struct.calcsize(_LENGTH) + self._room(demo)
 
     def _apply(self, index: int, lr: float, ballots: list[bytes]) -> None:
         head = struct.calcsize(_LENGTH)

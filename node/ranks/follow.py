@@ -13,6 +13,7 @@ from node.optim.votes import NotANumber, VotesError
 from node.ranks.channel import Channel, lost_ranks
 from node.ranks.launch import Launch, rank_device
 from node.ranks.shard import COMMANDS, Shard
+from protos.signals import STOP_SIGNALS
 
 AGREED = (NonFiniteGradient, NotANumber, VotesError)
 """What a call raises on every rank alike; rank 0 decides what follows."""
@@ -23,7 +24,7 @@ def follow(launch: Launch, settings: PeerSettings) -> None:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     channel = Channel(launch, rank_device(launch, settings.device))
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # from here on rank 0, which torchrun tells too, ends what is going on
     log = structlog.get_logger("peer").bind(rank=launch.rank)
     log.info("rank ready", ranks=launch.ranks, device=str(channel.device))

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from protos.disk import writing
+from protos.disk import sync_folder, writing
 
 
 def write_atomic(path: Path, temporary: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -29,12 +29,3 @@ def write_atomic(path: Path, temporary: Path, write: Callable[[BinaryIO], object
                 temporary.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Put the folder's own entries on the disk: a rename alone may be lost with the power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

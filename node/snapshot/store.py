@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from node.snapshot.atomic import write_atomic
+from protos.disk import check_no_folder, writing
 from protos.errors import OperatorError
 
 TEMPORARY: Final = ".incoming-"
@@ -32,7 +33,10 @@ class PieceStore:
     """A folder of blobs by sha256, for one process; safe to use from several of its threads."""
 
     def __init__(self, folder: Path, bytes_max: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            check_no_folder(path)
         for stray in folder.glob(f"{TEMPORARY}*"):
             stray.unlink(missing_ok=True)
         self._folder, self.bytes_max = folder, bytes_max

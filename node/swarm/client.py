@@ -23,11 +23,11 @@ from node.swarm import settings as limits
 from node.swarm.coordinators import Coordinators
 from protos import limits as contract
 from protos.envelope import Kind, seal
-from protos.errors import NetworkError, RefusedError
+from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import run_id_of
-from protos.run_config import RunConfig, config_from_json
+from protos.run_config import RunConfig, UnknownSetting, config_from_json
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2
@@ -296,10 +296,18 @@ def _channel(address: str, pem: bytes, options: dict[str, Any]) -> Any:
 
 
 def check_genesis(genesis: log_pb2.Genesis, invite: Invite) -> RunConfig:
-    """The run's configuration if the genesis is the invite's; RefusedError otherwise."""
+    """The run's configuration if the genesis is the invite's; RefusedError otherwise.
+
+    Raises OperatorError for a configuration of a newer version.
+    """
     if run_id_of(genesis) != invite.run_id or genesis.coordinator_public_key != invite.coordinator_public_key:
         raise RefusedError("the coordinator's run is not the one that the invite names; ask for a new invite")
-    return config_from_json(genesis.config_json)
+    try:
+        return config_from_json(genesis.config_json)
+    except UnknownSetting as error:
+        raise OperatorError(
+            f"the run was made by a newer version: its settings {error.detail} are not known here; upgrade swarmentum"
+        ) from error
 
 
 def _translated(error: Any) -> NetworkError | RefusedError:

@@ -57,7 +57,7 @@ def _read(file: Path) -> tuple[str, ...]:
     """What an earlier life wrote; nothing if there is none, or it is damaged."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last: [[[[[ without end
         return ()
     return _usable([text for text in values if isinstance(text, str)]) if isinstance(values, list) else ()
 

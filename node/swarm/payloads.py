@@ -10,7 +10,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from protos.disk import writing
+from protos.disk import check_no_folder, writing
 
 PAYLOADS_BYTES_MAX = 1 << 32
 _NAME = re.compile(r"(\d{1,13})-([0-9a-f]{64})")
@@ -20,11 +20,13 @@ class Payloads:
     """A folder of files `<step>-<sha256>`. Not thread-safe: belongs to the network thread."""
 
     def __init__(self, folder: Path, bytes_max: int = PAYLOADS_BYTES_MAX) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._bytes_max = folder, bytes_max
         self._steps: dict[bytes, int] = {}
         self._sizes: dict[bytes, int] = {}
         for path in folder.iterdir():
+            check_no_folder(path)
             if match := _NAME.fullmatch(path.name):
                 sha256 = bytes.fromhex(match[2])
                 self._steps[sha256], self._sizes[sha256] = int(match[1]), path.stat().st_size

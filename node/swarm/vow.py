@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from protos.disk import writing
+from protos.disk import check_no_folder, sync_folder, writing
 from protos.envelope import Kind, open_envelope, parse
 from protos.equivocation import BYTES_MAX
 from protos.errors import OperatorError, Refusal
@@ -35,6 +35,7 @@ class Vow:
     def __init__(self, folder: Path, run_id: bytes, author: bytes) -> None:
         self._path = folder / NAME
         self.last: Vowed | None = None
+        check_no_folder(self._path)
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -58,9 +59,5 @@ class Vow:
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(self._path)
-            folder = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self._path.parent)
         self.last = vowed

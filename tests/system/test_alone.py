@@ -46,3 +46,25 @@ def test_the_last_peer_is_killed_and_the_run_goes_on_from_its_disk(tmp_path: Pat
         assert swarm.events("ada", "momentum taken up again")
     finally:
         swarm.close()
+
+
+def test_a_peer_that_ends_because_nobody_answers_keeps_its_momentum(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(Path(os.__file__).read_bytes())
+    run = RUN.replace("DATA", str(text)).replace("snapshot_every = 20", "snapshot_every = 100000")
+    swarm = LocalSwarm(tmp_path, run)
+    try:
+        ada = swarm.join("ada", "--patience-seconds", "1")
+        swarm.wait_step("ada", 5)
+        saved = tmp_path / "ada" / "runs" / swarm.invite.run_id.hex()[:16] / "private.pt"
+        assert not saved.exists()
+        swarm.processes["coordinator"].kill()
+        code, _ = ada.finish(60)
+        assert code == 3
+        assert saved.exists()
+        swarm.serve(port=int(swarm.serving["port"]))
+        swarm.join("ada")
+        swarm.wait_step("ada", swarm.last_step("ada") + 3)
+        assert swarm.events("ada", "momentum taken up again")
+    finally:
+        swarm.close()

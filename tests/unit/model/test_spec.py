@@ -93,3 +93,52 @@ def test_factory_gets_its_arguments() -> None:
 def test_wrong_values_are_named(spec: ModelSpec, words: str) -> None:
     with pytest.raises(ModelError, match=f"(?s){words}"):
         build(spec, 1, vocabulary=256, context=32)
+
+
+class Odd(nn.Module):
+    """A table of 256 logits, and a parameter that is out of the ordinary."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.table = nn.Embedding(256, 256)
+        whole = torch.zeros(8, 6)
+        odd = {
+            "transposed": lambda: nn.Parameter(whole.t()),
+            "expanded": lambda: nn.Parameter(torch.zeros(6).expand(8, 6)),
+            "complex": lambda: nn.Parameter(torch.zeros(8, dtype=torch.complex64)),
+            "whole": lambda: nn.Parameter(torch.zeros(8, dtype=torch.int64), requires_grad=False),
+            "overlapping": lambda: nn.Parameter(whole[2:5]),
+            "same memory": lambda: nn.Parameter(whole[0:]),
+            "beside": lambda: nn.Parameter(whole[4:]),
+            "tied": lambda: nn.Parameter(whole[4:]),
+        }[kind]()
+        if kind in ("overlapping", "same memory", "beside"):
+            self.first = nn.Parameter(whole[:4])
+        self.odd = odd
+        if kind == "tied":
+            self.again = odd
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.table(ids)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("transposed", r"'odd' of shape \(6, 8\) is not contiguous"),
+        ("expanded", "'odd' .* is not contiguous"),
+        ("complex", "'odd' is of complex64"),
+        ("whole", "'odd' is of int64, expected real numbers"),
+        ("overlapping", "'first' and 'odd' lie in the same memory"),
+        ("same memory", "'first' and 'odd' lie in the same memory"),
+    ],
+)
+def test_parameters_that_cannot_be_voted_on_are_named(kind: str, words: str) -> None:
+    with pytest.raises(ModelError, match=f"parameters? {words}"):
+        build(ModelSpec(factory=f"{__name__}:Odd", kwargs={"kind": kind}), 1)
+
+
+@pytest.mark.parametrize("kind", ["beside", "tied"])
+def test_parameters_in_one_tensor_that_do_not_overlap_and_tied_ones_are_fine(kind: str) -> None:
+    build(ModelSpec(factory=f"{__name__}:Odd", kwargs={"kind": kind}), 1)

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from node.config import load_settings
+from node.swarm.client import check_genesis
 from protos.errors import OperatorError
+from protos.identity import Identity
+from protos.invite import Invite
+from protos.log import run_id_of
+from protos.run_config import RunConfig
+from protos.v1 import log_pb2
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +52,35 @@ def test_the_overlay_gets_its_part() -> None:
     overlay = load_settings(listen="127.0.0.1:4001").overlay()
     assert overlay.loopback
     assert overlay.listen() == ["/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/udp/4001/quic-v1"]
+
+
+@pytest.mark.parametrize("content", [b"device = ", b"[[[", b"\xff\xfe"])
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "swarmentum.toml").write_bytes(content)
+    with pytest.raises(OperatorError, match=r"swarmentum.toml is not TOML: .*; correct the file, or move it away"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["garbage", "1.2.3.4:5", "/ip4/1.2.3/tcp/5", "/ip4/1.2.3.4/tcp/0", "/ip4/1.2.3.4/tcp/99999", "/ip4/1.2.3.4"],
+)
+def test_what_is_announced_is_an_address(address: str) -> None:
+    with pytest.raises(OperatorError, match="announce") as caught:
+        load_settings(announce=[address])
+    assert address.rsplit("/", maxsplit=1)[-1] in str(caught.value)
+
+
+def test_addresses_that_can_be_announced() -> None:
+    fine = ["/ip4/203.0.113.5/tcp/4001", "/ip6/2001:db8::1/udp/4001/quic-v1", "/dns4/example.org/tcp/4001"]
+    assert load_settings(announce=fine).announce == fine
+
+
+def test_a_run_of_a_newer_version_says_to_upgrade() -> None:
+    coordinator = Identity.from_seed(bytes(32))
+    newer = RunConfig().canonical_json().replace('"strict"', '"stricter"')
+    genesis = log_pb2.Genesis(config_json=newer, coordinator_public_key=coordinator.public_key)
+    invite = Invite(run_id_of(genesis), ("127.0.0.1:1",), coordinator.public_key, bytes(32), (), "newer")
+    with pytest.raises(OperatorError, match=r"newer version: its settings clock.stricter .*; upgrade swarmentum"):
+        check_genesis(genesis, invite)

@@ -33,3 +33,17 @@ def test_a_first_line_that_was_left_unfinished_is_removed(tmp_path: Path) -> Non
     log.write(step=1)
     log.close()
     assert path.read_text() == '{"step": 1}\n'
+
+
+def test_it_does_not_grow_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    for _ in range(2):
+        log = StepLog(path, bytes_max=1000)
+        for step in range(1, 401):
+            log.write(step=step)
+        log.close()
+    kept = [path.with_name("steps.jsonl.1"), path]
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    assert all(file.stat().st_size < 1100 for file in kept)
+    steps = [json.loads(line)["step"] for file in kept for line in file.read_text().splitlines()]
+    assert steps == list(range(steps[0], 401)), "no line is lost between the two files"

@@ -11,6 +11,8 @@ from node.optim.base import Base, BaseConfig
 from node.optim.digest import state_digest
 from node.optim.layout import Layout
 from node.optim.orthogonal import orthogonalised
+from node.replica import demo_config
+from protos.run_config import OptimizerConfig
 
 CPU = torch.device("cpu")
 LAYOUT = Layout.of_shapes([("embed.weight", (130, 64)), ("layer.weight", (128, 64)), ("layer.bias", (70,))])
@@ -231,3 +233,21 @@ def test_settings_out_of_range_are_refused() -> None:
     for wrong in ({"name": "adam"}, {"momentum": 1.0}, {"beta1": -0.1}, {"beta2": 1.0}, {"eps": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong)).replace("name", "base")):
             BaseConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_which_matrices_are_tables_is_a_setting_of_the_run() -> None:
+    """GPT-2 calls its embeddings wte and wpe; they were made orthogonal like maps."""
+    names = ["transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight", "emb.weight", "h.0.attn.weight"]
+    layout = Layout.of_shapes([(name, (64, 64)) for name in names])
+    update = torch.randn(layout.chunks, 64, 64, generator=torch.Generator().manual_seed(0))
+
+    def signs(optimizer: OptimizerConfig) -> list[str]:
+        direction = Base(demo_config(optimizer, 128).base, layout, CPU).direct(update.clone())
+        return [
+            name for name, place in zip(names, direction, strict=True) if torch.equal(place.abs(), torch.ones(64, 64))
+        ]
+
+    muon = {"name": "muon"}
+    assert signs(OptimizerConfig.model_validate({"base": muon})) == names[:3]
+    assert signs(OptimizerConfig.model_validate({"base": {**muon, "tables": ["emb."]}})) == ["emb.weight"]
+    assert tuple(OptimizerConfig().base.tables) == BaseConfig().muon_except

@@ -14,7 +14,7 @@ from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.local import LocalConfig
-from node.optim.torch_optimizer import DeMoOptimizer, ReplicasDiffer
+from node.optim.torch_optimizer import DeMoOptimizer, MomentumLost, ReplicasDiffer
 
 STEPS = 6
 
@@ -203,3 +203,29 @@ def test_two_processes_stay_bit_identical(tmp_path):
     assert len(set(methods)) == 3 * len(METHODS)
     assert (none, bad) == (0, 2)
     assert differs
+
+
+def _rank_that_loses_its_momentum(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    model, inputs, target = model_and_data(10 + rank)
+    optimizer = DeMoOptimizer(groups_of(model), lr=1e-2, process_group=dist.group.WORLD)
+    train(model, optimizer, (inputs, target), 2)
+    if rank == 1:
+        optimizer._demos[1].momentum[0, 0, 0] = torch.nan
+    before, words = state_digest(list(model.parameters())).hex(), ""
+    try:
+        train(model, optimizer, (inputs, target), 1)
+    except MomentumLost as error:
+        words = str(error)
+    torch.save((before, state_digest(list(model.parameters())).hex(), words), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_whose_momentum_is_no_number_ends_all_and_none_waits_for_it(tmp_path):
+    """It raised on that rank alone; the other waited in its exchange for as long as gloo lets it: half an hour."""
+    multiprocessing.spawn(_rank_that_loses_its_momentum, args=(str(tmp_path),), nprocs=2)
+    ends = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for before, after, words in ends:
+        assert "the momentum of rank 1 is not a number" in words
+        assert before == after, "nothing was applied"

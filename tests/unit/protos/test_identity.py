@@ -91,8 +91,22 @@ def test_damaged_file_is_told_and_kept(tmp_path: Path, damage: object) -> None:
 
 
 def test_file_that_cannot_be_read_or_made_is_told(tmp_path: Path) -> None:
-    with pytest.raises(OperatorError, match="cannot be read"):
+    with pytest.raises(OperatorError, match="is a folder"):
         Identity.load_or_create(tmp_path)
     (tmp_path / "file").write_text("x")
     with pytest.raises(OperatorError, match="cannot be read or made"):
         Identity.load_or_create(tmp_path / "file" / "identity.key")
+
+
+def test_a_new_key_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rename alone may be lost with the power: the journal would be there, and the key that signed it gone."""
+    synced: list[Path] = []
+    monkeypatch.setattr("protos.identity.sync_folder", synced.append)
+    Identity.load_or_create(tmp_path / "identity.key")
+    assert synced == [tmp_path]
+
+
+def test_an_empty_key_file_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "identity.key").touch()
+    with pytest.raises(OperatorError, match=r"identity.key is empty.*Restore.*or delete it"):
+        Identity.load_or_create(tmp_path / "identity.key")

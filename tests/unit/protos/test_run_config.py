@@ -10,7 +10,7 @@ from protos import toml_file
 from protos.errors import OperatorError, Reason, Refusal
 from protos.identity import peer_id
 from protos.limits import CONFIG_JSON_BYTES_MAX
-from protos.run_config import RunConfig, config_from_json
+from protos.run_config import RunConfig, UnknownSetting, config_from_json
 
 
 def load(tmp_path: Path, text: str) -> RunConfig:
@@ -93,3 +93,12 @@ def test_a_strangers_configuration_is_refused(text: str, reason: Reason) -> None
 def test_configurations_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         RunConfig().seed = 2  # type: ignore[misc]
+
+
+def test_a_setting_of_a_newer_version_is_told_from_a_wrong_one() -> None:
+    newer = RunConfig().canonical_json().replace('"seed"', '"seeds"')
+    with pytest.raises(UnknownSetting, match="seeds"):
+        config_from_json(newer)
+    with pytest.raises(Refusal) as caught:
+        config_from_json(RunConfig().canonical_json().replace('"seed":0', '"seed":-1'))
+    assert not isinstance(caught.value, UnknownSetting)
