@@ -94,7 +94,7 @@ class BlobServer:
         self._lookup = lookup
         self._wire = wire
         self._refused = refused
-        self.audience = audience or Audience()
+        self.audience = Audience() if audience is None else audience
         self.arrivals = Arrivals()
         self._shared: dict[bytes, tuple[bytes, int]] = {}  # blobs that are being sent, and how often
 
