@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -203,6 +204,22 @@ async def test_idle_connections_end_soon_and_leave_descriptors(tmp_path: Path) -
         assert here.runtime.run.head_step - before > STEPS_MIN, told
         longest = float(told.partition("after ")[2].split()[0])
         assert longest < 8, f"gRPC's own limit is 120 s; {told}"
+
+
+async def test_a_connection_without_calls_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has shaken hands, and then asks nothing."""
+    short = [(name, 500 if name == "grpc.max_connection_idle_ms" else value) for name, value in server._GRPC_OPTIONS]
+    monkeypatch.setattr(server, "_GRPC_OPTIONS", short)
+    async with served(tmp_path, LONG) as here:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port, ssl=context)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))  # an empty SETTINGS frame
+        async with asyncio.timeout(10):
+            while await reader.read(1024):
+                continue
+        writer.close()
 
 
 def test_descriptors_are_raised_to_the_hard_limit_and_not_beyond() -> None:
