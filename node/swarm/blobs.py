@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from node.swarm import settings as limits
+from node.swarm.audience import Audience, Seat
 from protos.envelope import parse
 from protos.errors import Reason, Refusal
 from protos.limits import HASH_BYTES
@@ -80,53 +81,98 @@ async def read_frame(reader: asyncio.StreamReader, wait_seconds: float = limits.
 
 
 class BlobServer:
-    """Answers blob requests from `lookup`, one after the other on each stream. At most SERVES_MAX at once."""
+    """Answers blob requests from `lookup`, one after the other on each stream. Holds nothing while it waits for the others
+    but the blob itself, once, however many are sent it; who is served when is `audience`'s to say."""
 
-    def __init__(self, lookup: Lookup, wire: WireBytes, refused: Callable[[Refusal], None]) -> None:
+    def __init__(
+        self,
+        lookup: Lookup,
+        wire: WireBytes,
+        refused: Callable[[Refusal], None],
+        audience: Audience | None = None,
+    ) -> None:
         self._lookup = lookup
         self._wire = wire
         self._refused = refused
+        self.audience = Audience() if audience is None else audience
         self.arrivals = Arrivals()
-        self._slots = asyncio.Semaphore(limits.SERVES_MAX)
-        self._streams: dict[str, int] = {}
+        self._shared: dict[bytes, tuple[bytes, int]] = {}  # blobs that are being sent, and how often
 
     async def handle(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One stream, until the other side closes it, says nothing for long, or says something wrong."""
-        if self._streams.get(remote, 0) >= limits.STREAMS_A_PEER_MAX:
+        seat = self.audience.admit(remote, writer.transport.abort, _now())
+        if seat is None:
+            self._refused(Refusal(Reason.TOO_MANY, f"a blob stream of {remote[-8:]}"))
             return
-        self._streams[remote] = self._streams.get(remote, 0) + 1
         whole = b""  # the blob that this stream carried last, from its first byte
         try:
             while True:
+                seat.waits_since = _now()
                 frame = await read_frame(reader, limits.STREAM_KEPT_SECONDS)
+                seat.waits_since = None
                 request = parse(update_pb2.BlobRequest, frame)
                 if len(request.sha256) != HASH_BYTES:
                     raise Refusal(Reason.MALFORMED, f"hash of {len(request.sha256)} bytes")
                 self._wire.received += 4 + len(frame)
                 if whole and request.previous_ms:
                     self.arrivals.add(whole, request.previous_ms)
-                async with self._slots:
-                    found = await self._answer(request, writer)
+                found = await self._serve(request, seat, writer)
                 whole = request.sha256 if found and not request.offset else b""
         except Refusal as refusal:
             self._refused(refusal)
+        except TimeoutError:
+            writer.transport.abort()  # what it did not read would keep the transport open
+            raise
         finally:
-            self._streams[remote] -= 1
-            if not self._streams[remote]:
-                del self._streams[remote]
+            self.audience.leave(seat)
 
-    async def _answer(self, request: update_pb2.BlobRequest, writer: asyncio.StreamWriter) -> bool:
+    async def _serve(self, request: update_pb2.BlobRequest, seat: Seat, writer: asyncio.StreamWriter) -> bool:
         """Whether the blob is here."""
-        blob = self._lookup(request.sha256)
+        blob = self._begin(request.sha256)
+        try:
+            self.audience.hold(seat, len(blob or b""))
+            async with asyncio.timeout(
+                limits.STREAM_IDLE_SECONDS_MAX + len(blob or b"") / limits.PATIENT_BYTES_A_SECOND
+            ):
+                await self._answer(request, blob, seat, writer)
+        finally:
+            self.audience.hold(seat, 0)
+            self._end(request.sha256)
+        return blob is not None
+
+    def _begin(self, sha256: bytes) -> bytes | None:
+        blob, times = self._shared.get(sha256, (None, 0))
+        blob = self._lookup(sha256) if blob is None else blob
+        if blob is not None:
+            self._shared[sha256] = blob, times + 1
+        return blob
+
+    def _end(self, sha256: bytes) -> None:
+        if sha256 in self._shared:
+            blob, times = self._shared.pop(sha256)
+            if times > 1:
+                self._shared[sha256] = blob, times - 1
+
+    async def _answer(
+        self, request: update_pb2.BlobRequest, blob: bytes | None, seat: Seat, writer: asyncio.StreamWriter
+    ) -> None:
         rest = memoryview(blob or b"")[request.offset :]
         response = update_pb2.BlobResponse(
             found=blob is not None, total_bytes=len(blob or b""), remaining_bytes=len(rest)
         )
+        seat.waits_since = _now()
         self._wire.sent += await write_frame(writer, response.SerializeToString())
-        for start in range(0, len(rest), CHUNK_BYTES):
+        skipped = len(blob or b"") - len(rest)  # it was read and hashed, too
+        for start in range(0, len(rest), CHUNK_BYTES) or (0,):
             part = rest[start : start + CHUNK_BYTES]
+            seat.waits_since = None
+            await asyncio.sleep(self.audience.delay(seat, len(part) + (0 if start else skipped), _now()))
+            seat.waits_since = _now()
             writer.write(bytes(part))
             await drained(writer)
             self._wire.sent += len(part)
             self._wire.blob_sent += len(part)
-        return blob is not None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -9,7 +9,7 @@ coordinator is told, `gossip` the topic, `connections` the overlay.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,7 @@ class Session:
         self.fetcher = BlobFetcher(self.host, self.counters.wire, self._runtime.refused)
         self._invite = invite
         self._about: About | None = None
+        self._expected: tuple[bytes, ...] = ()
         self._following: asyncio.Task[Any] | None = None
         self._outbox = Outbox()
         self._snapshots = AgreedSnapshots(payloads)
@@ -138,7 +139,7 @@ class Session:
             reporter=self._reporter,
             join=self._join,
             hear=self._listener.hear,
-            expect=self.host.expect,
+            expect=self._expect,
             patience_seconds=overlay.patience_seconds,
             view=self._view,
             runtime=self._runtime,
@@ -312,6 +313,14 @@ class Session:
     def _roster_ids(self) -> set[str]:
         """Peer ids of the open step's other members."""
         return {peer_id(key) for key in self._view.roster} - {self.host.peer_id}
+
+    def _expect(self, members: Iterable[bytes]) -> None:
+        """The roster of the open step: what its members say and ask comes before what strangers do."""
+        roster = tuple(members)
+        if roster != self._expected:
+            self._expected = roster
+            self.host.expect(roster)
+            self._server.audience.members = frozenset(map(peer_id, roster))
 
     async def _coordinators_addresses(self) -> list[str]:
         """Where the coordinator's connected peers say that they are; nothing if it is away."""

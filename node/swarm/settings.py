@@ -65,10 +65,18 @@ OVERLAY_PEERS_MAX = 64
 # IMPATIENT_BYTES_A_SECOND would, goes on beside the next one.
 PULLS_MAX = 8
 PULL_TURN_SECONDS = 3.0
-SERVES_MAX = 64
-# Idle blob streams: how long a server keeps one, how many it takes from a peer, how many a client keeps to a holder.
+# Blob streams: how long a server keeps an idle one, how many it takes from a member of the roster, from another peer and from
+# all others together, how many a client keeps to a holder.
 STREAM_KEPT_SECONDS = 900.0
 STREAMS_A_PEER_MAX = 32
+STREAMS_A_STRANGER_MAX = 16
+STRANGERS_STREAMS_MAX = 128
+# What strangers are being sent at once (blobs in memory), and how much a second: while a member of the roster is served, and
+# otherwise. A joiner is a stranger until it is in a roster, and has several holders.
+STRANGERS_BYTES_HELD_MAX = 256 << 20
+STRANGERS_BYTES_A_SECOND_BUSY = 1 << 20
+STRANGERS_BYTES_A_SECOND = 64 << 20
+MEMBERS_BUSY_SECONDS = 1.0
 STREAMS_KEPT_MAX = 4
 # After this many opens in a row that ran into their deadline, the connection is given up and dialled again.
 OPENS_STUCK_MAX = 2

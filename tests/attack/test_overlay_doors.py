@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ from hivemind.dht.routing import DHTID
 from hivemind.utils import get_dht_time
 
 from node.swarm import settings
+from node.swarm.audience import Audience
+from node.swarm.blobs import PROTOCOL, BlobServer, WireBytes
 from node.swarm.connections import Connections
 from node.swarm.dht import Discovery, _Records, run_key
 from protos.identity import Identity
-from tests.attack.attacks import dht_fill
-from tests.unit.node.test_overlay import RUN, hosts
+from tests.attack.attacks import dht_fill, unread_streams
+from tests.unit.node.test_overlay import BLOB, NAME, RUN, fetching, hosts, until
 
 
 async def test_a_stranger_fills_neither_a_relays_dht_nor_a_peers(tmp_path: Path) -> None:
@@ -93,3 +96,30 @@ async def test_garbage_keeps_nobody_out(tmp_path: Path) -> None:
         finally:
             await node.stop()
             await ada_again.stop()
+
+
+async def test_streams_that_nobody_reads_hold_up_neither_members_nor_a_joiner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two strangers that asked and never read took all 64 serving slots: a run that made 141 steps in 15 s made 14 in 20 s."""
+    monkeypatch.setattr(settings, "STRANGERS_STREAMS_MAX", 40)  # the attack's identities have 48 streams
+    async with hosts(tmp_path, 3) as (server, member, joiner):
+        wire = WireBytes()
+        audience = Audience(frozenset({member.identity.peer_id}))
+        await server.serve(PROTOCOL, BlobServer({NAME: BLOB}.get, wire, lambda refusal: None, audience).handle)
+        attack = asyncio.ensure_future(unread_streams.hold(await server.addresses(), NAME, 12.0))
+        try:
+            await until("the strangers' places are taken", lambda: len(audience) >= settings.STRANGERS_STREAMS_MAX, 40)
+            took: dict[str, list[float]] = {}
+            for name, host in (("member", member), ("joiner", joiner)):
+                for _ in range(5):
+                    began = time.monotonic()
+                    async with fetching(host) as fetcher:
+                        assert await fetcher.fetch(NAME, len(BLOB), [server.identity.public_key]) == BLOB
+                    took.setdefault(name, []).append(time.monotonic() - began)
+            assert max(took["member"]) < 3, took
+            assert max(took["joiner"]) < 8, took
+            assert len(audience) <= settings.STRANGERS_STREAMS_MAX + settings.STREAMS_A_PEER_MAX
+        finally:
+            told = await attack
+        assert int(told.split()[0]) >= settings.STRANGERS_STREAMS_MAX, told

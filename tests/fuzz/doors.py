@@ -16,20 +16,24 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
+from hivemind.utils import MSGPackSerializer
 
 from coordinator.service import _joined, _reported
 from node.archive import files
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.snapshot.pieces import describe, load, open_manifest, pack
+from node.swarm.audience import Audience
 from node.swarm.blobs import BlobServer, WireBytes
-from node.swarm.dht import _OwnRecordsOnly, open_record
+from node.swarm.dht import _OwnRecordsOnly, open_record, run_key
 from node.swarm.fetcher import Asking, Stream, Streams
 from node.swarm.inbox import Inbox
 from node.swarm.turns import Attempt
 from node.wire.codec import Update, encode_update
 from node.wire.validate import UpdateDoor
+from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, Share
 from protos.envelope import Kind, Opened, open_envelope, parse, seal_bytes
 from protos.errors import NetworkError, OperatorError, Refusal
@@ -37,6 +41,7 @@ from protos.identity import Identity
 from protos.invite import SCHEME, Invite
 from protos.log import Contribution, Entry, Exclusion, Tick, entry_body, lr_to_bits, open_entry, open_tick, tick_body
 from protos.run_config import RunConfig, config_from_json
+from protos.text import TEXT_CHARACTERS_MAX, printable
 from protos.ticket import Ticket, open_ticket, seal_ticket, ticket_body
 from protos.v1 import archive_pb2, coordinator_pb2, update_pb2
 
@@ -155,8 +160,30 @@ def peer_record(data: bytes) -> None:
 
 
 def dht_record(data: bytes) -> None:
-    cut = len(data) // 2
-    _OwnRecordsOnly().validate(DHTRecord(b"key", data[:cut], data[cut:], 1e10))
+    """As a value and a subkey; and the value in a record that fits otherwise, as far as the signature."""
+    cut, key = len(data) // 2, DHTID.generate(source=run_key(RUN)).to_bytes()
+    subkey = MSGPackSerializer.dumps(STRANGER.peer_id)
+    signed = MSGPackSerializer.dumps(sealed(Kind.KIND_PEER_RECORD, data))
+    for serves in (None, RUN):
+        _OwnRecordsOnly(serves).validate(DHTRecord(key, data[:cut], data[cut:], 1e9))
+        _OwnRecordsOnly(serves).validate(DHTRecord(key, subkey, signed, 1e9))
+
+
+def address(data: bytes) -> None:
+    """A list of addresses, one a line, as a joiner says them; each is parsed again from what was kept."""
+    lines = data.decode(errors="replace").split("\n")
+    for kept in (usable(lines), usable(lines, STRANGER.peer_id)):
+        assert [parse_address(it.text).text for it in kept] == [it.text for it in kept]
+        for of, to in ((None, None), (network_of(lines[0]), network_of(lines[-1]))):
+            assert len(shown(kept, of, to)) <= ADDRESSES_SHOWN_MAX
+    for line in lines:
+        parse_address(line)
+
+
+def foreign_text(data: bytes) -> None:
+    text = printable(data.decode(errors="replace"))
+    assert text.isprintable()
+    assert len(text) <= TEXT_CHARACTERS_MAX
 
 
 def requests(data: bytes) -> None:
@@ -183,6 +210,12 @@ class _Sink:
 
     def close(self) -> None: ...
 
+    @property
+    def transport(self) -> _Sink:
+        return self
+
+    def abort(self) -> None: ...
+
 
 def blob_stream(data: bytes) -> None:
     """As a server's client, and as a client's server."""
@@ -191,7 +224,8 @@ def blob_stream(data: bytes) -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
         reader.feed_eof()
-        server = BlobServer(lambda sha256: b"blob" * 10, WireBytes(), lambda refusal: None)
+        audience = Audience(frozenset())  # a stranger's stream
+        server = BlobServer(lambda sha256: b"blob" * 10, WireBytes(), lambda refusal: None, audience)
         with suppress(asyncio.IncompleteReadError):
             await server.handle("stranger", reader, _Sink())  # type: ignore[arg-type]
         answer = asyncio.StreamReader()
@@ -238,6 +272,8 @@ DOORS: dict[str, Door] = {
     "ticket": ticket,
     "peer-record": peer_record,
     "dht-record": dht_record,
+    "address": address,
+    "foreign-text": foreign_text,
     "requests": requests,
     "blob-stream": blob_stream,
     "archive": archive,
@@ -284,6 +320,12 @@ def seeds() -> dict[str, list[bytes]]:
             ).SerializeToString()
         ],
         "dht-record": [b"\xa4peer\xc4\x04data"],
+        "address": [
+            f"/ip4/1.2.3.4/tcp/1/p2p/{STRANGER.peer_id}\n/ip6/::1/udp/1/quic-v1/p2p/{STRANGER.peer_id}".encode(),
+            f"/dns4/x.org/tcp/1/wss/p2p/{STRANGER.peer_id}/p2p-circuit/p2p/{STRANGER.peer_id}".encode(),
+            b"ipv4:192.0.2.1:4711\nipv6:%5B2001:db8::1%5D:4711",
+        ],
+        "foreign-text": [b"cuda: NVIDIA H200", b"\x1b]0;owned\x07[/x]"],
         "requests": [report.SerializeToString(), joining.SerializeToString()],
         "blob-stream": [framed[0] + framed[0], framed[1] + b"x" * 64],
         "archive": [len(archived).to_bytes(4, "big") + archived, files.layout_text(SHAPES).encode()],

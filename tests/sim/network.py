@@ -305,6 +305,14 @@ class _Writer:
     def close(self) -> None:
         self._pipe.send(None)
 
+    @property
+    def transport(self) -> _Writer:
+        """What `abort` is called on."""
+        return self
+
+    def abort(self) -> None:
+        self.close()
+
 
 class SimHost(Host):
     """A peer's place on the simulated overlay: what `node.swarm.host.Host` offers, without p2pd."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -10,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.attack.base import Target
 
 STREAMS = 4200
+RETRY_SECONDS = 2.0
 
 
 class WatchFlood:
@@ -21,17 +23,19 @@ class WatchFlood:
 
 
 async def _flood(target: Target, seconds: float) -> str:
-    answered, refused = 0, 0
+    answered, refused, until = 0, 0, time.monotonic() + seconds
     async with target.channel(**{"grpc.use_local_subchannel_pool": 1}) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 
         async def watch() -> None:
             nonlocal answered, refused
-            try:
-                async for _ in stub.Watch(health_pb2.HealthCheckRequest(), timeout=seconds):
-                    answered += 1
-            except grpc.RpcError as error:
-                refused += error.code() != grpc.StatusCode.DEADLINE_EXCEEDED
+            while (left := until - time.monotonic()) > 0:
+                try:
+                    async for _ in stub.Watch(health_pb2.HealthCheckRequest(), timeout=left):
+                        answered += 1
+                except grpc.RpcError as error:
+                    refused += error.code() != grpc.StatusCode.DEADLINE_EXCEEDED
+                    await asyncio.sleep(min(RETRY_SECONDS, left))
 
         await asyncio.gather(*(watch() for _ in range(STREAMS)))
     return f"{STREAMS} Watch streams asked for, {answered} answered, {refused} refused"
