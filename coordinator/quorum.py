@@ -103,7 +103,10 @@ def should_close(run: Run, step: OpenStep, now_ms: int) -> tuple[bool, str]:
     clock, roster, connected = run.config.clock, step.tick.roster, step.here.bit_count()
     if connected < min(clock.min_peers, len(roster)) and not clock.strict:
         return False, f"{connected} of {clock.min_peers} peers needed are connected"
-    asked = deciders(run, step, now_ms)
+    abstained = sum(1 << step.tick.places[key] for key in step.abstained if key not in step.claims)
+    asked = deciders(run, step, now_ms) & ~abstained
+    if not asked and abstained:
+        return False, _all_abstain(step)
     prompt = asked & ~step.rarely
     least = min(clock.min_peers, asked.bit_count() if run.config.trust.enabled else len(roster))
     enough = prompt.bit_count() >= least and not clock.strict
@@ -122,6 +125,15 @@ def should_close(run: Run, step: OpenStep, now_ms: int) -> tuple[bool, str]:
     if now_ms >= step.deadline_at_ms and deciding:
         return True, f"deadline: {votes} payloads are held, without {names}"
     return False, f"{votes} of {len(roster)} payloads are held; waiting for {names or 'a payload'}"
+
+
+def _all_abstain(step: OpenStep) -> str:
+    """Nobody has votes: the run has most likely diverged."""
+    reason = next(iter(step.abstained.values()))
+    return (
+        f"all {len(step.abstained)} peers that are here abstain from step {step.tick.step} ({reason}): the run has diverged. "
+        "Its operator can make a new run with a lower optimizer.lr or clip_norm"
+    )
 
 
 def _names(step: OpenStep, members: int) -> str:

@@ -52,8 +52,19 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
         effects += more
         if run.standings.get(event.public_key, trust.Standing()).excluded:
             return run, effects
-    run, more = _holds(run, event, now_ms)
+    run, more = _holds(_abstained(run, event), event, now_ms)
     return run, effects + more
+
+
+def _abstained(run: Run, event: Reported) -> Run:
+    """A member has no votes for the open step: nobody waits for it. What it announced before stands."""
+    current = run.step
+    if current is None or event.abstained is None or event.public_key not in current.tick.places:
+        return run
+    step, reason = event.abstained
+    if step != current.tick.step or event.public_key in current.claims:
+        return run
+    return replace(run, step=replace(current, abstained={**current.abstained, event.public_key: reason}))
 
 
 def _accused(run: Run, reporter: bytes, offence: Offence) -> Outcome:

@@ -126,7 +126,8 @@ class Quorum:
 class OpenStep:
     """The open step. `holders[(author, payload hash)]` is a bit mask over the roster's order.
 
-    `anchored` are the payloads that an anchor holds: these are certain to be had.
+    `anchored` are the payloads that an anchor holds: these are certain to be had. `abstained`: members that have no votes for
+    the step, and why, in their own words.
 
     So are `here` (connected), `gone` (hung up), `rarely` (has missed many steps: this one does not wait for it), and
     `counted`: the authors whose payload is held, by the quorum `counted_by` (None: not counted yet).
@@ -146,6 +147,7 @@ class OpenStep:
     claims: Mapping[bytes, Claim] = field(default_factory=dict)
     holders: Mapping[tuple[bytes, bytes], int] = field(default_factory=dict)
     anchored: frozenset[tuple[bytes, bytes]] = frozenset()
+    abstained: Mapping[bytes, str] = field(default_factory=dict)
 
     def bit(self, public_key: bytes) -> int:
         """The roster member's place in masks; 0 for anyone else."""

@@ -91,7 +91,8 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
     if now_ms >= current.deadline_at_ms and run.config.clock.strict:
         return _ask_again(run, current, now_ms)
     if now_ms >= current.deadline_at_ms:
-        return _reopen(run, f"no payload of step {current.tick.step} is held by a quorum", now_ms)
+        why = reason if current.abstained else f"no payload of step {current.tick.step} is held by a quorum"
+        return _reopen(run, why, now_ms)
     wanted, left = run.config.clock.min_peers, quorum.live_mask(current, now_ms).bit_count()
     deserted = left < min(wanted, len(current.tick.roster))
     if run.config.clock.strict:

@@ -277,6 +277,22 @@ def test_no_speed_counts_as_more_than_four_times_the_median() -> None:
     assert shares[-1] <= 4 * 130 / 13
 
 
+def test_a_run_whose_peers_all_have_nan_says_so() -> None:
+    """It said for ever that no payload is held by a quorum."""
+    harness = begun(*HONEST)
+    for n in HONEST:
+        harness.feed(Reported(key(n), abstained=(1, "the gradient is not finite")))
+    assert "all 3 peers that are here abstain from step 1 (the gradient is not finite)" in harness.run.reason
+    assert harness.run.step is not None
+    harness.now = harness.run.step.deadline_at_ms
+    harness.feed(TimerFired())
+    assert "diverged" in harness.run.reason
+    one = begun(*HONEST)
+    one.feed(Reported(key(2), abstained=(1, "the gradient is not finite")))
+    step(one, 0, 1)
+    assert one.now < one.settings.clock.deadline_ms_min, "nobody waits for it"
+
+
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
 CHECKED = RunConfig(clock=config(min_peers=3, snapshot_every=2).clock, trust=TrustConfig(enabled=True))
