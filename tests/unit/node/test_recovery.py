@@ -1,0 +1,294 @@
+"""A peer that computed its state keeps it, or stops with the evidence; one that loaded a state checks it first.
+
+The replica, its snapshots and the log's entries are real; the swarm is a stand-in that plays the log again when it is asked to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import torch
+from torch import Tensor, nn
+
+from node.recovery import EVIDENCE, Recovery
+from node.replica import Replica
+from node.snapshot.pieces import Manifest, describe, iterate_pieces, pack
+from node.snapshot.store import PieceStore
+from node.swarm.events import Resync, Snapshot
+from node.wire.codec import Update
+from protos.errors import DivergedError, NetworkError, StoppedError
+from protos.identity import Identity
+from protos.log import Entry, SignedEntry, lr_from_bits, lr_to_bits, seal_entry
+from protos.run_config import OptimizerConfig
+
+RUN = bytes(range(32))
+COORDINATOR = Identity.from_seed(b"c" * 32)
+LR = lr_to_bits(1e-2)
+EVERY = 2
+POISON = b"p" * 32
+
+
+class Table(nn.Module):
+    """A small state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(64, 64))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table[ids]
+
+
+def replica() -> Replica:
+    return Replica(RUN, Table(), OptimizerConfig(group_size=8), 8)
+
+
+def updates_of(step: int) -> list[Update]:
+    """The votes of a step: the same for everybody who replays it."""
+    author = replica()
+    generator = torch.Generator().manual_seed(step)
+    parameter = next(author.model.parameters())
+    parameter.grad = torch.randn(parameter.shape, generator=generator)
+    author.vote(step, lr_from_bits(LR))
+    made = author.demo.open_votes
+    assert made is not None
+    return [Update(step, made.size, made.payload)]
+
+
+class Log:
+    """Entries 1 to n, with the digests that an honest replica has; `claims` are other digests, by step."""
+
+    def __init__(self, steps: int, claims: dict[int, bytes] | None = None) -> None:
+        truth, head = replica(), RUN
+        self.digests, self.entries, self.states = {0: truth.digest()}, dict[int, SignedEntry](), dict[int, Any]()
+        self.manifests: dict[int, tuple[Manifest, bytes]] = {0: truth.packed()}
+        for step in range(1, steps + 1):
+            claimed = (claims or {}).get(step - 1, self.digests[step - 1])
+            entry = Entry(step, head, (), LR, claimed, (), 0)
+            signed = seal_entry(COORDINATOR, RUN, entry)
+            self.entries[step], head = signed, signed.hash
+            truth.apply(signed, updates_of(step))
+            self.digests[step] = truth.digest()
+            self.manifests[step] = truth.packed()
+
+
+class World:
+    """One peer: its replica and store, and a swarm that knows only the log and some snapshots."""
+
+    def __init__(self, folder: Path, log: Log, offered: Sequence[Snapshot] = (), *, agreed_start: bool = False) -> None:
+        self.log, self.offers = log, list(offered)
+        self.blobs: dict[bytes, bytes] = {}
+        self.bad: list[Snapshot] = []
+        self.withdrawn: set[int] = set()
+        self.stopped = False
+        self.waits = 0
+        self.replica, self.store = replica(), PieceStore(folder / "pieces", 1 << 30)
+        self.folder = folder
+        self.recovery = Recovery(
+            self.replica, self, self.store, folder, self, structlog.get_logger(), self.follow,  # type: ignore[arg-type]
+            agreed_start=agreed_start, patience_seconds=1e9,
+        )  # fmt: skip
+
+    # the swarm
+    def halt(self) -> None: ...
+    def restarted(self) -> None: ...
+    def is_withdrawn(self, step: int) -> bool:
+        return step in self.withdrawn
+
+    def found_bad(self, snapshot: Snapshot) -> None:
+        self.bad.append(snapshot)
+
+    def offered(self) -> tuple[Snapshot, ...]:
+        return tuple(self.offers)
+
+    def entries_about(self, step: int) -> tuple[SignedEntry | None, SignedEntry | None]:
+        return self.log.entries.get(step), self.log.entries.get(step + 1)
+
+    def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
+        if sha256 not in self.blobs:
+            raise NetworkError("nobody to ask")
+        return self.blobs[sha256]
+
+    # whether to stop
+    def __call__(self) -> bool:
+        return self.stopped
+
+    def wait(self, seconds: float) -> bool:
+        self.waits += 1
+        return self.stopped or self.waits > 5
+
+    def serves(self, manifest: Manifest, data: bytes) -> Snapshot:
+        self.blobs[manifest.root] = manifest.encoded
+        for digest, piece in zip(manifest.piece_hashes, iterate_pieces(data, manifest.piece_bytes), strict=True):
+            self.blobs[digest] = piece
+        snapshot = Snapshot(manifest.step, manifest.root, manifest.total_bytes, (b"h" * 32,))
+        self.offers.insert(0, snapshot)
+        return snapshot
+
+    # the loop
+    def follow(self, store: bool = True) -> None:
+        self.recovery.reached(self.replica.step, self.replica.digest())
+        if store:
+            self.replica.snapshot(self.store)
+
+    def plays(self, until: int) -> None:
+        """Apply the log; begin again wherever the replica is, when it is somewhere else."""
+        while self.replica.step < until:
+            signed = self.log.entries[self.replica.step + 1]
+            if not self.recovery.agrees(signed):
+                continue
+            self.replica.apply(signed, updates_of(signed.entry.step))
+            self.recovery.reached(self.replica.step, self.replica.digest())
+            if self.replica.step % EVERY == 0:
+                self.replica.snapshot(self.store)
+
+
+def begun(folder: Path, log: Log) -> World:
+    world = World(folder, log)
+    world.recovery.begin((), 0)
+    world.follow()
+    return world
+
+
+def test_a_log_that_contradicts_a_computed_state_stops_the_peer_with_the_evidence(tmp_path: Path) -> None:
+    """Honest peers took over weights of zeros because four of seven said so."""
+    world = begun(tmp_path, Log(8, {5: POISON}))
+    with pytest.raises(DivergedError, match="computed it again, with the same result") as stopped:
+        world.plays(8)
+    assert world.replica.digest() == world.log.digests[5], "its own state stands"
+    evidence = json.loads((tmp_path / EVIDENCE).read_text())
+    assert (evidence["step"], evidence["claimed"]) == (5, POISON.hex())
+    assert evidence["computed"] == evidence["computed_again"] == world.log.digests[5].hex()
+    assert EVIDENCE in str(stopped.value)
+    again = World(tmp_path, world.log)
+    with pytest.raises(DivergedError, match="after step 5 contradicts"):
+        again.recovery.begin((), 0)
+    again.withdrawn = {5}
+    again.recovery.begin((), 0)
+    again.plays(8)
+    assert again.replica.digest() == world.log.digests[8], "the operator withdrew what was wrong"
+
+
+@pytest.mark.parametrize("told_by_the_log", [True, False])
+def test_a_memory_that_erred_is_found_by_computing_again(tmp_path: Path, told_by_the_log: bool) -> None:
+    world = begun(tmp_path, Log(8))
+    world.plays(5)
+    with torch.no_grad():
+        next(world.replica.model.parameters())[3, 3] += 1.0  # a bit flips
+    world.replica._digest = None
+    world.recovery.reached(5, world.replica.digest())
+    if not told_by_the_log:
+        world.recovery.told(Resync(None, "others differ", step=5))
+        assert world.replica.step == 4, "back at its own snapshot"
+    world.plays(8)
+    assert world.replica.digest() == world.log.digests[8]
+    assert not (tmp_path / EVIDENCE).exists()
+
+
+def test_the_coordinators_word_alone_changes_no_state(tmp_path: Path) -> None:
+    world = begun(tmp_path, Log(8))
+    world.plays(5)
+    world.recovery.told(Resync(None, "the snapshot that others stored", step=5))
+    with pytest.raises(DivergedError, match="others stored"):
+        world.plays(6)
+
+
+def poisoned(log: Log, step: int, entry_hash: bytes | None = None) -> tuple[Manifest, bytes]:
+    """A snapshot of weights that nobody computed, in the right form."""
+    model = Table()
+    with torch.no_grad():
+        model.table.fill_(7.0)
+    data = pack({"table": model.table.detach()})
+    true, _ = log.manifests[step]
+    hash_ = true.entry_hash if entry_hash is None else entry_hash
+    return describe(data, run_id=RUN, step=step, entry_hash=hash_, layout_digest=true.layout_digest), data
+
+
+def test_a_joiner_takes_the_snapshot_before_a_poisoned_one_and_reports_it(tmp_path: Path) -> None:
+    """A late joiner loaded the poisoned snapshot without complaint."""
+    log = Log(8)
+    world = World(tmp_path, log)
+    good = world.serves(*log.manifests[4])
+    bad = world.serves(*poisoned(log, 6))
+    world.recovery.begin(world.offered(), 8)
+    assert world.replica.step == 4
+    assert world.bad == [bad]
+    world.plays(8)
+    assert world.replica.digest() == log.digests[8]
+    assert world.offers == [bad, good]
+
+
+def test_a_joiner_whose_snapshot_was_wrong_by_the_next_entry_goes_back(tmp_path: Path) -> None:
+    """The newest snapshot is the head's: nothing contradicts it yet."""
+    log = Log(6)
+    world = World(tmp_path, log)
+    world.serves(*log.manifests[4])
+    bad = world.serves(*poisoned(log, 6))
+    world.recovery.begin(world.offered(), 6)
+    world.follow()
+    assert world.replica.step == 6
+    world.log = Log(8)
+    world.plays(8)
+    assert world.bad == [bad]
+    assert world.replica.digest() == world.log.digests[8]
+
+
+@pytest.mark.parametrize("what", ["size", "log", "all"])
+def test_a_snapshot_that_is_not_the_logs_is_refused(tmp_path: Path, what: str) -> None:
+    log = Log(8)
+    world = World(tmp_path, log)
+    if what != "all":
+        world.serves(*log.manifests[4])
+    bad = world.serves(*(poisoned(log, 6, b"x" * 32) if what == "log" else poisoned(log, 6)))
+    if what == "size":
+        world.offers[0] = bad = replace(bad, total_bytes=1 << 60)
+    if what == "all":
+        with pytest.raises(DivergedError, match="no agreed snapshot"):
+            world.recovery.begin(world.offered(), 8)
+        return
+    world.recovery.begin(world.offered(), 8)
+    assert (world.replica.step, world.bad) == (4, [bad])
+
+
+def test_a_joiner_waits_while_nobody_is_online(tmp_path: Path) -> None:
+    """It ended with exit code 3 after 18 s."""
+    log = Log(4)
+    world = World(tmp_path, log)
+    snapshot = world.serves(*log.manifests[4])
+    blobs, world.blobs = world.blobs, {}
+    waits = world.wait
+
+    def comes_back(seconds: float) -> bool:
+        stop = waits(seconds)
+        if world.waits == 3:
+            world.blobs = blobs
+        return stop
+
+    world.wait = comes_back  # type: ignore[method-assign]
+    world.recovery.begin([snapshot], 4)
+    assert world.replica.digest() == log.digests[4]
+    assert world.waits == 3
+    world.blobs = {}
+    away = World(tmp_path / "away", log, [snapshot])
+    with pytest.raises(StoppedError):
+        away.recovery.begin([snapshot], 4)
+
+
+@pytest.mark.parametrize("agreed_start", [True, False])
+def test_another_initial_state_is_loaded_only_where_somebody_answers_for_it(tmp_path: Path, agreed_start: bool) -> None:
+    log = Log(2)
+    world = World(tmp_path, log, agreed_start=agreed_start)
+    start = world.serves(*poisoned(log, 0))
+    if not agreed_start:
+        with pytest.raises(DivergedError, match="not the one that its seed gives here"):
+            world.recovery.begin([start], 0)
+        return
+    log.entries.clear()
+    world.recovery.begin([start], 0)
+    assert next(world.replica.model.parameters()).detach()[0, 0] == 7.0
