@@ -1,13 +1,14 @@
 # make demo    set up, then train a small model with a real swarm on this machine
 # make test    set up, then run the tests
 # make check   linters, types, import rules, generated code
+# make attack  attack a fresh swarm with free identities, floods and lies
 # make sim     replay a seed of the simulator: make sim SEED=17
 # make install only the virtual environment (.venv/bin/swarmentum, .venv/bin/swarmentum-coordinator)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt
 BIN = .venv/bin
 
-.PHONY: help install demo test nightly sim check protos format watch clean
+.PHONY: help install demo test nightly attack sim check protos format watch clean
 .DEFAULT_GOAL := help
 
 help: ## Show this help.
@@ -54,6 +55,9 @@ nightly: .venv/.dev ## Run all tests, the long ones too and with new random exam
 
 sim: .venv/.dev ## Replay a seed of the simulator (SEED=17), or play seeds 0 to 99.
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds 0 100) $(ARGS)
+
+attack: .venv/.dev ## Run all attackers of tests/attack against a fresh swarm, and print what came of it (SECONDS each: 20).
+	$(BIN)/python -m tests.attack --seconds $(or $(SECONDS),20) $(if $(ONLY),--only $(ONLY))
 
 watch: .venv/.watch ## Install the extra for `swarmentum watch` (needs gcc and libgmp-dev on Linux).
 

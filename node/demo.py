@@ -173,8 +173,10 @@ def run_demo(options: DemoOptions) -> int:
         homes = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="swarmentum-demo-")))
         processes = Processes(logs)
         stack.callback(processes.close)
-        console.print(f"Starting a coordinator, a relay and {options.peers} peers on this machine ...")
-        invite = _start_coordinator(processes, homes, options)
+        console.print(f"Starting a coordinator, a relay, an anchor and {options.peers} peers on this machine ...")
+        created = _start_coordinator(processes, homes, options)
+        invite = str(created["invite"])
+        _start_anchor(processes, homes, str(created["anchor"]))
         started = time.monotonic()
         peers = _start_peers(processes, homes, options, invite)
         _show_until_done(console, processes, peers, invite, options)
@@ -184,8 +186,8 @@ def run_demo(options: DemoOptions) -> int:
     return _report(console, options, summaries, all_steps, seconds)
 
 
-def _start_coordinator(processes: Processes, homes: Path, options: DemoOptions) -> str:
-    """Coordinator and relay; returns the invite of a new run."""
+def _start_coordinator(processes: Processes, homes: Path, options: DemoOptions) -> dict[str, Any]:
+    """Coordinator and relay; returns what `run create` printed of a new run: its links."""
     at = ("--listen", "127.0.0.1:0", "--json")
     relay = processes.start("relay", "node", "relay", "--home", str(homes / "relay"), "--reachability", "auto", *at)
     home = str(homes / "coordinator")
@@ -194,8 +196,15 @@ def _start_coordinator(processes: Processes, homes: Path, options: DemoOptions) 
     processes.ready("coordinator", coordinator)
     file = options.output / "run.toml"
     file.write_text(run_toml(options, addresses[0]))
-    create = processes.start("create", "coordinator", "run", "create", str(file), "--home", home, "--json")
-    return str(processes.ready("create", create)["invite"])
+    command = ("run", "create", str(file), "--anchor", "--home", home, "--json")
+    return processes.ready("create", processes.start("create", "coordinator", *command))
+
+
+def _start_anchor(processes: Processes, homes: Path, link: str) -> None:
+    """The process whose word on the run's state counts; it only applies."""
+    flags = ("--home", str(homes / "anchor"), "--listen", "127.0.0.1:0", "--threads", "1", "--json")
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    processes.start("anchor", "node", "anchor", link, *flags, environment=environment)
 
 
 def _start_peers(processes: Processes, homes: Path, options: DemoOptions, invite: str) -> list[subprocess.Popen[str]]:
@@ -255,7 +264,7 @@ def _look(invite: Invite) -> dict[str, Any] | None:
 
 def _line(values: dict[str, Any]) -> str:
     loss = "" if values["loss"] is None else f", loss {values['loss']:.3f}"
-    here = sum(peer["phase"] == "ready" for peer in values["peers"])
+    here = sum(peer["phase"] == "ready" and not peer["anchor"] for peer in values["peers"])
     why = "" if values["phase"] == "open" else f" ({values['reason']})"
     moved = format_bytes(values["payload_bytes"])
     return f"step {values['step']:>3} of {values['steps']}{loss}, {here} peers ready, {moved} of votes{why}"
@@ -288,14 +297,14 @@ def _summary(processes: Processes, name: str, child: subprocess.Popen[str]) -> d
 
 
 def _steps(homes: Path, invite: str, options: DemoOptions) -> list[list[dict[str, Any]]]:
-    """Every peer's steps.jsonl, which also goes into the output folder."""
+    """Every peer's steps.jsonl and the anchor's, which also go into the output folder."""
     run = Invite.parse(invite).run_id.hex()[:16]
     all_steps = []
     if options.archive:
         shutil.copytree(homes / "peer-0" / "runs" / run / "archive", options.output / "archive")
-    for index in range(options.peers):
-        text = (homes / f"peer-{index}" / "runs" / run / "steps.jsonl").read_text()
-        (options.output / f"peer-{index}.steps.jsonl").write_text(text)
+    for name in (*(f"peer-{index}" for index in range(options.peers)), "anchor"):
+        text = (homes / name / "runs" / run / "steps.jsonl").read_text()
+        (options.output / f"{name}.steps.jsonl").write_text(text)
         all_steps.append([json.loads(line) for line in text.splitlines()])
     return all_steps
 
