@@ -113,6 +113,7 @@ class Besieged(Crowd):
                 continue
             if isinstance(effect, SendEntry):
                 self.after(1, self.pretend)
+                self.after(150, self.copy)
             honest.append(effect)
         super().told(honest)
 
@@ -121,11 +122,18 @@ class Besieged(Crowd):
         step = self.run.head_step
         due = step % self.settings.clock.snapshot_every == 0
         stored = (SnapshotFact(step, sha("poison", step), 1),) if due else ()
-        copied = self.entries[-1].parent_state_digest if self.entries else b""
         for number, key in enumerate(self.strangers):
-            lies = due or number % 4 == 0 or not copied
-            applied = (step, sha("poison", step)) if lies else (step - 1, copied)
-            self.told(self.feed(Reported(key, applied=(applied,), snapshots=stored)))
+            applied = ((step, sha("poison", step)),) if number % 4 == 0 else ()
+            self.told(self.feed(Reported(key, applied=applied, snapshots=stored)))
+        self.refusals.clear()
+
+    def copy(self) -> None:
+        """`GetRun` shows digests once they are agreed: most strangers report it as theirs, and seem ready."""
+        step = self.run.head_step
+        agreed = self.run.agreed_digests.get(step)
+        for number, key in enumerate(self.strangers if agreed else ()):
+            if number % 4:
+                self.told(self.feed(Reported(key, applied=((step, agreed),))))  # type: ignore[arg-type]
         self.refusals.clear()
 
     def claim(self, tick: Tick) -> None:
