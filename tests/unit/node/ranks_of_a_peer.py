@@ -27,6 +27,7 @@ from node.ranks.launch import launched
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
 from node.replica import Replica, demo_config, local_config
+from node.snapshot.private import load_private
 from node.snapshot.store import PieceStore
 from protos.assignment import Range
 from protos.errors import OperatorError
@@ -128,6 +129,13 @@ def gradients_are_those_of_one_device(lead: Lead) -> None:
     assert math.isnan(empty.loss_mean)
 
 
+def saved(path: Path, replica: Replica) -> dict[str, Any]:
+    """What the optimizer saved."""
+    state = load_private(path, replica.run_id, replica.layout_digest)
+    assert state is not None
+    return state.optimizer
+
+
 def private_state_moves_between_any_numbers_of_devices(lead: Lead, folder: Path) -> None:
     local = {"steps": 2}
     sgd = {"name": "sgd", "momentum": 0.5}
@@ -146,7 +154,7 @@ def private_state_moves_between_any_numbers_of_devices(lead: Lead, folder: Path)
         assert again.load_private(folder / f"{name}-2.pt")
         assert again.open_payload() == data
         again.save_private(folder / f"{name}-3.pt")
-        states = [torch.load(folder / f"{name}{part}.pt")["optimizer"] for part in ("", "-2", "-3")]
+        states = [saved(folder / f"{name}{part}.pt", one) for part in ("", "-2", "-3")]
         assert all(same(other, states[0]) for other in states[1:])
         # the snapshot too, base state included
         for replica in (again, one):
