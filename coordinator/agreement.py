@@ -135,7 +135,7 @@ def start_problem(run: Run) -> str:
 
 def found_bad(run: Run, public_key: bytes, fact: SnapshotFact) -> Outcome:
     """A peer loaded an agreed snapshot, and it does not hold what the log says. Withdrawn only on an anchor's word."""
-    if fact not in run.snapshots:
+    if fact not in run.snapshots or fact.step == 0:
         return run, []
     if public_key in run.anchors_here:
         return withdraw(run, fact.step)
@@ -180,7 +180,7 @@ def _caught_up(run: Run, public_key: bytes) -> Run:
     """A syncing peer within one step of the head is ready: it takes part from the next tick on."""
     peer = run.peers[public_key]
     if peer.phase is PeerPhase.SYNCING and peer.applied_step >= max(run.head_step - 1, 0):
-        return transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.READY))
+        return transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.READY), syncing_since_ms=0))
     return run
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from coordinator.state import Peer, PeerPhase, Run
+from coordinator.state import Peer, Run
 from coordinator.trust import Standing
 
 # Snapshot periods in which a peer's votes have to have counted, in a run that is old enough: a new identity waits so long.
@@ -38,7 +38,7 @@ def electors(run: Run, step: int) -> set[bytes]:
     if run.anchored:
         return run.anchors_here
     if step == 0:
-        return _places(run, (peer.public_key for peer in run.ready))
+        return places(run, (peer.public_key for peer in run.ready))
     voted = run.voted.get(step)
     if voted is None:
         return set()
@@ -48,10 +48,15 @@ def electors(run: Run, step: int) -> set[bytes]:
     if run.config.admission.mode != "open":
         return set(here)
     needed = min(period_of(run, step) + 1, TENURE_PERIODS)
-    return _places(run, (key for key in here if key in run.peers and run.peers[key].tenure >= needed))
+    return places(run, (key for key in here if key in run.peers and run.peers[key].tenure >= needed))
 
 
-def _places(run: Run, keys: Iterable[bytes]) -> set[bytes]:
+def founded(run: Run) -> bool:
+    """Whether a run with checks has peers whose votes count: from then on only they decide, and it waits while all are away."""
+    return run.config.trust.enabled and any(it.counted and not it.excluded for it in run.standings.values())
+
+
+def places(run: Run, keys: Iterable[bytes]) -> set[bytes]:
     """One of each block of network addresses: the one with the longest tenure. Private networks are no blocks."""
     if run.config.admission.mode != "open":
         return set(keys)
@@ -67,8 +72,3 @@ def is_believed(run: Run, public_key: bytes) -> bool:
         return True
     standing = run.standings.get(public_key, Standing())
     return standing.counted and not standing.excluded
-
-
-def believed_here(run: Run) -> set[bytes]:
-    """Peers that are connected and whose votes count."""
-    return {key for key, peer in run.peers.items() if peer.phase is not PeerPhase.ABSENT and is_believed(run, key)}

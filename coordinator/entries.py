@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from coordinator import electorate, memory, rules, trust
+from coordinator import electorate, memory, quorum, rules, trust
 from coordinator.events import Append, Claim, EntryCommitted, Judged, SendEntry
 from coordinator.state import DURATIONS_KEPT, OpenStep, Outcome, Run
 from protos.assignment import assign, merge
@@ -31,7 +31,10 @@ def commit(run: Run, now_ms: int) -> Outcome:
     run = memory.remember(run, record, now_ms)
     # What most needed, not the last one: no few can make the next step wait longer for them. Where most were late, all of it.
     duration = max((current.most_at_ms or now_ms) - current.opened_ms, 0)
-    run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
+    late = quorum.anchor_here(run) and not any(a in accepted for a, _ in current.anchored)
+    if not late:  # what was waited for in vain says nothing about the peers
+        run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
+    run = replace(run, anchor_late=late)
     return run, [*effects, Append(record), SendEntry(entry.step)]
 
 

@@ -66,7 +66,7 @@ def _holds_nothing(run: Run, public_key: bytes) -> Run:
         for (author, payload), mask in current.holders.items()
     }
     was = run.peers.get(public_key)
-    anchored = frozenset() if was is not None and was.anchor else current.anchored
+    anchored = frozenset() if was is not None and was.anchor else current.anchored  # another anchor says it again
     return replace(run, step=replace(current, holders=holders, anchored=anchored, counted_by=None))
 
 
@@ -89,7 +89,8 @@ def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
             return run, [Refuse(public_key, room.reason)]
         if room.instead_of:
             run, effects = _make_room(run, room.instead_of)
-        syncing = replace(transitions.move_peer(peer, PeerPhase.SYNCING), gone=False, syncing_since_ms=now_ms)
+        since = peer.syncing_since_ms or now_ms  # of all its lives, until it has the state
+        syncing = replace(transitions.move_peer(peer, PeerPhase.SYNCING), gone=False, syncing_since_ms=since)
         run = transitions.with_peer(run, syncing)
     if run.step is not None:
         left = max(run.step.deadline_at_ms - now_ms, 0)

@@ -140,6 +140,8 @@ def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
         assert pool == tick.pool, "the journal's tick does not follow from the entries before it"
         run = replace(run, returned_samples=left, next_sample=following)
     run = replace(run, roster=tuple(share.public_key for share in tick.roster), left=frozenset())
+    turns = {key: replace(run.peers[key], last_turn=tick.step) for key in run.roster if key in run.peers}
+    run = replace(run, peers={**run.peers, **turns})
     deadline = now_ms + rules.deadline_ms(run.config.clock, run.durations_ms)
     rarely = rules.rarely_awaited(run.config.clock, tick, run.peers)
     opened = rules.seen(OpenStep(tick, now_ms, deadline, rarely=rarely), run.peers)

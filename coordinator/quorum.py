@@ -42,28 +42,34 @@ def everyone(step: OpenStep) -> int:
 def deciders(run: Run, step: OpenStep, now_ms: int) -> int:
     """Bit mask of the members whose word and votes decide the step: the live ones, of a run with checks the believed ones.
 
-    Where no believed member is left, all live ones. In strict runs everybody, here or not.
+    Before anybody is believed, all live ones. In strict runs everybody, here or not.
     """
     live = everyone(step) if run.config.clock.strict else live_mask(step, now_ms)
-    if not run.config.trust.enabled:
+    if not electorate.founded(run):
         return live
     believed = 0
     for key, place in step.tick.places.items():
         believed |= electorate.is_believed(run, key) << place
-    return live & believed or live
+    return live & believed
 
 
 def quorum(run: Run, step: OpenStep, now_ms: int) -> Quorum:
     """Whose word it takes that a payload is held, and of how many; of an anchor, if one is here.
 
-    An anchor that holds nothing by the deadline is taken to be away.
+    An anchor that holds nothing of the deciders by the deadline is taken to be away, in the next step until it says something.
     """
     if run.config.clock.strict:
         return Quorum(everyone(step), len(step.tick.roster))
     within = deciders(run, step, now_ms)
-    stuck = now_ms >= step.deadline_at_ms and not step.anchored
-    anchor = not stuck and any(peer.anchor and peer.is_here for peer in run.peers.values())
+    says = any(within & step.bit(author) for author, _ in step.anchored)
+    silent = not says and (run.anchor_late or now_ms >= step.deadline_at_ms)
+    anchor = not silent and anchor_here(run)
     return Quorum(within, quorum_of(run.config.clock.quorum, within.bit_count()), anchor)
+
+
+def anchor_here(run: Run) -> bool:
+    """Whether an anchor is connected."""
+    return any(peer.anchor and peer.is_here for peer in run.peers.values())
 
 
 def holds(quorum: Quorum, step: OpenStep, payload: tuple[bytes, bytes]) -> bool:

@@ -97,13 +97,16 @@ def _holds(run: Run, event: Reported, now_ms: int) -> Outcome:
     if not bit and not anchor:
         return run, []
     held, effects = _possible(current, event, bit)
-    holders, counted, rule = dict(current.holders), current.counted, quorum.quorum(run, current, now_ms)
+    holders, counted = dict(current.holders), current.counted
     for name in held if bit else ():
         holders[name] = holders.get(name, 0) | bit
     anchored = current.anchored.union(held) if anchor else current.anchored
     if len(anchored) > ANCHORED_A_MEMBER_MAX * len(current.tick.roster):
         anchored = current.anchored
     after = replace(current, holders=holders, anchored=anchored)
+    rule = quorum.quorum(run, after, now_ms)
+    if rule != after.counted_by:
+        return replace(run, step=replace(after, counted_by=None)), effects  # an anchor's first word: counted anew
     for author, payload in held:
         claim = current.claims.get(author)
         if claim is not None and claim.payload_sha256 == payload and quorum.holds(rule, after, (author, payload)):

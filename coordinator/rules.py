@@ -182,21 +182,24 @@ def rarely_awaited(clock: ClockConfig, tick: Tick, peers: Mapping[bytes, Peer]) 
     return sum(1 << tick.places[peer.public_key] for peer in worst)
 
 
-def members_of(run: Run, step: int) -> list[Peer]:
+def members_of(run: Run) -> list[Peer]:
     """The peers of the next tick: all that are ready; with checks, newcomers on probation only up to a third of them.
 
-    Newcomers take turns by the step. Where no believed peer is left, the newcomers are all there is.
+    The peers of the first step are believed from then on, so in an open run they are one for each block of public addresses,
+    unless all come from one (a house). The newcomer whose last turn was longest ago is next. While no believed peer is
+    ready, there is nobody.
     """
     ready = run.ready
-    if not run.config.trust.enabled or step == 1:
+    if not run.config.trust.enabled:
         return ready
+    if not electorate.founded(run):
+        one = electorate.places(run, [peer.public_key for peer in ready])
+        return ready if len(one) == 1 else [peer for peer in ready if peer.public_key in one]
     believed = [peer for peer in ready if electorate.is_believed(run, peer.public_key)]
     newcomers = [peer for peer in ready if not electorate.is_believed(run, peer.public_key)]
-    most = max(int(len(believed) * NEWCOMERS_A_BELIEVED), 1) if believed else len(newcomers)
-    if len(newcomers) > most:
-        first = step * most % len(newcomers)
-        newcomers = [*newcomers[first:], *newcomers[:first]][:most]
-    return sorted([*believed, *newcomers], key=lambda peer: peer.public_key)
+    most = max(int(len(believed) * NEWCOMERS_A_BELIEVED), 1) if believed else 0
+    newcomers.sort(key=lambda peer: (peer.last_turn, peer.syncing_since_ms, peer.public_key))
+    return sorted([*believed, *newcomers[:most]], key=lambda peer: peer.public_key)
 
 
 def roster_of(run: Run, peers: Sequence[Peer], samples: int) -> tuple[Share, ...]:

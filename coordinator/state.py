@@ -75,7 +75,7 @@ class Peer:
     coordinator was started a moment ago.
     `tenure`: in how many snapshot periods (`clock.snapshot_every` steps each) an entry counted its votes, the last of them
     `last_period`. `anchor`: it applies only. `syncing_since_ms`: when it last began to get the state. `contradicted`: how
-    often in a row what it reported was not what counts.
+    often in a row what it reported was not what counts. `last_turn`: the last step in whose roster it was.
     """
 
     public_key: bytes
@@ -87,6 +87,7 @@ class Peer:
     parameters: int = 0
     syncing_since_ms: int = 0
     contradicted: int = 0
+    last_turn: int = 0
     tenure: int = 0
     last_period: int = -1
     device: str = ""
@@ -193,6 +194,8 @@ class Run:
     tickets: Mapping[bytes, Issued] = field(default_factory=dict)  # by ticket id, oldest first
     guests: Mapping[bytes, bytes] = field(default_factory=dict)  # public key -> ticket id, in the order of joining
     anchor_guests: frozenset[bytes] = frozenset()  # those of them that joined with an anchor's ticket
+    anchor_late: bool = False
+    """The last step got no word from the anchor that was here: the next does not wait for it before it says something."""
     # from the peers
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator import agreement, entries, memory, quorum, rules, transitions
+from coordinator import agreement, electorate, entries, memory, quorum, rules, transitions
 from coordinator.events import Append, Arm, NoticeKind, SendNotice, SendTick, TickOpened
 from coordinator.state import OpenStep, Outcome, PeerPhase, Phase, Run
 from protos.log import Tick, lr_to_bits
@@ -23,7 +23,7 @@ def progress(run: Run, now_ms: int) -> Outcome:
 
 
 def _try_open(run: Run, now_ms: int) -> Outcome:
-    ready, wanted = len(run.ready), run.config.clock.min_peers
+    ready, wanted, members = len(run.ready), run.config.clock.min_peers, len(rules.members_of(run))
     if run.snapshot is None and run.head_step == 0 and ready >= wanted:
         run, effects = agreement.agree_snapshot(run, 0)
         if run.snapshot is None:
@@ -32,11 +32,14 @@ def _try_open(run: Run, now_ms: int) -> Outcome:
         return run, effects + more
     if ready < wanted:
         return replace(run, reason=f"{ready} of {wanted} peers needed are ready"), []
+    if not members or (members < wanted and not electorate.founded(run)):
+        text = f"{ready} peers are ready, and {members} of {wanted} needed may take part: the others are newcomers on probation"
+        return replace(run, reason=f"{text}, or share a block of network addresses before the first step"), []
     return _open(run, now_ms)
 
 
 def _open(run: Run, now_ms: int) -> Outcome:
-    members = rules.members_of(run, run.head_step + 1)
+    members = rules.members_of(run)
     samples = max(run.config.clock.batch_samples, len(members))
     pool, _, _ = rules.draw(run.returned_samples, run.next_sample, samples)
     lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, run.head_step + 1)
@@ -51,8 +54,8 @@ def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
     assert current is not None
     wanted, ready = run.config.clock.min_peers, run.ready
     samples = sum(len(part) for part in current.tick.pool)
-    members = rules.members_of(run, current.tick.step)[:samples]
-    if len(ready) < wanted or {peer.public_key for peer in members} == set(current.tick.places):
+    members = rules.members_of(run)[:samples]
+    if len(ready) < wanted or not members or {peer.public_key for peer in members} == set(current.tick.places):
         text = f"{reason}: {len(ready)} of {wanted} peers needed are ready"
         deadline = now_ms + run.config.clock.deadline_ms_max
         run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
@@ -98,6 +101,9 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
     if run.config.clock.strict:
         deserted = bool(run.left)
     if deserted and len(run.ready) >= wanted:
+        again_at = min(current.opened_ms + run.config.clock.deadline_ms_min, current.deadline_at_ms)
+        if current.tick.attempt > 1 and now_ms < again_at and not run.config.clock.strict:
+            return run, [Arm(again_at)]  # peers that come and go do not have it opened again and again
         return _reopen(run, "too few of the roster are left", now_ms)
     until = quorum.newcomers_until_ms(run, current)
     return run, [Arm(until)] if run.config.trust.enabled and now_ms < until else []

@@ -138,6 +138,7 @@ class Trainer:
                 case Committed():
                     self._apply(event)
                 case Agreed():
+                    self.replica.agreed_root = event.snapshot.root
                     self.log.info("snapshot agreed", step=self.replica.step, snapshot=event.snapshot.step)
                 case Resync():
                     opened = None

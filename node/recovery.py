@@ -151,11 +151,11 @@ class Recovery:
 
     def told(self, event: Resync) -> None:
         """The coordinator says that this peer's state is not what counts."""
-        own = self._digests.get(event.step)
+        own, start = self._digests.get(event.step), event.snapshot
+        if event.step == 0 and self._replica.step == 0 and start is not None and start.step == 0:
+            self._again_from(lambda: self._load_start(start), store=True)
+            return
         if own is None or self._swarm.is_withdrawn(event.step):
-            if event.step == 0 and event.snapshot is not None and event.snapshot.step == 0:
-                self._again_from(lambda: self._load_start(event.snapshot) if event.snapshot else None, store=True)
-                return
             self._log.info("the coordinator differs about a state that this peer did not report", why=event.reason)
             return
         if self._doubt is not None and event.step <= self._doubt.step:
@@ -164,6 +164,8 @@ class Recovery:
 
     def lost(self, reason: str) -> None:
         """Votes that the log names are held by nobody who answers: only a snapshot after them helps."""
+        if self._doubt is not None:
+            self._stop(self._doubt, None)  # it cannot be computed again, and is not given up for another one
         self._log.warning("loading a newer snapshot", step=self._replica.step, why=reason)
         at = self._replica.step
         self._again_from(lambda: self.load(self._swarm.offered(), newer_than=at), store=True)

@@ -130,6 +130,8 @@ class Replica:
         self.head = run_id
         self.published: tuple[int, bytes] | None = None
         self.announcement = b""
+        self.agreed_root = b""
+        """Of the newest agreed snapshot: it stays in the store until another one is agreed, whoever else has it."""
         self.demo: Optimizer = demo or DeMo(model, demo_config(optimizer, size))
         self.local = local
         if isinstance(self.demo, DeMo) and optimizer.local.steps > 1:
@@ -309,7 +311,8 @@ class Replica:
         """Keep the last snapshots, and as long as there is room those that somebody may still be loading."""
         young = [m for m in self._manifests if now - self._stored_at.get(m.step, 0.0) < RETAIN_SECONDS]
         most = max(SNAPSHOTS_KEPT - 1, min(len(young) + 1, bytes_max // (2 * max(following_bytes, 1))))
-        self._manifests = self._manifests[-most:]
+        agreed = [m for m in self._manifests[:-most] if m.root == self.agreed_root]
+        self._manifests = [*agreed, *self._manifests[-most:]]
         self._stored_at = {m.step: self._stored_at.get(m.step, 0.0) for m in self._manifests}
 
     def keep(self, store: PieceStore) -> None:

@@ -12,7 +12,7 @@ from node.snapshot.pieces import Manifest, assemble, check_piece, open_manifest
 from node.snapshot.store import PieceStore
 from node.swarm.api import Swarm
 from node.swarm.events import Snapshot
-from protos.errors import Reason, Refusal
+from protos.errors import NetworkError, Reason, Refusal
 from protos.limits import HASH_BYTES, SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
 
 PULLS_AT_ONCE = 4
@@ -66,5 +66,5 @@ def _piece(swarm: Swarm, store: PieceStore, snapshot: Snapshot, manifest: Manife
 def _present(store: PieceStore, digest: bytes) -> bytes:
     piece = store.get(digest)
     if piece is None:
-        raise Refusal(Reason.HASH_MISMATCH, f"piece {digest.hex()[:16]} rotted on the disk; start again")
+        raise NetworkError(f"piece {digest.hex()[:16]} rotted on this machine's own disk; fetching it again")
     return piece

@@ -220,7 +220,7 @@ class Harness:
         self._check_samples()
         assert len(run.durations_ms) <= DURATIONS_KEPT
         assert len(run.agreed_digests) <= DIGEST_STEPS_KEPT + 2
-        assert len(run.reported_digests) <= 3
+        assert len(run.reported_digests) <= (DIGEST_STEPS_KEPT + 2 if run.anchored else 3)
         assert len(run.reported_snapshots) <= SNAPSHOT_STEPS_KEPT + 1
         assert len(run.peers) <= PEERS_KEPT
         assert len(run.left) <= len(run.roster)
@@ -236,9 +236,10 @@ class Harness:
             assert self.timer <= run.step.deadline_at_ms
         if run.phase is Phase.FINISHED and not run.finished_told:
             assert self.timer is not None, "a run that waits for its end without a timer can stand still"
-        ready = len(run.ready)
+        ready = len(rules.members_of(run))
         if run.phase is Phase.WAITING and run.snapshot is not None:
-            assert ready < run.config.clock.min_peers, "enough peers are ready, and nothing opens"
+            enough = min(ready, len(run.ready)) if not run.standings else ready and len(run.ready)
+            assert enough < run.config.clock.min_peers, "enough peers are ready, and nothing opens"
 
     def _check_samples(self) -> None:
         """Accepted + returned + open is everything that was handed out, each sample once."""

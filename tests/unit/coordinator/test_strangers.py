@@ -365,6 +365,122 @@ def test_newcomers_on_probation_keep_no_believed_vote_out_and_decide_nothing() -
     assert harness.run.agreed_digests[tick.step] == digest_of(tick.step)
 
 
+def test_believed_from_the_start_is_one_peer_of_each_block() -> None:
+    """Eight fakes of one block that came before the first step excluded all three honest peers by step 9."""
+    harness = Harness(CHECKED)
+    for n, network in enumerate(("198.51.100.0/24", "192.0.2.0/24", "203.0.113.0/24", *("203.0.114.0/24",) * 8)):
+        comes(harness, n, network=network)
+    for n in (0, *range(3, 11), 1, 2):
+        assert not harness.ticks or n == 2, "one honest peer and eight of one block are two"
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    members = harness.ticks[0].places
+    assert {key(0), key(1)} <= set(members)
+    assert len(members) == 3
+
+
+def test_a_run_waits_for_believed_peers_rather_than_go_on_with_newcomers() -> None:
+    """All streams broke; three fakes that were back first decided a step alone, in 50 ms, with payloads that nobody has."""
+    harness = checked(*FAKES)
+    for n in (*HONEST, *FAKES):
+        harness.feed(Disconnected(key(n)))
+    comes(harness, *FAKES)
+    applies(harness, *FAKES)
+    head, tick = harness.run.head_step, harness.ticks[-1]
+    held = tuple((tick.step, key(n), claim_of(tick, n).payload_sha256) for n in FAKES)
+    for n in FAKES:
+        harness.feed(Reported(key(n), claim=claim_of(tick, n), holdings=held))
+    for _ in range(5):
+        harness.now += 61_000
+        harness.feed(TimerFired())
+    assert harness.run.head_step == head
+    assert len([t for t in harness.ticks if t.step == tick.step]) <= 2
+    comes(harness, *HONEST)
+    applies(harness, *HONEST)
+    for _ in range(2):  # the step is open for whoever was back first
+        step(harness, *(n for n in HONEST if key(n) in harness.ticks[-1].places))
+        applies(harness, *HONEST)
+    assert {c.public_key for c in harness.entries[-1].contributions} == {key(n) for n in HONEST}
+
+
+def test_every_newcomer_has_its_turn_however_many_come_and_go() -> None:
+    harness = checked(*FAKES, 20)
+    turns = 0
+    for at in range(30):
+        turns += key(20) in harness.ticks[-1].places
+        step(harness, *HONEST)
+        applies(harness, *HONEST, *FAKES, 20)
+        for n in (30, 31) if at % 2 else ():
+            comes(harness, n)
+            applies(harness, n)
+            harness.feed(Disconnected(key(n)))
+    assert turns >= 4
+
+
+# ---- anchors that are late --------------------------------------------------------------------------------------------
+
+
+def votes_held(harness: Harness, *numbers: int) -> tuple[tuple[int, bytes, bytes], ...]:
+    """These vote and hold it all; the holdings, for an anchor."""
+    tick = harness.ticks[-1]
+    held = tuple((tick.step, key(n), claim_of(tick, n).payload_sha256) for n in numbers)
+    for n in numbers:
+        harness.feed(Reported(key(n), claim=claim_of(tick, n), holdings=held))
+    for n in numbers:
+        harness.feed(Reported(key(n), holdings=held))
+    return held
+
+
+def test_an_anchors_first_word_at_the_deadline_is_heard() -> None:
+    """It came before the timer of the same moment: the step stood still for ever."""
+    harness = begun(*HONEST, anchor=True)
+    held = votes_held(harness, *HONEST)
+    assert harness.run.step is not None
+    harness.now = harness.run.step.deadline_at_ms
+    harness.feed(Reported(key(ANCHOR), holdings=held))
+    assert harness.run.head_step == 1
+
+
+def test_an_anchor_that_reaches_only_a_newcomers_payload_holds_nothing_up_for_good() -> None:
+    harness = Harness(CHECKED)
+    harness.feed(TicketAsked(TICKET, 1))
+    comes(harness, ANCHOR, anchor=True)
+    harness.feed(Reported(key(ANCHOR), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    comes(harness, *HONEST)
+    for n in HONEST:
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    step(harness, *HONEST, also=(ANCHOR,))
+    comes(harness, 10)
+    applies(harness, *HONEST, ANCHOR, 10)
+    step(harness, *HONEST, also=(ANCHOR,))
+    applies(harness, *HONEST, ANCHOR, 10)
+    tick = harness.ticks[-1]
+    assert key(10) in tick.places
+    harness.feed(Reported(key(10), claim=claim_of(tick, 10)))
+    votes_held(harness, *HONEST)
+    harness.feed(Reported(key(ANCHOR), holdings=((tick.step, key(10), claim_of(tick, 10).payload_sha256),)))
+    assert harness.run.step is not None
+    harness.now = harness.run.step.deadline_at_ms
+    harness.feed(TimerFired())
+    assert harness.run.head_step == tick.step
+
+
+def test_a_stuck_anchor_costs_one_deadline_not_one_a_step() -> None:
+    """Each step waited for it, and the deadline grew to its bound."""
+    harness = begun(*HONEST, anchor=True)
+    for _ in range(4):
+        step(harness, *HONEST, also=(ANCHOR,))
+        applies(harness, *HONEST, ANCHOR)
+    began = harness.now
+    for _ in range(10):
+        step(harness, *HONEST)
+        applies(harness, *HONEST)
+    assert harness.now - began < 10 * 100 + 2 * harness.settings.clock.deadline_ms_min
+    step(harness, *HONEST, also=(ANCHOR,))
+    applies(harness, *HONEST, ANCHOR)
+    votes_held(harness, *HONEST)
+    assert harness.run.head_step < harness.ticks[-1].step, "it is back, and its word is needed again"
+
+
 # ---- places -----------------------------------------------------------------------------------------------------------
 
 

@@ -292,3 +292,39 @@ def test_another_initial_state_is_loaded_only_where_somebody_answers_for_it(tmp_
     log.entries.clear()
     world.recovery.begin([start], 0)
     assert next(world.replica.model.parameters()).detach()[0, 0] == 7.0
+
+
+def test_a_peer_of_the_first_hour_loads_the_agreed_start_where_somebody_answers_for_it(tmp_path: Path) -> None:
+    """It had built and reported its own before another one was agreed, and stopped."""
+    log = Log(2)
+    world = World(tmp_path, log, agreed_start=True)
+    world.recovery.begin((), 0)
+    world.follow()
+    start = world.serves(*poisoned(log, 0))
+    log.entries.clear()
+    world.recovery.told(Resync(start, "another snapshot is agreed", step=0))
+    assert next(world.replica.model.parameters()).detach()[0, 0] == 7.0
+    assert not (tmp_path / EVIDENCE).exists()
+
+
+def test_a_state_in_doubt_is_not_given_up_because_votes_are_lost(tmp_path: Path) -> None:
+    world = begun(tmp_path, Log(8, {5: POISON}))
+    world.plays(5)
+    assert not world.recovery.agrees(world.log.entries[6]), "computing again, from step 4"
+    world.serves(*poisoned(world.log, 6))
+    with pytest.raises(DivergedError, match="could not compute it again"):
+        world.recovery.lost("the votes of step 5 are no longer held by anyone who answers")
+    assert (tmp_path / EVIDENCE).exists()
+
+
+def test_the_agreed_snapshot_stays_on_the_disk_until_another_one_is_agreed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An anchor was away for three snapshot periods: nobody had what joiners are offered."""
+    monkeypatch.setattr("node.replica.RETAIN_SECONDS", 0.0)
+    world = begun(tmp_path, Log(14))
+    world.plays(4)
+    world.replica.agreed_root = world.replica.manifests[-1].root
+    world.plays(14)
+    assert [manifest.step for manifest in world.replica.manifests] == [4, 10, 12, 14]
+    assert world.store.get(world.replica.agreed_root) is not None
