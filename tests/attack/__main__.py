@@ -24,6 +24,7 @@ from tests.system.local_swarm import GUARD, TINY_MODEL, LocalSwarm, digests_by_s
 HONEST = ("ada", "bob", "cyd")
 AFTER_SECONDS_MAX = 60.0
 STEPS_AFTER = 5
+WIDTH = 160
 RUN = f"""
 name = "attacked"
 {TINY_MODEL}
@@ -113,7 +114,7 @@ def main() -> int:
     options = parser.parse_args()
     attacks = {n: a for n, a in all_attacks().items() if not options.only or n in options.only}
     results: list[Result] = []
-    console = Console(soft_wrap=False)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     with tempfile.TemporaryDirectory(prefix="swarmentum-attack-") as folder:
         swarm = LocalSwarm(Path(folder), RUN, "--anchor")
         try:
