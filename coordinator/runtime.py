@@ -32,9 +32,10 @@ from coordinator.events import (
     SnapshotFact,
     TimerFired,
 )
-from coordinator.journal import FencedError, Journal, JournalError
+from coordinator.journal import Checkpoint, FencedError, Journal, JournalError
 from coordinator.metrics import Metrics
 from coordinator.reading import Page, Reading
+from coordinator.replay import Folded
 from coordinator.state import PeerPhase, Phase, Run
 from protos.errors import Reason, Refusal, SwarmentumError
 from protos.identity import Identity, short
@@ -80,12 +81,11 @@ class NotJoinedError(SwarmentumError):
 
 
 class RunRuntime:
-    """One run, and the same before anything happened (`fresh`). `handle` returns what was refused, for the peer that asked."""
+    """One run, and the same as the journal has it (`folded`). `handle` returns what was refused, for the peer that asked."""
 
     def __init__(
         self,
-        run: Run,
-        fresh: Run,
+        folded: Folded,
         journal: Journal,
         identity: Identity,
         metrics: Metrics,
@@ -93,8 +93,8 @@ class RunRuntime:
         fenced: Callable[[], None],
         reading: Reading,
     ) -> None:
-        self.run = run
-        self._fresh = fresh
+        self.run = run = folded.at(monotonic_ms())
+        self._folded = folded
         self._journal = journal
         self._identity = identity
         self._metrics = metrics
@@ -110,6 +110,7 @@ class RunRuntime:
         self._stopped = False
         self._abandoned = False
         self._entry = b""
+        self._due: Checkpoint | None = None
         self._tasks: set[asyncio.Task[list[str]]] = set()
         self._log = structlog.get_logger("coordinator").bind(run=run.run_id.hex()[:16])
         self._arm_restored()
@@ -162,13 +163,29 @@ class RunRuntime:
         self._stale = False
         self.run = run
         self._observe(before, run)
+        await self._checkpoint()
         return refusals
+
+    async def _checkpoint(self) -> None:
+        """Keep the run, if it is time to. Where that fails, a restart reads more records: nothing else is lost."""
+        run_id, due = self.run.run_id, self._due
+        if due is None:
+            return
+        self._due = None
+        try:
+            await self._in_thread(lambda: self._journal.keep(run_id, due))
+        except FencedError:
+            raise
+        except JournalError as error:
+            self._log.warning("no checkpoint is kept; trying again", step=self.run.head_step, peer="-", why=str(error))
+        else:
+            self._folded.kept_step = self.run.head_step
 
     async def _restore(self) -> None:
         """After a failed write: what is in the journal counts, as after a crash; peers connect and tell again."""
-        records = await self._in_thread(lambda: list(self._journal.records(self.run.run_id)))
-        before, fresh = self.run, self._fresh
-        self.run = machine.restore(fresh, records, monotonic_ms())
+        before = self.run
+        await self._in_thread(lambda: self._folded.read(self._journal))
+        self.run = self._folded.at(monotonic_ms())
         self._stale = False
         self._observe(before, self.run)
         for key in list(self._streams):
@@ -186,7 +203,9 @@ class RunRuntime:
             case Append():
                 record = effect.record
                 await self._in_thread(lambda: self._journal.append(run.run_id, record))
+                self._folded.take(record)
                 if isinstance(record, EntryCommitted):
+                    self._due = self._folded.due() or self._due
                     self._entry = self._journal.seal(run.run_id, record).envelope
             case SendEntry():
                 entry = envelope_pb2.SignedEnvelope.FromString(self._entry)
