@@ -93,3 +93,15 @@ def test_a_peer_that_does_not_work_is_excluded_with_the_reason() -> None:
         assert "peer5: the coordinator refused: excluded from the run" in line, (
             "it hears why, and again when it comes back"
         )
+
+
+def test_a_hundred_strangers_harm_nothing_in_a_run_of_fifty_with_an_anchor() -> None:
+    """The target of docs/security.md: as many states, honest peers and almost as many steps a minute, and what it learns."""
+    from tests.sim.strangers import run
+
+    _, calm = run(50, 0, 40, 0)
+    _, besieged = run(50, 100, 40, 0)
+    assert besieged.stranger_places > 40, "they did get into rosters"
+    assert (besieged.stranger_votes, besieged.wrong_digests, besieged.lost_honest) == (0, 0, 0)
+    assert besieged.seconds <= 1.25 * calm.seconds, "of virtual time"
+    assert besieged.distance <= 1.05 * calm.distance

@@ -311,6 +311,7 @@ class PeerProcess:
             summary=Summary(self.identity.peer_id, "cpu"),
             steps=StepLog(self.folder / "steps.jsonl"),
             stopping=_Never(self),
+            patience_seconds=overlay.patience_seconds,
         )
         trainer.enter(list(facts.bootstrap))
         finished = trainer.run()

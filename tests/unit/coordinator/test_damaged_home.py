@@ -11,6 +11,7 @@ import pytest
 
 from coordinator import tls
 from coordinator.config import CoordinatorSettings
+from coordinator.events import Connected, Reported
 from coordinator.hub import Hub
 from coordinator.journal import Journal
 from coordinator.known_runs import KnownRuns
@@ -21,7 +22,7 @@ from protos.errors import OperatorError
 from protos.log import run_id_of
 from protos.run_config import RunConfig
 from protos.v1 import log_pb2
-from tests.unit.coordinator.driver import Harness, config, joined
+from tests.unit.coordinator.driver import Harness, config, digest_of, joined, key, snapshot_at
 from tests.unit.coordinator.serving import COORDINATOR
 
 
@@ -47,6 +48,8 @@ def made(journal: Journal, name: str) -> bytes:
     """A run with a few records."""
     harness = Harness(config())
     harness.feed(joined(0))
+    harness.feed(Connected(key(0)))
+    harness.feed(Reported(key(0), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
     genesis = log_pb2.Genesis(
         config_json=harness.settings.model_copy(update={"name": name}).canonical_json(),
         coordinator_public_key=COORDINATOR.public_key,
