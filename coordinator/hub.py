@@ -12,11 +12,12 @@ from typing import Any
 
 import structlog
 
+from coordinator import facts
 from coordinator.journal import Journal, JournalError
 from coordinator.metrics import Metrics
 from coordinator.reading import Reading
 from coordinator.replay import Folded, Replay, run_of
-from coordinator.runtime import RunRuntime, withdrawn_of
+from coordinator.runtime import RunRuntime
 from coordinator.state import Peer, PeerPhase, Phase, Run
 from coordinator.trust import Standing
 from protos.identity import Identity
@@ -141,14 +142,14 @@ class Hub:
             head_step=run.head_step,
             head_hash=run.head_hash,
             total_steps=run.config.clock.steps,
-            snapshot=runtime.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            snapshot=facts.snapshot_ref(run, run.snapshot) if run.snapshot else None,
             peers=[_status(run, peer) for peer in peers[:STATUS_PEERS_MAX]],
             loss=run.loss,
             reason=run.reason,
             payload_bytes_total=run.payload_bytes_total,
             exclusions=_exclusions(run),
-            earlier=runtime.earlier_snapshots(run),
-            withdrawn=withdrawn_of(run),
+            earlier=facts.earlier_snapshots(run),
+            withdrawn=facts.withdrawn_of(run),
             anchored=run.anchored,
         )
 

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 
 import structlog
 
-from coordinator import machine
+from coordinator import facts, machine
 from coordinator.events import (
     Append,
     Arm,
@@ -29,14 +29,13 @@ from coordinator.events import (
     SendEntry,
     SendNotice,
     SendTick,
-    SnapshotFact,
     TimerFired,
 )
 from coordinator.journal import Checkpoint, FencedError, Journal, JournalError
 from coordinator.metrics import Metrics
 from coordinator.reading import Page, Reading
 from coordinator.replay import Folded
-from coordinator.state import PeerPhase, Phase, Run
+from coordinator.state import Phase, Run
 from protos.errors import Reason, Refusal, SwarmentumError
 from protos.identity import Identity, short
 from protos.limits import ENTRIES_PAGE_MAX
@@ -46,19 +45,11 @@ from protos.v1 import envelope_pb2
 
 # Events that a slow follower may lag behind before its stream is cut; it reconnects and reads the journal instead.
 FOLLOWER_EVENTS_MAX = 256
-SNAPSHOT_HOLDERS_MAX = 16
 JOURNAL_RETRY_MS = 1_000
 STANDS_BY = "this coordinator no longer acts; another one does"
 
 T = TypeVar("T")
 _Events: TypeAlias = "asyncio.Queue[pb.FollowResponse | None]"
-
-_NOTICE_KINDS = {
-    NoticeKind.SNAPSHOT: pb.NoticeKind.NOTICE_KIND_SNAPSHOT,
-    NoticeKind.RESYNC: pb.NoticeKind.NOTICE_KIND_RESYNC,
-    NoticeKind.FINISHED: pb.NoticeKind.NOTICE_KIND_FINISHED,
-    NoticeKind.WAITING: pb.NoticeKind.NOTICE_KIND_WAITING,
-}
 
 
 def monotonic_ms() -> int:
@@ -69,11 +60,6 @@ def monotonic_ms() -> int:
 def unix_ms() -> int:
     """The wall clock, for what people date: tickets. Nothing in a step depends on it."""
     return time.time_ns() // 1_000_000
-
-
-def withdrawn_of(run: Run) -> list[pb.Withdrawn]:
-    """What the operator withdrew, as it travels."""
-    return [pb.Withdrawn(from_step=gone.from_step, to_step=gone.to_step) for gone in run.withdrawn]
 
 
 class NotJoinedError(SwarmentumError):
@@ -218,7 +204,9 @@ class RunRuntime:
                 announcement = envelope_pb2.SignedEnvelope.FromString(effect.envelope)
                 self._send(effect.to, pb.FollowResponse(announcement=announcement))
             case SendNotice():
-                self._send(effect.to, self._notice(run, effect))
+                if effect.kind is NoticeKind.RESYNC:
+                    self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()
+                self._send(effect.to, pb.FollowResponse(notice=facts.notice(run, effect)))
                 self._log.info(effect.reason, step=run.head_step, peer=short(effect.to) if effect.to else "all")
             case Arm():
                 self._arm(effect.at_ms)
@@ -230,35 +218,6 @@ class RunRuntime:
                 self._log.info("refused", step=run.head_step, peer=peer, reason=effect.reason)
             case EndStream():
                 self._end(effect.public_key)
-
-    def _notice(self, run: Run, effect: SendNotice) -> pb.FollowResponse:
-        if effect.kind is NoticeKind.RESYNC:
-            self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()
-        snapshot = self.snapshot_ref(run, effect.snapshot) if effect.snapshot else None
-        return pb.FollowResponse(
-            notice=pb.Notice(
-                kind=_NOTICE_KINDS[effect.kind],
-                reason=effect.reason,
-                snapshot=snapshot,
-                step=effect.step,
-                withdrawn=withdrawn_of(run),
-            )
-        )
-
-    @classmethod
-    def earlier_snapshots(cls, run: Run) -> list[pb.SnapshotRef]:
-        """The agreed ones before the newest, newest first."""
-        return [cls.snapshot_ref(run, fact) for fact in reversed(run.snapshots[:-1])]
-
-    @staticmethod
-    def snapshot_ref(run: Run, fact: SnapshotFact) -> pb.SnapshotRef:
-        """A snapshot with the connected peers that reported it first, then everyone connected."""
-        reports = run.reported_snapshots.get(fact.step, {})
-        here = [peer.public_key for peer in run.peers.values() if peer.phase is not PeerPhase.ABSENT]
-        stored = [key for key in here if reports.get(key) == fact]
-        others = [key for key in here if run.peers[key].phase is PeerPhase.READY and key not in stored]
-        holders = (stored + others)[:SNAPSHOT_HOLDERS_MAX]
-        return pb.SnapshotRef(step=fact.step, root=fact.root, total_bytes=fact.total_bytes, holders=holders)
 
     def _observe(self, before: Run, run: Run) -> None:
         self._metrics.observe(run)

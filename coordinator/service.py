@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from coordinator import admission, rules
+from coordinator import admission, facts, rules
 from coordinator.bootstrap import bootstrap
 from coordinator.events import (
     Asked,
@@ -28,7 +28,7 @@ from coordinator.gate import admitted
 from coordinator.hub import Hub
 from coordinator.journal import JournalError
 from coordinator.reading import BusyError
-from coordinator.runtime import NotJoinedError, RunRuntime, monotonic_ms, unix_ms, withdrawn_of
+from coordinator.runtime import NotJoinedError, RunRuntime, monotonic_ms, unix_ms
 from coordinator.sessions import Sessions
 from protos import limits
 from protos.address import block_of, network_of, site, usable
@@ -157,9 +157,9 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             session_id=self._sessions.open(run.run_id, opened.public_key, network),
             head_step=run.head_step,
             head_hash=run.head_hash,
-            snapshot=runtime.snapshot_ref(run, run.snapshot) if run.snapshot else None,
-            earlier=runtime.earlier_snapshots(run),
-            withdrawn=withdrawn_of(run),
+            snapshot=facts.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            earlier=facts.earlier_snapshots(run),
+            withdrawn=facts.withdrawn_of(run),
             bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
         )
 
