@@ -21,6 +21,7 @@ from coordinator.events import (
     Disconnected,
     Effect,
     EndStream,
+    EntriesReturned,
     EntryCommitted,
     Event,
     NoticeKind,
@@ -36,7 +37,7 @@ from coordinator.metrics import Metrics
 from coordinator.reading import Page, Reading
 from coordinator.replay import Folded
 from coordinator.state import Phase, Run
-from protos.errors import Reason, Refusal, SwarmentumError
+from protos.errors import SwarmentumError
 from protos.identity import Identity, short
 from protos.limits import ENTRIES_PAGE_MAX
 from protos.log import seal_tick
@@ -64,6 +65,10 @@ def unix_ms() -> int:
 
 class NotJoinedError(SwarmentumError):
     """The peer that wants to follow is not admitted (any more): it has to join again."""
+
+
+class BehindError(SwarmentumError):
+    """The peer has more of the log than this coordinator: it can give that back."""
 
 
 class RunRuntime:
@@ -224,7 +229,7 @@ class RunRuntime:
         if run.head_step == before.head_step:
             return
         name = run.run_id.hex()[:16]
-        self._metrics.entries.labels(name).inc()
+        self._metrics.entries.labels(name).inc(run.head_step - before.head_step)
         seconds = run.durations_ms[-1] / 1000 if run.durations_ms else 0.0
         self._metrics.step_seconds.labels(name).observe(seconds)
         self._log.info("step", step=run.head_step, peer="-", loss=round(run.loss, 4), seconds=seconds)
@@ -255,10 +260,10 @@ class RunRuntime:
     async def follow(self, key: bytes, from_step: int) -> AsyncGenerator[pb.FollowResponse, None]:
         """The log after `from_step`, then events as they happen. A second stream of one peer ends the first.
 
-        Raises NotJoinedError, JournalError, or Refusal for a step that this log has not reached.
+        Raises NotJoinedError, JournalError, or BehindError for a step that this log has not reached.
         """
         if from_step > self.run.head_step:
-            raise Refusal(Reason.WRONG_STEP, f"the log after step {from_step}: the head is {self.run.head_step}")
+            raise BehindError(f"the log after step {from_step}: the head is {self.run.head_step}")
         self._end(key)
         queue: _Events = asyncio.Queue(FOLLOWER_EVENTS_MAX)
         self._streams[key] = queue
@@ -278,6 +283,15 @@ class RunRuntime:
                 del self._streams[key]
                 self._followers.pop(key, None)
                 self._spawn(Disconnected(key))
+
+    async def returned(self, event: EntriesReturned) -> list[str]:
+        """Entries that the journal had lost; returns what was refused."""
+        before = self.run.head_step
+        refusals = await self.handle(event)
+        if self.run.head_step > before:
+            log = self._log.bind(step=self.run.head_step, peer=short(event.public_key))
+            log.warning("the journal had lost its end: a peer gave entries back", from_step=before + 1)
+        return refusals
 
     async def entries(self, from_step: int, *, follows: bool) -> Page:
         """One page of signed entries, for a peer that `follows` or for a stranger. JournalError, BusyError."""
