@@ -38,7 +38,7 @@ demo: .venv/.node ## Train a small model with a real swarm on this machine (abou
 	$(BIN)/swarmentum demo $(DEMO)
 
 # What needs one process runs a file on each core; what starts swarms of its own runs alone. The longest tests run at night.
-SWARMS = tests/system tests/interop tests/sim tests/fuzz
+SWARMS = tests/system tests/interop tests/sim tests/fuzz tests/attack
 
 test: .venv/.dev ## Run the tests; arguments in ARGS.
 ifdef ARGS

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import resource
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -40,6 +39,7 @@ from protos.console import lock_home
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.limits import REQUEST_BYTES_MAX
+from protos.signals import heeded
 from protos.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 STOP_SECONDS_MAX = 3.0
@@ -281,6 +281,6 @@ def _serving(
 async def _signalled() -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in heeded():
         loop.add_signal_handler(number, stop.set)
     await stop.wait()

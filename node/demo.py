@@ -29,9 +29,10 @@ from rich.text import Text
 
 from node.report import PeerRow, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
 from node.status import as_values, fetch
-from protos.errors import NetworkError, OperatorError, SwarmentumError
+from protos.errors import NetworkError, OperatorError, StoppedError, SwarmentumError
 from protos.invite import Invite
 from protos.run_config import RunConfig
+from protos.signals import asked_to_stop
 from protos.toml_file import describe
 
 READY_SECONDS_MAX = 60.0
@@ -169,7 +170,7 @@ def run_demo(options: DemoOptions) -> int:
     prepare_output(options.output)
     logs = options.output / "logs"
     logs.mkdir()
-    with ExitStack() as stack:
+    with asked_to_stop(_stopped), ExitStack() as stack:
         homes = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="swarmentum-demo-")))
         processes = Processes(logs)
         stack.callback(processes.close)
@@ -184,6 +185,11 @@ def run_demo(options: DemoOptions) -> int:
         seconds = time.monotonic() - started
         all_steps = _steps(homes, invite, options)
     return _report(console, options, summaries, all_steps, seconds)
+
+
+def _stopped(_number: int) -> None:
+    """Ctrl-C, SIGTERM or a closed terminal: what was started is stopped on the way out."""
+    raise StoppedError("stopped")
 
 
 def _start_coordinator(processes: Processes, homes: Path, options: DemoOptions) -> dict[str, Any]:

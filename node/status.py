@@ -90,7 +90,7 @@ def show(values: dict[str, Any]) -> None:
     for peer in values["peers"]:
         table.add_row(
             peer["id"][-8:],
-            peer["phase"],
+            f"{peer['phase']}, anchor" if peer["anchor"] else peer["phase"],
             Text(peer["device"]),
             str(peer["step"]),
             peer["digest"][:16],

@@ -22,7 +22,6 @@ from tests.attack.attacks import all_attacks
 from tests.system.local_swarm import GUARD, TINY_MODEL, LocalSwarm, digests_by_step
 
 HONEST = ("ada", "bob", "cyd")
-CALM_SECONDS = 8.0
 AFTER_SECONDS_MAX = 60.0
 STEPS_AFTER = 5
 RUN = f"""
@@ -67,9 +66,9 @@ def pace(swarm: LocalSwarm, seconds: float) -> float:
     return (head(swarm) - before) / (time.monotonic() - began)
 
 
-def attacked(swarm: LocalSwarm, name: str, what: str, seconds: float) -> Result:
+def attacked(swarm: LocalSwarm, name: str, what: str, seconds: float, calm_seconds: float) -> Result:
     """One attack, in a process of its own; the run has to be whole afterwards, and to go on."""
-    calm = pace(swarm, CALM_SECONDS)
+    calm = pace(swarm, calm_seconds)
     command = [*GUARD, str(os.getpid()), sys.executable, "-m", "tests.attack.one"]
     pid = str(swarm.processes["coordinator"].child.pid)
     before, began = head(swarm), time.monotonic()
@@ -109,6 +108,7 @@ def table_of(results: list[Result]) -> Table:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.attack", description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each attack lasts")
+    parser.add_argument("--calm", type=float, default=8.0, help="how long the run is looked at before each")
     parser.add_argument("--only", nargs="*", default=[], help="names of attacks")
     options = parser.parse_args()
     attacks = {n: a for n, a in all_attacks().items() if not options.only or n in options.only}
@@ -123,7 +123,7 @@ def main() -> int:
             swarm.wait_step("ada", 10)
             for name, attack in attacks.items():
                 console.print(f"{name}: {attack.what} ...", highlight=False)
-                results.append(attacked(swarm, name, attack.what, options.seconds))
+                results.append(attacked(swarm, name, attack.what, options.seconds, options.calm))
         finally:
             swarm.close()
     console.print(table_of(results))

@@ -189,7 +189,7 @@ def foreign_text(data: bytes) -> None:
 def requests(data: bytes) -> None:
     opened = Opened(Kind.KIND_REPORT, RUN, STRANGER.public_key, data, b"")
     for attempt in (
-        lambda: _joined(opened, parse(coordinator_pb2.JoinBody, data), STRANGER.public_key, 0),
+        lambda: _joined(opened, parse(coordinator_pb2.JoinBody, data), STRANGER.public_key, 0, ""),
         lambda: _reported(opened, parse(coordinator_pb2.ReportBody, data)),
         lambda: parse(coordinator_pb2.FollowBody, data),
         lambda: parse(coordinator_pb2.CreateRunBody, data),

@@ -237,7 +237,16 @@ async def test_it_watches_a_run_of_the_real_coordinator(tmp_path: Path) -> None:
             assert served.stdout is not None
             port = json.loads(served.stdout.readline())["port"]
             (tmp_path / "run.toml").write_text("[clock]\nsteps = 3\n")
-            create = [*command, "run", "create", str(tmp_path / "run.toml"), "--home", str(tmp_path), "--json"]
+            create = [
+                *command,
+                "run",
+                "create",
+                str(tmp_path / "run.toml"),
+                "--home",
+                str(tmp_path),
+                "--json",
+                "--no-layout",
+            ]
             made = subprocess.run(
                 create, capture_output=True, text=True, check=True, timeout=LINE_SECONDS_MAX, cwd=ROOT
             )

@@ -61,7 +61,9 @@ def test_a_download_needs_a_yes_where_nobody_can_be_asked(swarm: LocalSwarm, tmp
     file = tmp_path / "run.toml"
     text = RUN.replace('source = "SOURCE"', 'tokenizer = "some/body"')
     file.write_text(text.replace("BOOTSTRAP", json.dumps(swarm.bootstrap[0])))
-    create = swarm.start("create2", "coordinator", "run", "create", str(file), "--home", swarm.home, "--json")
+    create = swarm.start(
+        "create2", "coordinator", "run", "create", str(file), "--home", swarm.home, "--json", "--no-layout"
+    )
     link = create.first_json()["invite"]
     create.finish()
     done = join(link, *flags(tmp_path))

@@ -104,7 +104,9 @@ async def create(home: Path) -> Invite:
     """`run create` on the coordinator that serves `home`."""
     file = home.parent / "run.toml"
     file.write_text(RUN_TOML)
-    done = await asyncio.to_thread(command, "run", "create", str(file), "--home", str(home), "--json", cwd=home.parent)
+    done = await asyncio.to_thread(
+        command, "run", "create", str(file), "--home", str(home), "--no-layout", "--json", cwd=home.parent
+    )
     assert done.returncode == 0, done.stderr
     return Invite.parse(json.loads(done.stdout)["invite"])
 

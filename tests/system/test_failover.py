@@ -83,7 +83,9 @@ class Coordinators(LocalSwarm):
         file.write_text(RUN.replace("DATA", str(text)).replace("BOOTSTRAP", json.dumps(self.bootstrap[0])))
         # asked of the one that stands by, if there is one: it knows who acts
         home = str(folder / ("one" if self.one_first else "two"))
-        create = self.start("create", "coordinator", "run", "create", str(file), "--home", home, "--json")
+        create = self.start(
+            "create", "coordinator", "run", "create", str(file), "--home", home, "--json", "--no-layout"
+        )
         self.link = create.first_json()["invite"]
         create.finish()
         self.invite = Invite.parse(self.link)

@@ -68,7 +68,9 @@ class NatSwarm(LocalSwarm):
         run = run.replace("DATA", str(text)).replace("MIN_PEERS", str(min_peers))
         file = self.folder / "run.toml"
         file.write_text(run.replace("BOOTSTRAP", json.dumps(self.bootstrap)))
-        create = self.start("create", "coordinator", "run", "create", str(file), "--home", self.home, "--json")
+        create = self.start(
+            "create", "coordinator", "run", "create", str(file), "--home", self.home, "--json", "--no-layout"
+        )
         self.link = create.first_json()["invite"]
         create.finish()
         self.invite = Invite.parse(self.link)

@@ -55,7 +55,9 @@ def another_run(swarm: LocalSwarm, tmp_path: Path, text: str) -> str:
     """The link of one more run on the swarm's coordinator."""
     file = tmp_path / "another.toml"
     file.write_text(text.replace("BOOTSTRAP", json.dumps(swarm.bootstrap[0])))
-    create = swarm.start("another", "coordinator", "run", "create", str(file), "--home", swarm.home, "--json")
+    create = swarm.start(
+        "another", "coordinator", "run", "create", str(file), "--home", swarm.home, "--json", "--no-layout"
+    )
     link: str = create.first_json()["invite"]
     create.finish()
     return link

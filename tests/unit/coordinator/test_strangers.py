@@ -22,6 +22,7 @@ from coordinator.events import (
 )
 from coordinator.state import Peer, PeerPhase, Phase
 from coordinator.trust import Standing
+from protos.identity import peer_id
 from protos.run_config import AdmissionConfig, RunConfig, TrustConfig
 from protos.ticket import Ticket
 from tests.unit.coordinator.driver import (
@@ -198,6 +199,18 @@ def test_nobody_makes_itself_an_anchor() -> None:
         harness.feed(replace(joined(9), anchor=True, ticket=ticket, unix_ms=1))
         assert "anchor" in harness.refusals[-1] or "has not made this invite" in harness.refusals[-1]
     assert not harness.run.anchored
+
+
+def test_a_key_that_the_configuration_names_is_an_anchor_without_a_ticket() -> None:
+    trust = TrustConfig(anchors=[peer_id(key(ANCHOR))])
+    harness = Harness(RunConfig(clock=config(min_peers=1).clock, trust=trust))
+    comes(harness, 0)
+    harness.feed(Reported(key(0), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    assert "waiting for an anchor" in harness.run.reason
+    harness.feed(replace(joined(ANCHOR), anchor=True))
+    harness.feed(Connected(key(ANCHOR)))
+    harness.feed(Reported(key(ANCHOR), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    assert harness.run.phase is Phase.OPEN
 
 
 def test_an_anchors_word_is_enough_that_a_payload_is_held_and_it_is_needed() -> None:

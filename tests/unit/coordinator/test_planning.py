@@ -1,0 +1,65 @@
+"""What `run create` settles, and what it says about it."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import pytest
+
+from coordinator.planning import layout_of_run, planned, votes_needed
+from node.model.spec import ModelSpec, build
+from node.replica import Replica
+from protos.address import block_of
+from protos.identity import peer_id
+from protos.run_config import AdmissionConfig, ClockConfig, OptimizerConfig, RunConfig, TrustConfig
+from tests.unit.coordinator.driver import key
+
+THREE = ClockConfig(min_peers=3)
+NAMED = TrustConfig(anchors=[peer_id(key(7))])
+
+
+@pytest.mark.parametrize(("config", "votes", "anchor", "enabled", "says"), [
+    (RunConfig(clock=THREE), 7000, True, True, "because the run is open and has an anchor"),
+    (RunConfig(clock=THREE), None, True, True, "because the run is open and has an anchor"),
+    (RunConfig(clock=THREE, trust=NAMED), 7000, False, True, "because the run is open and has an anchor"),
+    (RunConfig(clock=THREE), 7000, False, False, "has no anchor"),
+    (RunConfig(), 7000, True, False, "min_peers of at least 3, and it is 1"),
+    (RunConfig(clock=THREE), 20, True, False, "a payload has 20 votes, and they need 288"),
+    (RunConfig(clock=THREE, optimizer=OptimizerConfig(overlap=True)), 7000, True, False, "overlap"),
+    (RunConfig(clock=THREE, trust=TrustConfig(enabled=False)), 7000, True, False, ""),
+    (RunConfig(clock=THREE, admission=AdmissionConfig(mode="invite")), 7000, True, False, ""),
+])  # fmt: skip
+def test_checks_are_on_for_an_open_run_with_an_anchor_where_they_can_judge(
+    config: RunConfig, votes: int | None, anchor: bool, enabled: bool, says: str
+) -> None:
+    made, said = planned(config, votes, anchor=anchor)
+    assert made.trust.enabled is enabled
+    assert made.trust.anchored is anchor
+    assert (says in said) if says else not said
+    made.check_new()
+
+
+def test_larger_shares_need_more_votes() -> None:
+    small, large = RunConfig(clock=THREE), RunConfig(clock=ClockConfig(min_peers=3, batch_samples=3 * 512))
+    assert votes_needed(large) == pytest.approx(votes_needed(small) * 512 / 32, rel=0.01)
+
+
+def test_the_layout_that_a_run_fixes_is_the_one_that_its_peers_have(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "layout"\n')
+    facts, why = layout_of_run(file)
+    assert facts is not None, why
+    config = RunConfig()
+    replica = Replica(bytes(32), build(ModelSpec(), 0), config.optimizer, config.optimizer.vote_size)
+    assert facts.layout_digest == replica.layout_digest
+    assert facts.parameters == replica.demo.layout.parameters
+    assert facts.votes == replica.demo.layout.chunks * 4096 // config.optimizer.vote_size
+
+
+@pytest.mark.parametrize(("address", "block"), [
+    ("203.0.114.77", "203.0.114.0/24"), ("2a01:4f8:1:2::3", "2a01:4f8:1::/48"), ("127.0.0.1", ""), ("192.168.7.7", ""),
+    ("10.9.8.7", ""), ("::1", ""), ("fd00::1", ""), ("100.64.3.3", ""),
+])  # fmt: skip
+def test_public_addresses_are_in_blocks_and_private_ones_in_none(address: str, block: str) -> None:
+    assert block_of(ipaddress.ip_address(address)) == block
