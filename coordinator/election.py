@@ -18,7 +18,6 @@ from coordinator.hub import Hub
 from coordinator.journal import Journal, JournalError
 from coordinator.lease import LOOK_SECONDS, RENEW_SECONDS, Held, Lease
 from coordinator.replay import Replay
-from coordinator.runtime import monotonic_ms
 
 # How often a coordinator reads what the one that acts wrote, says that it is there, and looks who else is.
 READ_SECONDS = 1.0
@@ -67,7 +66,7 @@ class Election:
         while True:
             try:
                 here = await self._look()
-                await self._call(lambda: replay.catch_up(monotonic_ms()))
+                await self._call(replay.catch_up)
                 held = await self._call(self._lease.take)
                 if held is not None:
                     return held
@@ -100,7 +99,7 @@ class Election:
         """Read the rest, after which nobody else can write, and go on from there."""
         while True:
             try:
-                await asyncio.to_thread(replay.catch_up, monotonic_ms())
+                await asyncio.to_thread(replay.catch_up)
                 break
             except JournalError as error:
                 self._log.warning("the journal fails; trying again", error=str(error))

@@ -93,6 +93,15 @@ class Reported:
 
 
 @dataclass(frozen=True)
+class EntriesReturned:
+    """A peer has entries that this coordinator signed and does not have; `newest_step`: of the newest that it has."""
+
+    public_key: bytes
+    entries: tuple[EntryCommitted, ...]
+    newest_step: int
+
+
+@dataclass(frozen=True)
 class TimerFired:
     """The time that the last `Arm` asked for has come."""
 
@@ -137,7 +146,7 @@ class WithdrawalAsked:
 
 Asked = TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked | WithdrawalAsked
 """What the operator asks."""
-Event = Joined | Connected | Disconnected | Reported | TimerFired | Asked
+Event = Joined | Connected | Disconnected | Reported | EntriesReturned | TimerFired | Asked
 
 # ---- records: what must survive a crash ------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ _LANES = {
     "MayJoin": Lane.JOINING,
     "Join": Lane.JOINING,
     "Follow": Lane.PEERS,
+    "OfferEntries": Lane.PEERS,
     "Report": Lane.PEERS,
 }
 _PEERS_SERVICE, _OPERATORS_SERVICE = "swarmentum.v1.CoordinatorService", "swarmentum.v1.OperatorService"

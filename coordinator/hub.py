@@ -12,11 +12,12 @@ from typing import Any
 
 import structlog
 
+from coordinator import facts
 from coordinator.journal import Journal, JournalError
 from coordinator.metrics import Metrics
 from coordinator.reading import Reading
-from coordinator.replay import Replay, run_of
-from coordinator.runtime import RunRuntime, monotonic_ms, withdrawn_of
+from coordinator.replay import Folded, Replay, run_of
+from coordinator.runtime import RunRuntime
 from coordinator.state import Peer, PeerPhase, Phase, Run
 from coordinator.trust import Standing
 from protos.identity import Identity
@@ -64,15 +65,15 @@ class Hub:
     def restore(self) -> None:
         """Read every run back from the journal, and act. Called inside the event loop, before serving."""
         replay = Replay(self._journal)
-        replay.catch_up(monotonic_ms())
+        replay.catch_up()
         self.act(replay, self._journal, lambda: None)
 
     def act(self, replay: Replay, journal: Journal, fenced: Callable[[], None]) -> None:
         """Go on with the runs that were read, writing to `journal`; `fenced` is called when it refuses a write for good."""
         self._acting, self._fenced, self.stands_by = journal, fenced, None
         self.metrics.acts.set(1)
-        for run, genesis in replay.runs(monotonic_ms()):
-            self._add(run, genesis)
+        for folded in replay.runs():
+            self._add(folded)
         self.left_out = replay.left_out
         for run_id, why in self.left_out.items():
             where, name = journal.place, run_id.hex()[:16]
@@ -99,23 +100,17 @@ class Hub:
         await asyncio.get_running_loop().run_in_executor(self._io, journal.create_run, run_id, genesis)
         if journal is not self._acting or self.stands_by is not None:
             raise JournalError("the run is created, and another coordinator acts since: it has it")
-        self._add(run_of(run_id, genesis), genesis)
+        self._add(Folded(genesis, run_of(run_id, genesis)))
         return run_id
 
-    def _add(self, run: Run, genesis: log_pb2.Genesis) -> None:
-        self._genesis[run.run_id] = genesis
-        self.noted(run.run_id, run.config.name)
-        self.runs[run.run_id] = RunRuntime(
-            run,
-            run_of(run.run_id, genesis),
-            self._acting,
-            self.identity,
-            self.metrics,
-            self._io,
-            self._fenced,
-            self._reading,
+    def _add(self, folded: Folded) -> None:
+        run_id = folded.run.run_id
+        self._genesis[run_id] = folded.genesis
+        self.noted(run_id, folded.run.config.name)
+        self.runs[run_id] = RunRuntime(
+            folded, self._acting, self.identity, self.metrics, self._io, self._fenced, self._reading
         )
-        self.metrics.observe(run)
+        self.metrics.observe(self.runs[run_id].run)
 
     async def stop(self) -> None:
         """End every stream; nothing more is written after this."""
@@ -147,14 +142,14 @@ class Hub:
             head_step=run.head_step,
             head_hash=run.head_hash,
             total_steps=run.config.clock.steps,
-            snapshot=runtime.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            snapshot=facts.snapshot_ref(run, run.snapshot) if run.snapshot else None,
             peers=[_status(run, peer) for peer in peers[:STATUS_PEERS_MAX]],
             loss=run.loss,
             reason=run.reason,
             payload_bytes_total=run.payload_bytes_total,
             exclusions=_exclusions(run),
-            earlier=runtime.earlier_snapshots(run),
-            withdrawn=withdrawn_of(run),
+            earlier=facts.earlier_snapshots(run),
+            withdrawn=facts.withdrawn_of(run),
             anchored=run.anchored,
         )
 

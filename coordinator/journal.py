@@ -1,16 +1,20 @@
 """The journal: what must survive a crash, in order, in a database (SQLite by default, any SQLAlchemy URL).
 
-A record is durable when `append` returns. Nothing is ever changed or deleted. Entries are kept as the signed envelopes
+A record is durable when `append` returns, and is never changed or deleted. Entries are kept as the signed envelopes
 that travel, so what a peer gets after a restart is bit for bit what it would have got before. Of several coordinators
 that share a database, only the one with the newest token of the lease can write (`fenced`).
+Checkpoints stand beside the records, in a table of their own, and say nothing that the records do not: only the newest
+two of each run are kept.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +41,16 @@ from coordinator.events import (
 )
 from protos.envelope import parse
 from protos.equivocation import prove
-from protos.errors import SwarmentumError
+from protos.errors import Refusal, SwarmentumError
 from protos.identity import Identity
 from protos.limits import PUBLIC_KEY_BYTES, TICKET_ID_BYTES
 from protos.log import (
     SignedEntry,
+    entry_hash,
     equivocation_body,
     equivocation_from_body,
     open_entry,
+    reopen_entry,
     seal_entry,
     tick_body,
     tick_from_body,
@@ -71,6 +77,19 @@ _RECORDS = sa.Table(
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Index("records_by_step", "run_id", "kind", "step"),
 )
+_CHECKPOINTS = sa.Table(
+    "checkpoints",
+    _METADATA,
+    sa.Column("run_id", sa.LargeBinary(32), sa.ForeignKey("runs.run_id"), primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("head_hash", sa.LargeBinary(32), nullable=False),
+    sa.Column("sha256", sa.LargeBinary(32), nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+CHECKPOINTS_KEPT = 2
+"""The newest, and one more in case that the newest does not fit."""
+VERIFIED_LAST = 8
+"""Of the entries that are read, so many of the newest are verified: each holds the hash of all before it."""
 LEASE = sa.Table(
     "lease",
     sa.MetaData(),
@@ -89,6 +108,15 @@ class JournalError(SwarmentumError):
 
 class FencedError(JournalError):
     """Another coordinator acts on this database since: nothing was written, and nothing more may be."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run as its first `number` records made it; the last of them is the entry whose hash is `head_hash`."""
+
+    number: int
+    head_hash: bytes
+    body: bytes
 
 
 class Journal:
@@ -166,13 +194,59 @@ class Journal:
             raise FencedError(f"another coordinator acts: the lease has a newer token than {self._token}")
 
     def records(self, run_id: bytes, first: int = 0) -> Iterator[Record]:
-        """Every record of a run from the number `first` on, in order; numbers have no gaps."""
-        query = sa.select(_RECORDS.c.kind, _RECORDS.c.step, _RECORDS.c.body).where(
-            _RECORDS.c.run_id == run_id, _RECORDS.c.number >= first
-        )
+        """Every record of a run from the number `first` on, in order; numbers have no gaps.
+
+        The coordinator's own signatures are verified on the newest entries only.
+        """
+        newest = sa.select(_RECORDS.c.number).where(_RECORDS.c.run_id == run_id, _RECORDS.c.kind == "entry")
+        newest = newest.order_by(_RECORDS.c.step.desc()).limit(VERIFIED_LAST)
+        columns = _RECORDS.c.number, _RECORDS.c.kind, _RECORDS.c.step, _RECORDS.c.body
+        query = sa.select(*columns).where(_RECORDS.c.run_id == run_id, _RECORDS.c.number >= first)
         with self._reading() as connection:
+            verified = min(connection.execute(newest).scalars(), default=0)
             for row in connection.execute(query.order_by(_RECORDS.c.number)):
-                yield self._decode(run_id, row.kind, row.step, row.body)
+                if row.kind == "entry":
+                    yield self._decode_entry(run_id, row.body, verified=row.number >= verified)
+                else:
+                    yield self._decode(run_id, row.kind, row.step, row.body)
+
+    def keep(self, run_id: bytes, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, instead of the oldest. Those of records that the journal has lost since go, too."""
+        number, body = checkpoint.number, checkpoint.body
+        self._drop(_CHECKPOINTS.c.run_id == run_id, _CHECKPOINTS.c.number >= number)
+        digest = hashlib.sha256(body).digest()
+        row = {"run_id": run_id, "number": number, "head_hash": checkpoint.head_hash, "sha256": digest, "body": body}
+        self._insert(_CHECKPOINTS, row)
+        newest = sa.select(_CHECKPOINTS.c.number).where(_CHECKPOINTS.c.run_id == run_id)
+        with self._reading() as connection:
+            numbers = connection.execute(newest.order_by(_CHECKPOINTS.c.number.desc())).scalars().all()
+        if len(numbers) > CHECKPOINTS_KEPT:
+            self._drop(_CHECKPOINTS.c.run_id == run_id, _CHECKPOINTS.c.number < numbers[CHECKPOINTS_KEPT - 1])
+
+    def _drop(self, *which: sa.ColumnElement[bool]) -> None:
+        statement = sa.delete(_CHECKPOINTS).where(*which)
+        if self._token is not None:
+            statement = statement.where(sa.exists().where(LEASE.c.token == self._token))
+        with self._writing() as connection:
+            connection.execute(statement)
+
+    def checkpoints(self, run_id: bytes) -> tuple[list[Checkpoint], list[str]]:
+        """Those that fit the records, newest first; and why the others do not."""
+        query = sa.select(_CHECKPOINTS).where(_CHECKPOINTS.c.run_id == run_id)
+        found, unfit = [], []
+        with self._reading() as connection:
+            for row in connection.execute(query.order_by(_CHECKPOINTS.c.number.desc())).all():
+                entry = sa.select(_RECORDS.c.body).where(
+                    _RECORDS.c.run_id == run_id, _RECORDS.c.number == row.number - 1, _RECORDS.c.kind == "entry"
+                )
+                body = connection.execute(entry).scalar()
+                if hashlib.sha256(row.body).digest() != row.sha256:
+                    unfit.append(f"the one of {row.number} records is damaged")
+                elif body is None or _hash_of(body) != row.head_hash:
+                    unfit.append(f"the one of {row.number} records names an entry that the journal does not have")
+                else:
+                    found.append(Checkpoint(row.number, row.head_hash, row.body))
+        return found, unfit
 
     def entries(self, run_id: bytes, from_step: int, count: int) -> list[bytes]:
         """Signed envelopes of at most `count` entries from `from_step` on."""
@@ -275,9 +349,20 @@ class Journal:
             return PeerExcluded(body[:PUBLIC_KEY_BYTES], body[PUBLIC_KEY_BYTES:].decode())
         if kind == "readmitted":
             return PeerReadmitted(body)
-        assert kind == "entry", f"the journal holds a record of unknown kind {kind!r}"
-        signed = open_entry(body, run_id=run_id, coordinator=self._identity.public_key)
-        return EntryCommitted(signed.entry, parse(envelope_pb2.SignedEnvelope, body).body, signed.hash)
+        raise ValueError(f"the journal holds a record of unknown kind {kind!r}")
+
+    def _decode_entry(self, run_id: bytes, data: bytes, *, verified: bool) -> EntryCommitted:
+        coordinator = self._identity.public_key
+        signed = open_entry(data, run_id=run_id, coordinator=coordinator) if verified else reopen_entry(data)
+        return EntryCommitted(signed.entry, parse(envelope_pb2.SignedEnvelope, data).body, signed.hash)
+
+
+def _hash_of(envelope: bytes) -> bytes:
+    """The hash of the entry in it; empty if there is none."""
+    try:
+        return entry_hash(parse(envelope_pb2.SignedEnvelope, envelope).body)
+    except Refusal:
+        return b""
 
 
 @contextmanager

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator import admin, membership, memory, reports, steps
+from coordinator import admin, membership, memory, regained, reports, steps
 from coordinator.events import (
     Arm,
     Connected,
     Disconnected,
     Effect,
+    EntriesReturned,
     Event,
     ExclusionAsked,
     Joined,
@@ -56,6 +57,8 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
             run, effects = membership.disconnected(run, event)
         case Reported():
             run, effects = reports.reported(run, event, now_ms)
+        case EntriesReturned():
+            run, effects = regained.returned(run, event, now_ms)
         case TimerFired():
             effects = _early(run, now_ms)
         case TicketAsked() | RevocationAsked() | ExclusionAsked() | ReadmissionAsked() | WithdrawalAsked():

@@ -169,6 +169,7 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     entry = record.entry
     assert entry.step == run.head_step + 1, f"entry {entry.step} after head {run.head_step}"
     assert entry.parent_hash == run.head_hash, f"entry {entry.step} does not follow the head"
+    run = replace(run, roster=_roster_of(run, entry))
     peers = dict(run.peers)
     for c in entry.contributions:
         peer = electorate.served(run, peers.get(c.public_key, Peer(c.public_key)), entry.step)
@@ -195,6 +196,14 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     if entry.step < run.config.clock.steps:
         return transitions.move(run, Phase.WAITING)
     return replace(transitions.move(run, Phase.FINISHED), finish_by_ms=now_ms + run.config.clock.deadline_ms_max)
+
+
+def _roster_of(run: Run, entry: Entry) -> tuple[bytes, ...]:
+    """The roster that an entry decided about; of one that came back without its tick, those that it names."""
+    authors = {c.public_key for c in (*entry.contributions, *entry.trials)}
+    if run.step is not None and run.step.tick.step == entry.step and authors <= set(run.roster):
+        return run.roster
+    return tuple(sorted(authors))
 
 
 def _voted(run: Run, entry: Entry) -> dict[int, Voted]:

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 
 import structlog
 
-from coordinator import machine
+from coordinator import facts, machine
 from coordinator.events import (
     Append,
     Arm,
@@ -21,6 +21,7 @@ from coordinator.events import (
     Disconnected,
     Effect,
     EndStream,
+    EntriesReturned,
     EntryCommitted,
     Event,
     NoticeKind,
@@ -29,14 +30,14 @@ from coordinator.events import (
     SendEntry,
     SendNotice,
     SendTick,
-    SnapshotFact,
     TimerFired,
 )
-from coordinator.journal import FencedError, Journal, JournalError
+from coordinator.journal import Checkpoint, FencedError, Journal, JournalError
 from coordinator.metrics import Metrics
 from coordinator.reading import Page, Reading
-from coordinator.state import PeerPhase, Phase, Run
-from protos.errors import Reason, Refusal, SwarmentumError
+from coordinator.replay import Folded
+from coordinator.state import Phase, Run
+from protos.errors import SwarmentumError
 from protos.identity import Identity, short
 from protos.limits import ENTRIES_PAGE_MAX
 from protos.log import seal_tick
@@ -45,19 +46,11 @@ from protos.v1 import envelope_pb2
 
 # Events that a slow follower may lag behind before its stream is cut; it reconnects and reads the journal instead.
 FOLLOWER_EVENTS_MAX = 256
-SNAPSHOT_HOLDERS_MAX = 16
 JOURNAL_RETRY_MS = 1_000
 STANDS_BY = "this coordinator no longer acts; another one does"
 
 T = TypeVar("T")
 _Events: TypeAlias = "asyncio.Queue[pb.FollowResponse | None]"
-
-_NOTICE_KINDS = {
-    NoticeKind.SNAPSHOT: pb.NoticeKind.NOTICE_KIND_SNAPSHOT,
-    NoticeKind.RESYNC: pb.NoticeKind.NOTICE_KIND_RESYNC,
-    NoticeKind.FINISHED: pb.NoticeKind.NOTICE_KIND_FINISHED,
-    NoticeKind.WAITING: pb.NoticeKind.NOTICE_KIND_WAITING,
-}
 
 
 def monotonic_ms() -> int:
@@ -70,22 +63,20 @@ def unix_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def withdrawn_of(run: Run) -> list[pb.Withdrawn]:
-    """What the operator withdrew, as it travels."""
-    return [pb.Withdrawn(from_step=gone.from_step, to_step=gone.to_step) for gone in run.withdrawn]
-
-
 class NotJoinedError(SwarmentumError):
     """The peer that wants to follow is not admitted (any more): it has to join again."""
 
 
+class BehindError(SwarmentumError):
+    """The peer has more of the log than this coordinator: it can give that back."""
+
+
 class RunRuntime:
-    """One run, and the same before anything happened (`fresh`). `handle` returns what was refused, for the peer that asked."""
+    """One run, and the same as the journal has it (`folded`). `handle` returns what was refused, for the peer that asked."""
 
     def __init__(
         self,
-        run: Run,
-        fresh: Run,
+        folded: Folded,
         journal: Journal,
         identity: Identity,
         metrics: Metrics,
@@ -93,8 +84,8 @@ class RunRuntime:
         fenced: Callable[[], None],
         reading: Reading,
     ) -> None:
-        self.run = run
-        self._fresh = fresh
+        self.run = run = folded.at(monotonic_ms())
+        self._folded = folded
         self._journal = journal
         self._identity = identity
         self._metrics = metrics
@@ -110,6 +101,7 @@ class RunRuntime:
         self._stopped = False
         self._abandoned = False
         self._entry = b""
+        self._due: Checkpoint | None = None
         self._tasks: set[asyncio.Task[list[str]]] = set()
         self._log = structlog.get_logger("coordinator").bind(run=run.run_id.hex()[:16])
         self._arm_restored()
@@ -162,13 +154,29 @@ class RunRuntime:
         self._stale = False
         self.run = run
         self._observe(before, run)
+        await self._checkpoint()
         return refusals
+
+    async def _checkpoint(self) -> None:
+        """Keep the run, if it is time to. Where that fails, a restart reads more records: nothing else is lost."""
+        run_id, due = self.run.run_id, self._due
+        if due is None:
+            return
+        self._due = None
+        try:
+            await self._in_thread(lambda: self._journal.keep(run_id, due))
+        except FencedError:
+            raise
+        except JournalError as error:
+            self._log.warning("no checkpoint is kept; trying again", step=self.run.head_step, peer="-", why=str(error))
+        else:
+            self._folded.kept_step = self.run.head_step
 
     async def _restore(self) -> None:
         """After a failed write: what is in the journal counts, as after a crash; peers connect and tell again."""
-        records = await self._in_thread(lambda: list(self._journal.records(self.run.run_id)))
-        before, fresh = self.run, self._fresh
-        self.run = machine.restore(fresh, records, monotonic_ms())
+        before = self.run
+        await self._in_thread(lambda: self._folded.read(self._journal))
+        self.run = self._folded.at(monotonic_ms())
         self._stale = False
         self._observe(before, self.run)
         for key in list(self._streams):
@@ -186,7 +194,9 @@ class RunRuntime:
             case Append():
                 record = effect.record
                 await self._in_thread(lambda: self._journal.append(run.run_id, record))
+                self._folded.take(record)
                 if isinstance(record, EntryCommitted):
+                    self._due = self._folded.due() or self._due
                     self._entry = self._journal.seal(run.run_id, record).envelope
             case SendEntry():
                 entry = envelope_pb2.SignedEnvelope.FromString(self._entry)
@@ -199,7 +209,9 @@ class RunRuntime:
                 announcement = envelope_pb2.SignedEnvelope.FromString(effect.envelope)
                 self._send(effect.to, pb.FollowResponse(announcement=announcement))
             case SendNotice():
-                self._send(effect.to, self._notice(run, effect))
+                if effect.kind is NoticeKind.RESYNC:
+                    self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()
+                self._send(effect.to, pb.FollowResponse(notice=facts.notice(run, effect)))
                 self._log.info(effect.reason, step=run.head_step, peer=short(effect.to) if effect.to else "all")
             case Arm():
                 self._arm(effect.at_ms)
@@ -212,41 +224,12 @@ class RunRuntime:
             case EndStream():
                 self._end(effect.public_key)
 
-    def _notice(self, run: Run, effect: SendNotice) -> pb.FollowResponse:
-        if effect.kind is NoticeKind.RESYNC:
-            self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()
-        snapshot = self.snapshot_ref(run, effect.snapshot) if effect.snapshot else None
-        return pb.FollowResponse(
-            notice=pb.Notice(
-                kind=_NOTICE_KINDS[effect.kind],
-                reason=effect.reason,
-                snapshot=snapshot,
-                step=effect.step,
-                withdrawn=withdrawn_of(run),
-            )
-        )
-
-    @classmethod
-    def earlier_snapshots(cls, run: Run) -> list[pb.SnapshotRef]:
-        """The agreed ones before the newest, newest first."""
-        return [cls.snapshot_ref(run, fact) for fact in reversed(run.snapshots[:-1])]
-
-    @staticmethod
-    def snapshot_ref(run: Run, fact: SnapshotFact) -> pb.SnapshotRef:
-        """A snapshot with the connected peers that reported it first, then everyone connected."""
-        reports = run.reported_snapshots.get(fact.step, {})
-        here = [peer.public_key for peer in run.peers.values() if peer.phase is not PeerPhase.ABSENT]
-        stored = [key for key in here if reports.get(key) == fact]
-        others = [key for key in here if run.peers[key].phase is PeerPhase.READY and key not in stored]
-        holders = (stored + others)[:SNAPSHOT_HOLDERS_MAX]
-        return pb.SnapshotRef(step=fact.step, root=fact.root, total_bytes=fact.total_bytes, holders=holders)
-
     def _observe(self, before: Run, run: Run) -> None:
         self._metrics.observe(run)
         if run.head_step == before.head_step:
             return
         name = run.run_id.hex()[:16]
-        self._metrics.entries.labels(name).inc()
+        self._metrics.entries.labels(name).inc(run.head_step - before.head_step)
         seconds = run.durations_ms[-1] / 1000 if run.durations_ms else 0.0
         self._metrics.step_seconds.labels(name).observe(seconds)
         self._log.info("step", step=run.head_step, peer="-", loss=round(run.loss, 4), seconds=seconds)
@@ -277,10 +260,10 @@ class RunRuntime:
     async def follow(self, key: bytes, from_step: int) -> AsyncGenerator[pb.FollowResponse, None]:
         """The log after `from_step`, then events as they happen. A second stream of one peer ends the first.
 
-        Raises NotJoinedError, JournalError, or Refusal for a step that this log has not reached.
+        Raises NotJoinedError, JournalError, or BehindError for a step that this log has not reached.
         """
         if from_step > self.run.head_step:
-            raise Refusal(Reason.WRONG_STEP, f"the log after step {from_step}: the head is {self.run.head_step}")
+            raise BehindError(f"the log after step {from_step}: the head is {self.run.head_step}")
         self._end(key)
         queue: _Events = asyncio.Queue(FOLLOWER_EVENTS_MAX)
         self._streams[key] = queue
@@ -300,6 +283,15 @@ class RunRuntime:
                 del self._streams[key]
                 self._followers.pop(key, None)
                 self._spawn(Disconnected(key))
+
+    async def returned(self, event: EntriesReturned) -> list[str]:
+        """Entries that the journal had lost; returns what was refused."""
+        before = self.run.head_step
+        refusals = await self.handle(event)
+        if self.run.head_step > before:
+            log = self._log.bind(step=self.run.head_step, peer=short(event.public_key))
+            log.warning("the journal had lost its end: a peer gave entries back", from_step=before + 1)
+        return refusals
 
     async def entries(self, from_step: int, *, follows: bool) -> Page:
         """One page of signed entries, for a peer that `follows` or for a stranger. JournalError, BusyError."""

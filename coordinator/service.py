@@ -9,12 +9,14 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from coordinator import admission, rules
+from coordinator import admission, facts, rules
 from coordinator.bootstrap import bootstrap
 from coordinator.events import (
     Asked,
     Claim,
     Disconnected,
+    EntriesReturned,
+    EntryCommitted,
     ExclusionAsked,
     Joined,
     ReadmissionAsked,
@@ -28,7 +30,7 @@ from coordinator.gate import admitted
 from coordinator.hub import Hub
 from coordinator.journal import JournalError
 from coordinator.reading import BusyError
-from coordinator.runtime import NotJoinedError, RunRuntime, monotonic_ms, unix_ms, withdrawn_of
+from coordinator.runtime import BehindError, NotJoinedError, RunRuntime, monotonic_ms, unix_ms
 from coordinator.sessions import Sessions
 from protos import limits
 from protos.address import block_of, network_of, site, usable
@@ -36,7 +38,7 @@ from protos.envelope import NO_RUN, Kind, Opened, check, parse
 from protos.equivocation import prove
 from protos.errors import Reason, Refusal
 from protos.identity import peer_id
-from protos.log import FORMAT_VERSION, equivocation_from_body, run_id_of, verdict_from_body
+from protos.log import FORMAT_VERSION, entry_body, equivocation_from_body, open_entry, run_id_of, verdict_from_body
 from protos.run_config import config_from_json
 from protos.text import printable
 from protos.ticket import Ticket, open_ticket, ticket_body, ticket_from_body
@@ -157,9 +159,9 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             session_id=self._sessions.open(run.run_id, opened.public_key, network),
             head_step=run.head_step,
             head_hash=run.head_hash,
-            snapshot=runtime.snapshot_ref(run, run.snapshot) if run.snapshot else None,
-            earlier=runtime.earlier_snapshots(run),
-            withdrawn=withdrawn_of(run),
+            snapshot=facts.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            earlier=facts.earlier_snapshots(run),
+            withdrawn=facts.withdrawn_of(run),
             bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
         )
 
@@ -182,8 +184,8 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             async with aclosing(runtime.follow(opened.public_key, body.from_step)) as events:
                 async for event in events:
                     await context.write(event)
-        except Refusal as refusal:
-            await self._refuse(context, refusal)
+        except BehindError as error:
+            await self._abort(context, grpc.StatusCode.OUT_OF_RANGE, str(error))
         except NotJoinedError as error:
             await self._abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
         except JournalError as error:
@@ -208,6 +210,29 @@ class CoordinatorService(_Door, rpc.CoordinatorServiceServicer):
             await self._handled(context, lambda: runtime.handle(Disconnected(opened.public_key, leaving=True)))
         taken = event.claim is not None and rules.heard(runtime.run, opened.public_key, event.claim)
         return pb.ReportResponse(refusals=refusals, announcement_taken=taken, coordinators=self._hub.coordinators)
+
+    async def OfferEntries(  # noqa: N802
+        self, request: pb.OfferEntriesRequest, context: Context
+    ) -> pb.OfferEntriesResponse:
+        """Take back what the journal has lost."""
+        runtime = await self._runtime(context, request.envelope.run_id)
+        if not self._sessions.may_report(context.peer(), monotonic_ms()):
+            await self._abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many offers; try again in a second")
+        try:
+            opened = self._open(request.envelope, Kind.KIND_REPORT)
+            body = parse(pb.ReportBody, opened.body)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        await self._in_session(context, opened, body.session_id, body.sequence)
+        admitted(body.session_id)
+        try:
+            event = _returned(opened, request, self._hub.identity.public_key, runtime.run.head_step)
+        except Refusal as refusal:
+            await self._refuse(context, refusal)
+        refusals = await self._handled(context, lambda: runtime.returned(event))
+        if refusals:
+            await self._abort(context, grpc.StatusCode.FAILED_PRECONDITION, refusals[0])
+        return pb.OfferEntriesResponse(head_step=runtime.run.head_step)
 
     async def ListEntries(  # noqa: N802
         self, request: pb.ListEntriesRequest, context: Context
@@ -427,6 +452,24 @@ def _joined(opened: Opened, body: pb.JoinBody, coordinator: bytes, now_unix_ms: 
         network,
         body.anchor,
     )
+
+
+def _returned(opened: Opened, request: pb.OfferEntriesRequest, coordinator: bytes, head_step: int) -> EntriesReturned:
+    """Entries beyond the head, with our own signature. The newest is verified first: who has none costs one look."""
+    _bounded(len(request.entries), limits.ENTRIES_PAGE_MAX, "entries")
+    newest = _own(request.newest, opened.run_id, coordinator)
+    if newest.entry.step <= head_step:
+        return EntriesReturned(opened.public_key, (), newest.entry.step)
+    entries = tuple(_own(envelope, opened.run_id, coordinator) for envelope in request.entries)
+    return EntriesReturned(opened.public_key, entries, newest.entry.step)
+
+
+def _own(envelope: envelope_pb2.SignedEnvelope, run_id: bytes, coordinator: bytes) -> EntryCommitted:
+    data = envelope.SerializeToString(deterministic=True)
+    signed = open_entry(data, run_id=run_id, coordinator=coordinator)
+    if entry_body(signed.entry) != envelope.body:
+        raise Refusal(Reason.MALFORMED, f"entry {signed.entry.step} was made by another version of this program")
+    return EntryCommitted(signed.entry, envelope.body, signed.hash)
 
 
 def _reported(opened: Opened, body: pb.ReportBody) -> Reported:

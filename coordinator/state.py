@@ -55,7 +55,7 @@ class TicketState(Enum):
 
 
 MOVES: dict[Phase, frozenset[Phase]] = {
-    Phase.WAITING: frozenset({Phase.WAITING, Phase.OPEN}),
+    Phase.WAITING: frozenset({Phase.WAITING, Phase.OPEN, Phase.FINISHED}),  # finished by an entry that came back
     Phase.OPEN: frozenset({Phase.OPEN, Phase.WAITING, Phase.FINISHED}),
     Phase.FINISHED: frozenset({Phase.FINISHED}),
 }
@@ -205,6 +205,7 @@ class Run:
     reported_snapshots: Mapping[int, Mapping[bytes, SnapshotFact]] = field(default_factory=dict)
     finish_by_ms: int = 0
     finished_told: bool = False
+    lost_until: int = 0  # the log goes on to this step, as a peer has proven: no step opens before it is there again
 
     def with_phase(self, phase: PeerPhase) -> list[Peer]:
         """Peers in a phase, sorted by public key."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator import agreement, electorate, entries, memory, quorum, rules, transitions
+from coordinator import agreement, electorate, entries, memory, quorum, regained, rules, transitions
 from coordinator.events import Append, Arm, NoticeKind, SendNotice, SendTick, TickOpened
 from coordinator.state import OpenStep, Outcome, PeerPhase, Phase, Run
 from protos.log import Tick, lr_to_bits
@@ -15,6 +15,8 @@ from protos.log import Tick, lr_to_bits
 
 def progress(run: Run, now_ms: int) -> Outcome:
     """Open, close, reopen or finish, as far as the rules allow right now."""
+    if missed := regained.is_missed(run):
+        return replace(run, reason=missed), []
     if run.phase is Phase.WAITING:
         return _try_open(run, now_ms)
     if run.phase is Phase.OPEN:

@@ -287,7 +287,9 @@ def logged(standings: Mapping[bytes, Standing], entry: Entry, roster: Sequence[b
     """
     after = dict(standings)
     for key in entry.readmitted:
-        after[key] = replace(after.get(key, Standing()), log_excludes=False)
+        before = after.get(key, Standing())
+        # still excluded: the journal lost the operator's word, and a peer gave this entry back
+        after[key] = Standing() if before.excluded else replace(before, log_excludes=False)
     after = _settled(after, entry.readmitted)
     for exclusion in entry.exclusions:
         before = after.get(exclusion.public_key, Standing())

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from protos import limits
 from protos.assignment import Range, Share
-from protos.envelope import Kind, Opened, open_envelope, parse, seal, seal_bytes
+from protos.envelope import Kind, open_envelope, parse, seal, seal_bytes
 from protos.errors import Reason, Refusal
 from protos.identity import Identity
 from protos.v1 import envelope_pb2, log_pb2
@@ -238,11 +238,20 @@ def open_entry(data: bytes, *, run_id: bytes, coordinator: bytes) -> SignedEntry
     """Verify a log entry's envelope and its ranges, or raise `Refusal`. The chain is the caller's to check."""
     bound = limits.ENTRY_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
     opened = open_envelope(data, kind=Kind.KIND_LOG_ENTRY, run_id=run_id, bytes_max=bound, signer=coordinator)
-    return SignedEntry(_entry(opened), entry_hash(opened.body), data)
+    return SignedEntry(_entry(opened.body), entry_hash(opened.body), data)
 
 
-def _entry(opened: Opened) -> Entry:
-    body = parse(log_pb2.LogEntry, opened.body)
+def reopen_entry(data: bytes) -> SignedEntry:
+    """An entry that the caller has signed or verified before: its ranges, but not its signature again. Raises `Refusal`.
+
+    Never for what comes from a stranger.
+    """
+    body = parse(envelope_pb2.SignedEnvelope, data).body
+    return SignedEntry(_entry(body), entry_hash(body), data)
+
+
+def _entry(data: bytes) -> Entry:
+    body = parse(log_pb2.LogEntry, data)
     _in_range(1 <= body.step <= limits.STEP_MAX, f"step {body.step}")
     _in_range(len(body.parent_hash) == limits.HASH_BYTES, "parent hash length")
     _in_range(len(body.parent_state_digest) in (0, limits.HASH_BYTES), "state digest length")

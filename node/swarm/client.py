@@ -11,7 +11,7 @@ import hashlib
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -30,7 +30,7 @@ from protos.log import run_id_of
 from protos.run_config import RunConfig, UnknownSetting, config_from_json
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
-from protos.v1 import log_pb2
+from protos.v1 import envelope_pb2, log_pb2
 
 TLS_NAME = "swarmentum-coordinator"
 _OPTIONS = {
@@ -67,6 +67,10 @@ class SessionLostError(NetworkError):
 
 class BusyError(NetworkError):
     """The coordinator has too much to do for our network address at the moment: try again in a second."""
+
+
+class BehindError(NetworkError):
+    """The coordinator's log is shorter than what it has told us: its journal has lost its end."""
 
 
 def software_version() -> str:
@@ -245,6 +249,17 @@ class CoordinatorClient:
         finally:
             call.cancel()
 
+    async def offer(self, entries: Sequence[bytes], newest: bytes) -> int:
+        """Give entries back that the coordinator has lost; returns the step of its head after that."""
+        body = pb.ReportBody(session_id=self._session, sequence=self._next())
+        request = pb.OfferEntriesRequest(
+            envelope=self._seal(Kind.KIND_REPORT, body),
+            entries=[envelope_pb2.SignedEnvelope.FromString(data) for data in entries],
+            newest=envelope_pb2.SignedEnvelope.FromString(newest),
+        )
+        response: pb.OfferEntriesResponse = await self._call("OfferEntries", request)
+        return response.head_step
+
     async def report(self, body: pb.ReportBody) -> list[str]:
         """Send a report; returns what was refused, and why."""
         return list((await self.tell(body)).refusals)
@@ -314,6 +329,8 @@ def _translated(error: Any) -> NetworkError | RefusedError:
     code, details = error.code(), error.details()
     if code == grpc.StatusCode.UNAUTHENTICATED:
         return SessionLostError(f"the coordinator does not know this session: {details}")
+    if code == grpc.StatusCode.OUT_OF_RANGE:
+        return BehindError(f"the coordinator has less of the log than this peer: {details}")
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return BusyError(f"the coordinator is busy: {details}")
     if code in _REFUSALS:

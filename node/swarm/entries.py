@@ -19,12 +19,15 @@ from node.swarm.runtime import Runtime
 from node.swarm.view import View
 from node.swarm.witness import Told, Witness
 from protos.errors import Refusal, RefusedError
+from protos.limits import REQUEST_BYTES_MAX
 from protos.log import SignedEntry
 
 _Collecting: TypeAlias = "asyncio.Queue[asyncio.Task[Committed | None]]"
 
 ENTRIES_AHEAD_MAX = 64
 ENTRY_PUBLISHERS = 2
+# Of entries in one request: half of what a request may have, and one entry has a fifth of it.
+OFFER_BYTES_MAX = REQUEST_BYTES_MAX // 2
 
 
 class Entries:
@@ -84,6 +87,15 @@ class Entries:
             return
         if self._compare(signed):
             await self._extend(signed, gossip=True)
+
+    def lost(self, step: int) -> tuple[list[bytes], bytes]:
+        """What a coordinator whose head is `step` has lost, a page of it, and the newest entry; empty: not kept here."""
+        newest = self._witness.entry(self._view.step)
+        return (self._witness.after(step, OFFER_BYTES_MAX), newest) if newest else ([], b"")
+
+    def agrees(self, data: bytes) -> bool:
+        """Whether the coordinator's entry can be in one log with those that this peer goes by. Raises `Refusal`."""
+        return self._compare(self._view.chain.open(data))
 
     def overhear(self, data: bytes) -> None:
         """An entry that others gossip. Raises `Refusal`."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from node.swarm import settings as limits
 from node.swarm.announcements import Announcements
-from node.swarm.client import CoordinatorClient, SessionLostError
+from node.swarm.client import BehindError, CoordinatorClient, SessionLostError
 from node.swarm.entries import Entries
 from node.swarm.events import Agreed, Failed, Finished, Opened, Resync, Waiting
 from node.swarm.reporter import Reporter
@@ -53,7 +53,8 @@ class Follower:
 
     async def follow_forever(self) -> None:
         """The coordinator's stream, again and again, from the one that acts; gives up after the configured patience."""
-        delay, heard, lost, away = limits.RETRY_SECONDS_MIN, time.monotonic(), False, False
+        delay, heard = limits.RETRY_SECONDS_MIN, time.monotonic()
+        lost = away = behind = False
         while True:
             self._reporter.pause()
             try:
@@ -62,6 +63,9 @@ class Follower:
                 if lost:
                     await self._join()
                     lost = False
+                if behind:
+                    behind = False
+                    await self._give_back()
                 async for event in self._client.follow(self._view.step):
                     delay, heard = limits.RETRY_SECONDS_MIN, time.monotonic()
                     await self._take(event)
@@ -70,6 +74,8 @@ class Follower:
             except SessionLostError as error:
                 problem, lost = error, True
                 delay = limits.RETRY_SECONDS_MIN  # it is there: no wait as for one that is away
+            except BehindError as error:
+                problem, behind = error, True
             except NetworkError as error:
                 problem, away = error, True
             except RefusedError as error:
@@ -84,6 +90,30 @@ class Follower:
             await asyncio.sleep(delay)
             soon = self._client.several and silent < limits.TAKE_OVER_SECONDS_MAX
             delay = min(delay * 2, limits.TAKE_OVER_RETRY_SECONDS_MAX if soon else limits.RETRY_SECONDS_MAX)
+
+    async def _give_back(self) -> None:
+        """The coordinator's journal has lost its end: it gets the entries after its head, as far as they are kept here.
+
+        Raises NetworkError while it lacks more: another peer may have that. Two logs end this peer elsewhere.
+        """
+        _, head = await self._client.entries(self._view.step)
+        first, step = head, self._view.step
+        if head:
+            page, _ = await self._client.entries(head)
+            if page and not self._entries.agrees(page[0]):
+                raise NetworkError("the coordinator has another log")
+        while head < step:
+            entries, newest = self._entries.lost(head)
+            if not entries:
+                raise NetworkError(
+                    f"its journal lost the entries after step {head}, and this peer has not kept all of them up to {step}; "
+                    "another peer may have them, or the operator a newer journal"
+                )
+            before, head = head, await self._client.offer(entries, newest)
+            if head <= before:
+                raise NetworkError(f"it takes no entry after step {head} back")
+        text = "the coordinator's journal had lost its end: gave it entries back"
+        self._runtime.log.warning(text, step=step, entries=head - first)
 
     async def _take(self, event: pb.FollowResponse) -> None:
         what = event.WhichOneof("event")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protos.errors import DivergedError
+from protos.limits import ENTRIES_PAGE_MAX
 from protos.log import SignedEntry
 
 ENTRIES_KEPT_MAX = 1024
@@ -50,6 +51,21 @@ class Witness:
         self._bytes += len(told.envelope)
         while len(self._told) > ENTRIES_KEPT_MAX or (self._bytes > ENTRIES_KEPT_BYTES_MAX and len(self._told) > 2):
             self._bytes -= len(self._told.popitem(last=False)[1].envelope)
+
+    def after(self, step: int, bytes_max: int) -> list[bytes]:
+        """Entries after a step, without gaps and as far as they are kept: at most one page, and so many bytes, but one."""
+        found: list[bytes] = []
+        while len(found) < ENTRIES_PAGE_MAX and (told := self._told.get(step + len(found) + 1)) and told.envelope:
+            bytes_max -= len(told.envelope)
+            if found and bytes_max < 0:
+                break
+            found.append(told.envelope)
+        return found
+
+    def entry(self, step: int) -> bytes:
+        """The entry of a step; empty if it is not kept."""
+        told = self._told.get(step)
+        return b"" if told is None else told.envelope
 
     def contradiction(self, signed: SignedEntry) -> Told | None:
         """The entry that this peer goes by and that cannot be in one log with `signed`; None: they may be."""

@@ -265,6 +265,22 @@ class Notice(_message.Message):
     withdrawn: _containers.RepeatedCompositeFieldContainer[Withdrawn]
     def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., reason: _Optional[str] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., step: _Optional[int] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ...) -> None: ...
 
+class OfferEntriesRequest(_message.Message):
+    __slots__ = ("envelope", "entries", "newest")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    entries: _containers.RepeatedCompositeFieldContainer[_envelope_pb2.SignedEnvelope]
+    newest: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[_envelope_pb2.SignedEnvelope, _Mapping]]] = ..., newest: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class OfferEntriesResponse(_message.Message):
+    __slots__ = ("head_step",)
+    HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
+    head_step: int
+    def __init__(self, head_step: _Optional[int] = ...) -> None: ...
+
 class ReportRequest(_message.Message):
     __slots__ = ("envelope",)
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]

@@ -60,6 +60,11 @@ class CoordinatorServiceStub:
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.FollowRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_coordinator__pb2.FollowResponse.FromString,
                 _registered_method=True)
+        self.OfferEntries = channel.unary_unary(
+                '/swarmentum.v1.CoordinatorService/OfferEntries',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.OfferEntriesRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.OfferEntriesResponse.FromString,
+                _registered_method=True)
         self.Report = channel.unary_unary(
                 '/swarmentum.v1.CoordinatorService/Report',
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.ReportRequest.SerializeToString,
@@ -111,6 +116,14 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OfferEntries(self, request, context):
+        """Entries after this coordinator's head, signed by it: its journal lost its end, and a peer gives it back. Follow from a step
+        beyond the head says so, with OUT_OF_RANGE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Report(self, request, context):
         """What a peer announces, holds, has applied, has stored.
         """
@@ -152,6 +165,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Follow,
                     request_deserializer=protos_dot_v1_dot_coordinator__pb2.FollowRequest.FromString,
                     response_serializer=protos_dot_v1_dot_coordinator__pb2.FollowResponse.SerializeToString,
+            ),
+            'OfferEntries': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferEntries,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.OfferEntriesRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.OfferEntriesResponse.SerializeToString,
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
@@ -300,6 +318,33 @@ class CoordinatorService:
             '/swarmentum.v1.CoordinatorService/Follow',
             protos_dot_v1_dot_coordinator__pb2.FollowRequest.SerializeToString,
             protos_dot_v1_dot_coordinator__pb2.FollowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferEntries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmentum.v1.CoordinatorService/OfferEntries',
+            protos_dot_v1_dot_coordinator__pb2.OfferEntriesRequest.SerializeToString,
+            protos_dot_v1_dot_coordinator__pb2.OfferEntriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,7 +6,7 @@ Each subcommand is a module of this package with `arguments(parser)` and `measur
 import argparse
 import json
 
-from tests.bench import adversaries, codec, convergence, optimizer, swarm
+from tests.bench import adversaries, codec, convergence, optimizer, restart, swarm
 
 SUBCOMMANDS = {
     "optimizer": optimizer,
@@ -14,6 +14,7 @@ SUBCOMMANDS = {
     "swarm": swarm,
     "convergence": convergence,
     "adversaries": adversaries,
+    "restart": restart,
 }
 
 

@@ -21,6 +21,7 @@ from coordinator.events import (
     Connected,
     Disconnected,
     Effect,
+    EntriesReturned,
     EntryCommitted,
     Equivocated,
     Event,
@@ -99,6 +100,8 @@ class Harness:
     run_id: bytes = RUN_ID
     layout: bytes = b""
     """Of the genesis; empty: the agreed initial state fixes it."""
+    returning: bool = False
+    """Entries come back that the journal had lost: without their ticks."""
 
     def __post_init__(self) -> None:
         self.run = machine.new_run(self.run_id, self.settings, self.layout)
@@ -116,6 +119,7 @@ class Harness:
 
     def feed(self, event: Event) -> list[Effect]:
         """One event; its effects in order."""
+        self.returning = isinstance(event, EntriesReturned)
         if isinstance(event, TimerFired):
             self.timer = None
         run, effects = machine.step(self.run, event, self.now)
@@ -150,19 +154,23 @@ class Harness:
         if isinstance(record, EntryCommitted):
             head = self.entries[-1] if self.entries else None
             parent = next((r.hash for r in reversed(self.journal) if isinstance(r, EntryCommitted)), self.run_id)
-            entry, tick = record.entry, self.ticks[-1]
-            assert entry.step == (head.step if head else 0) + 1 == tick.step
-            assert entry.parent_hash == parent == tick.parent_hash
+            entry = record.entry
+            assert entry.step == (head.step if head else 0) + 1
+            assert entry.parent_hash == parent
             assert record.body == entry_body(entry)
             assert record.hash == entry_hash(record.body)
-            assert entry.lr_bits == tick.lr_bits
             keys = [c.public_key for c in entry.contributions]
             assert keys == sorted(set(keys))
             assert keys
-            assert set(keys) <= {share.public_key for share in tick.roster}
             self._check_exclusions(entry)
-            ranges = assign(tick.pool, tick.roster)
-            self.accepted = merge([*self.accepted, *(part for k in keys for part in ranges[k])])
+            if self.returning:
+                self.accepted = _others(entry.returned_samples, entry.next_sample)
+            else:
+                tick = self.ticks[-1]
+                assert (entry.step, entry.parent_hash, entry.lr_bits) == (tick.step, tick.parent_hash, tick.lr_bits)
+                assert set(keys) <= {share.public_key for share in tick.roster}
+                ranges = assign(tick.pool, tick.roster)
+                self.accepted = merge([*self.accepted, *(part for k in keys for part in ranges[k])])
             self.entries.append(entry)
         if isinstance(record, TickOpened):
             assert record.tick.step == len(self.entries) + 1
@@ -237,7 +245,7 @@ class Harness:
         if run.phase is Phase.FINISHED and not run.finished_told:
             assert self.timer is not None, "a run that waits for its end without a timer can stand still"
         ready = len(rules.members_of(run))
-        if run.phase is Phase.WAITING and run.snapshot is not None:
+        if run.phase is Phase.WAITING and run.snapshot is not None and run.head_step >= run.lost_until:
             enough = min(ready, len(run.ready)) if not run.standings else ready and len(run.ready)
             assert enough < run.config.clock.min_peers, "enough peers are ready, and nothing opens"
 
@@ -247,6 +255,16 @@ class Harness:
         is_open = run.step.tick.pool if run.step else ()
         everything = merge([*self.accepted, *run.returned_samples, *is_open])
         assert everything == ((Range(0, run.next_sample),) if run.next_sample else ())
+
+
+def _others(returned: tuple[Range, ...], next_sample: int) -> tuple[Range, ...]:
+    """The samples below `next_sample` that did not go back."""
+    found, start = [], 0
+    for part in (*returned, Range(next_sample, next_sample)):
+        if part.start > start:
+            found.append(Range(start, part.start))
+        start = part.stop
+    return tuple(found)
 
 
 @dataclass

@@ -71,8 +71,8 @@ def test_a_run_that_cannot_be_read_keeps_no_other_down(tmp_path: Path, damage: s
     database.close()
     replay = Replay(journal)
     for _ in range(2):
-        replay.catch_up(0)
-        assert [run.run_id for run, _ in replay.runs(0)] == [good]
+        replay.catch_up()
+        assert [folded.run.run_id for folded in replay.runs()] == [good]
     assert replay.left_out[bad].startswith("at record 0: ")
 
     async def served() -> Hub:
@@ -93,8 +93,8 @@ def test_a_run_of_a_newer_version_keeps_no_other_down(tmp_path: Path) -> None:
     text = RunConfig().canonical_json().replace('"seed"', '"seeds"')
     journal.create_run(b"n" * 32, log_pb2.Genesis(config_json=text))
     replay = Replay(journal)
-    replay.catch_up(0)
-    assert [run.run_id for run, _ in replay.runs(0)] == [good]
+    replay.catch_up()
+    assert [folded.run.run_id for folded in replay.runs()] == [good]
     assert "seeds" in replay.left_out[b"n" * 32]
     journal.close()
 

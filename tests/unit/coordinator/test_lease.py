@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from coordinator import database, lease
 from coordinator.events import TicketMade, TicketRevoked, TicketUsed, TickOpened
-from coordinator.journal import FencedError, Journal, JournalError
+from coordinator.journal import Checkpoint, FencedError, Journal, JournalError
 from coordinator.lease import LEASE_SECONDS, Held, Lease, held_since
 from protos.errors import OperatorError
 from protos.identity import Identity
@@ -192,3 +192,25 @@ def test_a_stalled_holder_gives_no_ticket_away(place: Place) -> None:
         TicketUsed(ticket.ticket_id, bytes([1]) * 32),
         TicketRevoked(ticket.ticket_id, with_peers=True),
     ]
+
+
+def test_a_stalled_holder_neither_keeps_nor_drops_a_checkpoint(place: Place) -> None:
+    one, other = place.lease(0), place.lease(1)
+    run_id = bytes([4]) * 32
+    held = one.take()
+    assert held is not None
+    old = place.journal()
+    stalled = old.fenced(held.token)
+    stalled.create_run(run_id, log_pb2.Genesis(config_json="{}"))
+    for number in (10, 20, 30):
+        stalled.keep(run_id, Checkpoint(number, bytes(32), b"of the first"))
+    one.release(held)
+    taken = other.take()
+    assert taken is not None
+    acting = place.journal().fenced(taken.token)
+    acting.keep(run_id, Checkpoint(40, bytes(32), b"of the second"))
+    with pytest.raises(FencedError):
+        stalled.keep(run_id, Checkpoint(35, bytes(32), b"too late"))
+    with old._reading() as connection:
+        numbers = connection.execute(sa.text("SELECT number FROM checkpoints ORDER BY number")).scalars().all()
+    assert numbers == [30, 40]

@@ -319,8 +319,8 @@ def test_the_journal_gives_back_what_it_got(tmp_path: Path) -> None:
         journal.append(run_id_of(genesis), record)
     assert list(journal.records(run_id_of(genesis))) == made.journal
     replay = Replay(journal)
-    replay.catch_up(0)
-    [(run, _)] = replay.runs(0)
+    replay.catch_up()
+    run = replay.runs()[0].at(0)
     assert run.standings == made.run.standings
     journal.close()
 

@@ -16,12 +16,12 @@ from coordinator import runtime as runtime_module
 from coordinator import sessions
 from coordinator.events import Disconnected, EntryCommitted, TickOpened, TimerFired
 from coordinator.state import PeerPhase, Phase
-from node.swarm.client import SessionLostError, fetch_certificate
+from node.swarm.client import BehindError, SessionLostError, fetch_certificate
 from protos import limits
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, RefusedError
 from protos.identity import Identity
-from protos.log import Chain, tick_body
+from protos.log import Chain, open_entry, seal_entry, tick_body
 from protos.run_config import AdmissionConfig, RunConfig, TrustConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
@@ -393,11 +393,53 @@ async def test_operator_requests_need_the_coordinators_key_and_count_once(tmp_pa
         assert len(again.hub.runs) == 2
 
 
-async def test_a_log_that_is_behind_the_peers_is_refused(tmp_path: Path) -> None:
+async def test_a_journal_that_lost_its_end_gets_it_back_from_a_peer(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
+        await begin(here, swarm)
+        for _ in range(3):
+            await one_step(swarm)
+        entries = here.journal.entries(here.invite.run_id, 1, 9)
+    with here.journal._engine.begin() as connection:
+        lost = sa.text(
+            "DELETE FROM records WHERE number >= (SELECT number FROM records WHERE kind = 'entry' AND step = 2)"
+        )
+        connection.execute(lost)
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as (ada, bob):
+        with pytest.raises(BehindError, match="the head is 1"):
+            await ada.join(from_step=3)
+        run_id = here.invite.run_id
+        second = open_entry(entries[1], run_id=run_id, coordinator=COORDINATOR.public_key).entry
+        foreign = seal_entry(identity(0), run_id, second).envelope
+        for offered, newest, why in (
+            ([foreign], entries[2], "unknown_signer"),
+            (entries[1:], foreign, "unknown_signer"),
+            (entries[2:], entries[2], "does not follow"),
+            ([entries[1]] * 65, entries[2], "out_of_range"),
+        ):
+            with pytest.raises(RefusedError, match=why):
+                await ada.client.offer(offered, newest)
+        assert (here.runtime.run.head_step, here.runtime.run.lost_until) == (1, 0)
+        assert await ada.client.offer(entries[1:2], entries[2]) == 2
+        assert "waiting for a peer that gives entries 3 to 3 back" in here.runtime.run.reason
+        assert await ada.client.offer(entries[1:], entries[2]) == 3
+        assert await ada.client.offer(entries[1:], entries[2]) == 3, "another peer gave the same"
+        assert here.journal.entries(here.invite.run_id, 1, 9) == entries, "the same bytes as before"
+        for peer in (ada, bob):
+            await peer.join(from_step=3)
+        for peer in (ada, bob):
+            await peer.ready(3)
+        await one_step([ada, bob])
+        assert (await ada.client.entries((1 << 64) - 1))[0] == []
+        head = here.runtime.run.head_hash
+    async with served(tmp_path, WAITS) as here:
+        assert here.runtime.run.head_hash == head
+
+
+async def test_entries_are_taken_back_within_a_session_only(tmp_path: Path) -> None:
     async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,):
-        with pytest.raises(RefusedError, match="wrong_step"):
-            await peer.join(from_step=7)
-        assert (await peer.client.entries((1 << 64) - 1))[0] == []
+        await peer.client.connect()
+        with pytest.raises(SessionLostError):
+            await peer.client.offer([], b"")
 
 
 async def test_request_of_a_peer_that_hangs_up_is_done_to_its_end(

@@ -68,3 +68,40 @@ async def test_a_coordinator_that_has_come_back_is_joined_at_once(monkeypatch: p
     assert slept == [RETRY_SECONDS_MIN * 2**n for n in range(5)] + [RETRY_SECONDS_MIN]
     assert joined == [6], "joined once, after the one short pause"
     assert [type(event) for event in said] == [Failed]
+
+
+@pytest.mark.parametrize(
+    ("kept", "taken", "why"),
+    [
+        ({3: b"3", 4: b"4", 5: b"5"}, 5, ""),
+        ({}, 2, "this peer has not kept all of them up to 5"),
+        ({3: b"3", 4: b"4", 5: b"5"}, 2, "it takes no entry after step 2 back"),
+    ],
+)
+async def test_a_coordinator_that_is_behind_gets_the_entries_back(kept: dict[int, bytes], taken: int, why: str) -> None:
+    offered: list[tuple[list[bytes], bytes]] = []
+    warned: list[Any] = []
+
+    class Client:
+        async def entries(self, from_step: int) -> tuple[list[bytes], int]:
+            return [b"the head"] if from_step <= 2 else [], 2
+
+        async def offer(self, entries: list[bytes], newest: bytes) -> int:
+            offered.append((entries, newest))
+            return min(2 + len(offered), taken)
+
+    def lost(step: int) -> tuple[list[bytes], bytes]:
+        return [kept[n] for n in range(step + 1, 6) if n in kept], kept.get(5, b"")
+
+    follower = Follower.__new__(Follower)
+    log = SimpleNamespace(warning=lambda text, **values: warned.append(values))
+    parts: Any = SimpleNamespace(lost=lost, agrees=lambda data: data == b"the head", step=5, log=log)
+    follower._client, follower._entries, follower._view, follower._runtime = Client(), parts, parts, parts  # type: ignore[assignment]
+    if why:
+        with pytest.raises(NetworkError, match=why):
+            await follower._give_back()
+        assert warned == []
+    else:
+        await follower._give_back()
+        assert offered[0] == ([b"3", b"4", b"5"], b"5")
+        assert warned == [{"step": 5, "entries": 3}]
