@@ -83,8 +83,8 @@ def test_eight_fakes_harm_nothing_in_a_run_of_three_with_an_anchor(tmp_path: Pat
     seconds = time.monotonic() - started
     try:
         print(f"calm {calm_seconds:.1f} s, loss {calm_loss:.3f}; attacked {seconds:.1f} s, loss {loss:.3f}")
-        steps = [swarm.steps(name) for name in (*HONEST, "anchor")]
-        assert all(len(digests) == 1 for digests in digests_by_step(*steps).values())
+        told = [swarm.steps(name) for name in (*HONEST, "anchor")]
+        assert all(len(digests) == 1 for digests in digests_by_step(*told).values())
         truth = {line["step"]: bytes.fromhex(line["digest"]) for line in swarm.steps("ada")}
         entries = asyncio.run(log_of(swarm.invite))
         assert len(entries) == steps

@@ -28,7 +28,7 @@ from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, serve
 from tests.unit.coordinator.test_machine import clocks, happenings, play
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
-FINGERPRINT = "272ad122f0e4ac01"
+FINGERPRINT = "331c9d8132ba755a"
 
 
 def fresh_of(harness: Harness) -> Run:
