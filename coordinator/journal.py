@@ -161,11 +161,11 @@ class Journal:
         """Record a new run; JournalError if it is there already."""
         self._insert(_RUNS, {"run_id": run_id, "genesis": genesis.SerializeToString(deterministic=True)})
 
-    def runs(self) -> list[tuple[bytes, log_pb2.Genesis]]:
-        """Every run with its genesis."""
+    def runs(self) -> list[tuple[bytes, bytes]]:
+        """Every run's id with the bytes of its genesis: whether they are one is for the reader."""
         with self._reading() as connection:
             rows = connection.execute(sa.select(_RUNS.c.run_id, _RUNS.c.genesis).order_by(_RUNS.c.run_id)).all()
-        return [(row.run_id, parse(log_pb2.Genesis, row.genesis)) for row in rows]
+        return [(row.run_id, row.genesis) for row in rows]
 
     def append(self, run_id: bytes, record: Record) -> None:
         """Write one record; durable on return."""

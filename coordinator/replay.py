@@ -16,6 +16,7 @@ from coordinator import checkpoint, machine
 from coordinator.events import EntryCommitted, Record
 from coordinator.journal import Checkpoint, Journal
 from coordinator.state import Run
+from protos.envelope import parse
 from protos.errors import Refusal
 from protos.run_config import config_from_json
 from protos.v1 import log_pb2
@@ -106,7 +107,7 @@ class Replay:
                 continue
             with self._leaving_out(run_id):
                 if run_id not in self._runs:
-                    self._runs[run_id] = newest(self._journal, run_id, genesis)
+                    self._runs[run_id] = newest(self._journal, run_id, parse(log_pb2.Genesis, genesis))
                 self._runs[run_id].read(self._journal)
 
     def runs(self) -> list[Folded]:

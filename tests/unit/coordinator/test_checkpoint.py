@@ -182,7 +182,7 @@ def test_a_journal_that_lost_its_end_does_not_believe_a_checkpoint_of_it(
     with journal._engine.begin() as connection:
         connection.execute(sa.text(f"DELETE FROM records WHERE number >= {kept[-1].number + 1}"))
     assert [one.number for one in journal.checkpoints(RUN_ID)[0]] == [kept[-1].number]
-    run = newest(journal, RUN_ID, journal.runs()[0][1]).at(0)
+    run = newest(journal, RUN_ID, log_pb2.Genesis.FromString(journal.runs()[0][1])).at(0)
     assert run.head_hash == kept[-1].head_hash
     # The next one that is kept goes before those of the records that are lost.
     body = checkpoint.dump(run)

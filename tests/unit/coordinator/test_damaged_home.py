@@ -62,6 +62,19 @@ def made(journal: Journal, name: str) -> bytes:
     return run_id
 
 
+def test_a_genesis_that_cannot_be_read_keeps_no_other_run_down(tmp_path: Path) -> None:
+    journal = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
+    good, bad = made(journal, "good"), made(journal, "bad")
+    with sqlite3.connect(tmp_path / "journal.sqlite3") as database:
+        database.execute("UPDATE runs SET genesis = x'ffff' WHERE run_id = ?", (bad,))
+    database.close()
+    replay = Replay(journal)
+    replay.catch_up()
+    assert [folded.run.run_id for folded in replay.runs()] == [good]
+    assert "configuration" in replay.left_out[bad]
+    journal.close()
+
+
 @pytest.mark.parametrize("damage", ["UPDATE records SET body = x'00ff'", "UPDATE records SET kind = 'newer'"])
 def test_a_run_that_cannot_be_read_keeps_no_other_down(tmp_path: Path, damage: str) -> None:
     journal = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
