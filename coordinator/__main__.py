@@ -132,7 +132,9 @@ def _print_created(invite: Invite, config: RunConfig, anchor_link: str | None, l
 
 def _show_created(invite: Invite, config: RunConfig, anchor_link: str | None, said: str, home: Path | None) -> None:
     console, run = Console(soft_wrap=True), invite.run_id.hex()[:16]
-    console.print(f"Run [bold]{config.name}[/] ({run}) is created. {said}", highlight=False)
+    console.print(f"Run [bold]{config.name}[/] ({run}) is created.", highlight=False)
+    if said:
+        console.print(said, highlight=False, markup=False)
     if anchor_link is not None:
         console.print("First, beside the coordinator (no GPU needed). Keep this link to yourself:", highlight=False)
         print(f"swarmentum anchor {anchor_link}")
