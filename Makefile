@@ -3,12 +3,13 @@
 # make check   linters, types, import rules, generated code
 # make attack  attack a fresh swarm with free identities, floods and lies
 # make sim     replay a seed of the simulator: make sim SEED=17
+# make docs    the docs as a site, in swarmentum-out/site
 # make install only the virtual environment (.venv/bin/swarmentum, .venv/bin/swarmentum-coordinator)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt
 BIN = .venv/bin
 
-.PHONY: help install demo test nightly attack sim check protos format watch clean
+.PHONY: help install demo test nightly attack sim check docs protos format watch clean
 .DEFAULT_GOAL := help
 
 help: ## Show this help.
@@ -32,19 +33,24 @@ help: ## Show this help.
 	$(PIP) --editable '.[node,watch]'
 	@touch $@
 
+.venv/.docs: .venv/.node
+	$(PIP) --editable '.[node,docs]'
+	@touch $@
+
 install: .venv/.node ## Make .venv with the two commands.
 
 demo: .venv/.node ## Train a small model with a real swarm on this machine (about two minutes).
 	$(BIN)/swarmentum demo $(DEMO)
 
-# What needs one process runs a file on each core; what starts swarms of its own runs alone. The longest tests run at night.
-SWARMS = tests/system tests/interop tests/sim tests/fuzz tests/attack
+# Tests of one process run a file on each core. Tests that start swarms of their own run after them, one at a time. The longest
+# tests run at night.
+SWARMS = tests/system tests/interop tests/attack
 
 test: .venv/.dev ## Run the tests; arguments in ARGS.
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	$(BIN)/python -m pytest -n auto --dist loadfile $(addprefix --ignore=,$(SWARMS))
+	$(BIN)/python -m pytest -m "not nightly" -n auto --dist loadfile --durations=15 $(addprefix --ignore=,$(SWARMS))
 	$(BIN)/python -m pytest -m "not nightly" --durations=15 $(SWARMS)
 endif
 
@@ -68,6 +74,9 @@ check: .venv/.dev ## Linters, types, import rules, generated code.
 	$(BIN)/lint-imports
 	$(BIN)/python -m protos.generate --check
 	$(BIN)/buf lint --config protos/buf.yaml .
+
+docs: .venv/.docs ## Build the docs as a site in swarmentum-out/site; a broken link is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 protos: .venv/.dev ## Generate protos/v1/*_pb2* again.
 	$(BIN)/python -m protos.generate

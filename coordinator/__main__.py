@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator import anchors, invites, peers, snapshots
-from coordinator.options import EXIT_CODES, Home, Json, RunName, settings
+from coordinator.commands import anchors, invites, peers, snapshots
+from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos import toml_file
 from protos.console import configure_logging, exit_with
 from protos.identity import short
@@ -26,7 +27,7 @@ from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 
 app = typer.Typer(
-    help="Keep the clock and the log of swarmentum runs. Needs no GPU: a small machine that peers can reach is enough.",
+    help="Keep the clock and the log of swarmentum runs. A small machine that peers can reach is enough; no GPU is needed.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
@@ -53,11 +54,11 @@ def serve(
     ] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="host:port of Prometheus metrics (default: off).")] = None,
     reflection: Annotated[
-        bool | None, typer.Option("--reflection", help="Describe the service to whoever asks (gRPC reflection).")
+        bool | None, typer.Option("--reflection", help="Describe the service to strangers (gRPC reflection).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve until Ctrl-C. Stopped or killed, it goes on at the same step when started again with the same --home."""
+    """Serve until Ctrl-C. A coordinator that was stopped or killed continues at the same step with the same --home."""
     chosen = settings(
         home=home,
         listen=listen,
@@ -72,18 +73,21 @@ def serve(
         if as_json:
             print(json.dumps({"event": "serving", **asdict(serving)}), flush=True)
         else:
-            create = f"swarmentum-coordinator run create run.toml{f' --home {home}' if home else ''}"
+            create = f"swarmentum-coordinator run create{f' --home {home}' if home else ''}"
             where = f"Coordinator serves at [bold]{serving.advertise}[/]."
             Console().print(f"{where} In another terminal: [bold]{create}[/]. Ctrl-C stops it.")
 
-    from coordinator.server import serve as serve_forever
+    from coordinator.serving.server import serve as serve_forever
 
     asyncio.run(serve_forever(chosen, ready))
 
 
 @runs.command("create", epilog=EXIT_CODES)
 def create(
-    file: Annotated[Path, typer.Argument(help="The run's configuration (run.toml); every key is optional.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="The run's configuration (run.toml; `run example` prints one). Without it, all defaults."),
+    ] = None,
     anchor: Annotated[
         bool,
         typer.Option(
@@ -100,13 +104,16 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Create a run on the coordinator that serves --home, and print its invite link."""
+    file = file or Path(os.devnull)
     config = toml_file.load(file, RunConfig)
-    from coordinator.operator import Operator
-    from coordinator.planning import layout_of_run, planned
+    from coordinator.commands.operator import Operator
+    from coordinator.commands.planning import layout_of_run, planned, room_for_votes
 
     operator = Operator(settings(home=home).home)
     facts, unknown = layout_of_run(file) if layout else (None, "")
     config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
+    if facts is not None:
+        said = "\n".join(filter(None, (said, room_for_votes(config, facts.payload_bytes))))
     fixed = (facts.layout_digest, facts.parameters) if facts is not None else (b"", 0)
     invite = operator.create_run(config, *fixed)
     genesis = operator.find(invite.run_id.hex()).genesis
@@ -140,7 +147,7 @@ def _show_created(invite: Invite, config: RunConfig, anchor_link: str | None, sa
         print(f"swarmentum anchor {anchor_link}")
     if config.admission.mode == "invite":
         at = f" --home {home}" if home else ""
-        console.print("It takes only peers with an invite. Make one:", highlight=False)
+        console.print("The run takes only peers with an invite. Make one:", highlight=False)
         print(f"swarmentum-coordinator invite create {run} --uses 5 --expires 7d{at}")
         console.print("To look at the run, without joining:", highlight=False)
         print(f"swarmentum status {invite.link()}")
@@ -149,10 +156,18 @@ def _show_created(invite: Invite, config: RunConfig, anchor_link: str | None, sa
     print(f"swarmentum join {invite.link()}")
 
 
+@runs.command("example")
+def run_example() -> None:
+    """Print a run.toml with every key, its default and what it does. Save it, change what you want, and create the run."""
+    from protos.example import example
+
+    print(example(RunConfig))
+
+
 @runs.command("invite", epilog=EXIT_CODES)
 def invite(run: RunName, home: Home = None, as_json: Json = False) -> None:
     """Print the link of a run again. Of a run in admission mode `invite`, it is for looking only."""
-    from coordinator.operator import Operator
+    from coordinator.commands.operator import Operator
 
     operator = Operator(settings(home=home).home)
     genesis = operator.find(run).genesis
@@ -166,7 +181,7 @@ def invite(run: RunName, home: Home = None, as_json: Json = False) -> None:
 @runs.command("list", epilog=EXIT_CODES)
 def list_runs(home: Home = None, as_json: Json = False) -> None:
     """List the runs with their step, loss and peers."""
-    from coordinator.operator import Operator
+    from coordinator.commands.operator import Operator
 
     rows = [_row(run) for run in Operator(settings(home=home).home).list_runs()]
     if as_json:

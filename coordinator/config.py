@@ -1,4 +1,5 @@
-"""Where a coordinator keeps its things and what it listens on: flags over environment over `coordinator.toml`."""
+"""Settings of a coordinator: its folder, addresses and database. Flags go before the environment, then
+`coordinator.toml`."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,36 +16,40 @@ import structlog
 import torch
 
 from node.archive.record import Recorder
+from node.assemble import Home, assemble
+from node.blobs.payloads import Payloads
+from node.commands.consent import STANDARD_LIBRARY, Place, Request, place_of, request
+from node.commands.export import export
 from node.config import PeerSettings
-from node.consent import STANDARD_LIBRARY, Place, Request, place_of, request
 from node.data.corpus import open_corpus
 from node.data.samples import Samples
 from node.data.tokenizer import Tokenizer, load_tokenizer
 from node.data.tokens import Tokens
-from node.export import export
-from node.loop import Trainer
+from node.link.client import check_genesis
 from node.model.device import autocast, pick_device
+from node.model.effort import Effort
 from node.model.spec import ModelSpec, build, parameter_count
 from node.ranks.channel import RankLost
 from node.ranks.launch import launched
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
-from node.replica import Replica, demo_config, local_config
-from node.snapshot.store import PieceStore
+from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
-from node.swarm.client import check_genesis
-from node.swarm.payloads import Payloads
+from node.swarm.events import Event
 from node.swarm.session import Session
-from node.telemetry import StepLog, Summary, serve_metrics
-from node.uplink import VoteSize
-from node.wire.validate import UpdateDoor
+from node.training.loop import Trainer
+from node.training.methods import demo_config, local_config
+from node.training.replica import Replica
+from node.training.telemetry import Summary, serve_metrics
+from node.training.uplink import VoteSize
 from protos.console import lock_home
 from protos.disk import DiskError
-from protos.errors import NetworkError, RefusedError, StoppedError
+from protos.errors import NetworkError, OperatorError, RefusedError, StoppedError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.run_config import RunConfig
 from protos.signals import EXIT_INTERRUPTED, asked_to_stop, leave
+from protos.v1 import coordinator_pb2 as pb
 
 BYTES_A_GB = 10**9
 SERVE_SECONDS = 3600.0
@@ -152,22 +156,16 @@ class _Peer:
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
         self.folder = settings.home / "runs" / invite.run_id.hex()[:16]
+        store = SnapshotStore(self.folder / "pieces", int(settings.snapshots_gb * BYTES_A_GB))
+        payloads = Payloads(self.folder / "payloads", int(settings.payloads_gb * BYTES_A_GB))
+        self.home = Home(self.folder, store, payloads)
         self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
 
     def run(self, export_to: Path | None, agree: Callable[[Request], None]) -> Outcome:
         """Connect, build, join, train, export, leave."""
-        store = PieceStore(self.folder / "pieces", int(self.settings.snapshots_gb * BYTES_A_GB))
-        payloads = Payloads(self.folder / "payloads")
-        door = LateDoor()
-        overlay = self.settings.overlay()
-        swarm = Swarm(
-            lambda emit: Session(
-                self.invite, self.identity, self.identity_path, overlay, door, store.get, payloads, emit
-            ),
-            self.stop,
-        )
+        swarm = Swarm(self._session, self.stop)
         metrics: Any = None
         trainer: Trainer | None = None
         finished = False
@@ -179,24 +177,15 @@ class _Peer:
                 self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
                 agree(request(config, self.settings, os.path.exists, trains=not self.anchor))
                 text, replica, samples = self._build(config)
-            door.door = UpdateDoor(
-                self.invite.run_id, replica.layout_digest, replica.demo.layout.chunks, replica.demo.config.form
-            )
-            ranks = 1 if self.lead is None else self.lead.ranks
-            summary = Summary(self.identity.peer_id, _device_name(replica.device, ranks))
+            trainer = self._trainer(config, replica, swarm, samples, facts)
+            summary = trainer.summary
             metrics = self._metrics(summary, swarm)
-            steps = StepLog(self.folder / "steps.jsonl")
-            trainer = self._trainer(config, replica, swarm, samples, store, summary, steps, anchored=facts.anchored)
-            if self.settings.archive:
-                genesis = facts.genesis.SerializeToString(deterministic=True)
-                room = int(self.settings.archive_gb * BYTES_A_GB)
-                trainer.archive = Recorder(self.folder / "archive", room, genesis, replica)
             trainer.enter(list(facts.bootstrap))
             finished = trainer.run()
             if finished and self.anchor:
                 self._serve_on(replica.step)
-            replica.save_private(trainer.private_path)
-            steps.close()
+            trainer.finish()
+            trainer.steps.close()
             if trainer.archive is not None:
                 trainer.archive.close()
             summary.digest = replica.whole_digest().hex()
@@ -206,12 +195,20 @@ class _Peer:
             self._keep_momentum(trainer)
             raise
         finally:
+            if trainer is not None:
+                trainer.keeper.close()
             swarm.close(leaving=True)
             if metrics is not None:
                 metrics.shutdown()
                 metrics.server_close()
         summary.take(swarm.counters)
         return Outcome(summary, 0 if finished else EXIT_INTERRUPTED)
+
+    def _session(self, emit: Callable[[Event], Awaitable[None]]) -> Session:
+        settings = self.settings
+        return self.home.session(
+            self.invite, self.identity, self.identity_path, settings.overlay(), emit, archive=settings.archive
+        )
 
     def _metrics(self, summary: Summary, swarm: Swarm) -> Any:
         if self.settings.metrics_listen is None:
@@ -232,7 +229,7 @@ class _Peer:
         if trainer is None or not trainer.entered:
             return
         try:
-            trainer.replica.save_private(trainer.private_path)
+            trainer.finish()
         except (DiskError, RankLost) as error:
             self.log.warning("the momentum is not saved", step=trainer.replica.step, why=str(error))
 
@@ -268,12 +265,18 @@ class _Peer:
         return Text(corpus.name, corpus.tokenizer), corpus.tokens
 
     def _replica(self, spec: ModelSpec, config: RunConfig, vocabulary: int, size: int, device: torch.device) -> Replica:
-        context, optimizer = config.data.context, config.optimizer
+        context, optimizer, settings = config.data.context, config.optimizer, self.settings
+        effort = Effort(settings.activation_checkpointing, settings.compile)
         if self.lead is None:
             model = build(spec, config.seed, vocabulary=vocabulary, context=context).to(device)
-            return Replica(self.invite.run_id, model, optimizer, size)
+            return Replica(self.invite.run_id, effort.prepare(model), optimizer, size)
+        if optimizer.method == "paper":
+            raise OperatorError(
+                f"this peer has {self.lead.ranks} devices, and the run's optimizer.method is paper, which works on one device: "
+                "join without torchrun"
+            )
         own, local = demo_config(optimizer, size), local_config(optimizer)
-        order = Order(spec, config.seed, vocabulary, context, own, local, self.settings.precision)
+        order = Order(spec, config.seed, vocabulary, context, own, local, settings.precision, effort)
         return RanksReplica(self.invite.run_id, self.lead, order, optimizer, size)
 
     def _size(self, config: RunConfig) -> int:
@@ -285,34 +288,29 @@ class _Peer:
         return getattr(self.settings, own) or config.optimizer.vote_size
 
     def _trainer(
-        self,
-        config: RunConfig,
-        replica: Replica,
-        swarm: Swarm,
-        samples: Samples | None,
-        store: PieceStore,
-        summary: Summary,
-        steps: StepLog,
-        *,
-        anchored: bool,
+        self, config: RunConfig, replica: Replica, swarm: Swarm, samples: Samples | None, facts: pb.GetRunResponse
     ) -> Trainer:
-        return Trainer(
-            config=config,
-            replica=replica,
-            swarm=swarm,
-            samples=samples,
-            store=store,
-            private_path=self.folder / "private.pt",
-            micro_batch=self.settings.micro_batch,
-            autocast=autocast(replica.device, self.settings.precision),
-            summary=summary,
-            steps=steps,
-            stopping=self.stop,
-            anchored=anchored,
-            patience_seconds=self.settings.overlay().patience_seconds,
-            vote_size=VoteSize(replica.payload_bytes, replica.size, self.settings.uplink_budget)
-            if self.settings.fit_uplink
+        settings, archive = self.settings, None
+        if settings.archive:
+            genesis = facts.genesis.SerializeToString(deterministic=True)
+            archive = Recorder(self.folder / "archive", int(settings.archive_gb * BYTES_A_GB), genesis, replica)
+        ranks = 1 if self.lead is None else self.lead.ranks
+        return assemble(
+            self.home,
+            config,
+            replica,
+            swarm,
+            samples,
+            Summary(self.identity.peer_id, _device_name(replica.device, ranks)),
+            self.stop,
+            patience_seconds=settings.overlay().patience_seconds,
+            micro_batch=settings.micro_batch,
+            autocast=autocast(replica.device, settings.precision),
+            anchored=facts.anchored,
+            vote_size=VoteSize(replica.payload_bytes, replica.size, settings.uplink_budget)
+            if settings.fit_uplink
             else None,
+            archive=archive,
         )
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:
@@ -327,23 +325,6 @@ class _Peer:
             "optimizer": json.dumps(config.optimizer.model_dump()),
         }
         return export(replica.whole_model(), text.tokenizer, path, card)
-
-
-class LateDoor:
-    """The payload door of a run whose layout is known only once the model is built; joining comes after."""
-
-    door: UpdateDoor | None = None
-
-    @property
-    def bytes_max(self) -> int:
-        return self._known().bytes_max
-
-    def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Any:
-        return self._known().open(data, step, named_bytes)
-
-    def _known(self) -> UpdateDoor:
-        assert self.door is not None, "the model is built before the run is joined"
-        return self.door
 
 
 def _device_name(device: torch.device, ranks: int) -> str:

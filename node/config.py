@@ -13,10 +13,12 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from node.swarm.settings import OverlaySettings
+from node.overlay.settings import OverlaySettings
 from protos import toml_file
 from protos.errors import OperatorError
-from protos.run_config import Address, GroupSize, TopK
+from protos.limits import PAYLOADS_GB
+from protos.optimizer_config import GroupSize, TopK
+from protos.run_config import Address
 
 PORT_MAX = 65535
 MULTIADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/[^\s]*)?")
@@ -44,6 +46,13 @@ class PeerSettings(BaseSettings):
 
     micro_batch: int = Field(default=8, ge=1, le=1 << 16)
     """Samples in one forward pass; smaller needs less memory, and does not change what is learnt."""
+
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time. What is
+    learnt is the same."""
+
+    compile: bool = False
+    """Compile the model with torch.compile: faster steps on most GPUs, after a minute at the start."""
 
     group_size: GroupSize | None = None
     """Coefficients a vote chooses from: 128 for the thinnest uplink, down to 8. By default the run's."""
@@ -80,6 +89,9 @@ class PeerSettings(BaseSettings):
 
     snapshots_gb: float = Field(default=20.0, gt=0)
     """Room for snapshots on the disk."""
+
+    payloads_gb: float = Field(default=PAYLOADS_GB, gt=0)
+    """Room on the disk for others' votes since the last snapshot but one, which joiners need; the oldest go first."""
 
     archive: bool = False
     """Keep the log, every payload and snapshots, so that `swarmentum verify` can replay the run from this machine."""

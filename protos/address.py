@@ -19,10 +19,10 @@ from protos.errors import Reason, Refusal
 from protos.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX
 
 Network: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address | None"
-"""Where a gRPC connection comes from; None: from this process or machine, without a network."""
+"""The network address that a gRPC connection comes from; None for this process or machine, without a network."""
 
 ADDRESSES_SHOWN_MAX = 2
-"""Of one peer, to another: an attacker who joins books no more of a list than that."""
+"""Addresses of one peer that another peer gets: an attacker that joins gets no larger part of a list."""
 BLOCK_BITS_V4 = 24
 BLOCK_BITS_V6 = 48
 IPV6_SITE_BITS = 64
@@ -87,7 +87,7 @@ def parse_address(text: str, peer: str | None = None) -> Address:
 
 
 def usable(texts: Iterable[str], peer: str | None = None, most: int = ADDRESSES_MAX) -> list[Address]:
-    """Those that parse, at most so many, without repetition: one bad address spoils no other."""
+    """The addresses that parse, limited in number, without repetition. A bad address does not affect the others."""
     found: dict[str, Address] = {}
     for text in texts:
         if len(found) == most:
@@ -167,7 +167,7 @@ def scope_of(network: Network) -> Scope:
 
 
 def site(network: Network) -> str:
-    """What is counted as one when limits are by network address: an IPv4 address, an IPv6 /64, this machine."""
+    """The unit of limits by network address: an IPv4 address, an IPv6 /64, or this machine."""
     if network is None or scope_of(network) is Scope.LOOPBACK:
         return "loopback"
     if isinstance(network, ipaddress.IPv6Address):
@@ -202,8 +202,9 @@ def may_see(address: Address, of: Network, to: Network) -> bool:
 
 
 def shown(addresses: Sequence[Address], of: Network, to: Network) -> list[str]:
-    """At most ADDRESSES_SHOWN_MAX addresses of one peer for another: the best direct one, and the best relayed one or, if
-    there is none, the next best direct one. First those at which the coordinator sees the peer, then public ones."""
+    """At most ADDRESSES_SHOWN_MAX addresses of one peer for another: the best direct one and the best relayed one. Without a
+    relayed one, the next best direct one takes its place. First those at which the coordinator sees the peer, then public
+    ones."""
     fine = [address for address in addresses if may_see(address, of, to)]
 
     def rank(address: Address) -> tuple[bool, bool, str]:

@@ -1,7 +1,7 @@
-"""Which samples are whose: pure functions that the coordinator and every peer compute alike.
+"""The samples of each peer: pure functions that the coordinator and every peer compute alike.
 
-A step has a pool of half-open sample ranges and a roster of (public key, samples). The pool is cut in roster order;
-nobody's samples overlap; what is left over stays in the pool.
+A step has a pool of half-open sample ranges and a roster of (public key, samples). The pool is cut in roster order. No two
+shares overlap, and samples that are left over stay in the pool.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Who checks whose votes of a step: a pure function of its log entry, which the coordinator and every peer compute alike.
+"""The checks of a step and their checkers: a pure function of its log entry, which the coordinator and every peer compute
+alike.
 
-The draw hangs on the entry's hash, and so on every payload of the step: nobody knows before its own votes are fixed whether
-they will be checked, or by whom, and nobody chooses whom to check. How often a peer is drawn stands in the entry.
+The draw depends on the entry's hash, and so on every payload of the step. So before a peer's votes are fixed, it cannot know
+whether they will be checked, or by which peer. No peer chooses which peer it checks. How often a peer is drawn stands in the
+entry. ADR 16.
 """
 
 from __future__ import annotations
@@ -14,20 +16,20 @@ from protos.assignment import Range, take
 from protos.log import Entry
 
 CHECK_ALWAYS = 1000
-"""Of `Contribution.check_permille`: the peer's votes are checked in every step."""
+"""The value of `Contribution.check_permille` with which a peer's votes are checked in every step."""
 CHECKS_MAX = 4
-"""Checks that fall to one peer in a step: what it spends on others is bounded."""
+"""The most checks that one peer makes in a step, so that its work for others is bounded."""
 DRAWS_MAX = 64
-"""Of one peer's checkers; then it has fewer: the work for a crowd is bounded, too."""
+"""The most draws for one peer's checkers. After that it has fewer, so that the work for a large roster is bounded."""
 VERDICTS_NEEDED = 2
-"""Of different checkers: nobody is excluded on one peer's word."""
+"""Verdicts of different checkers that a decision needs: one checker alone excludes no peer."""
 VERDICT_STEPS = 2
-"""Verdicts on a step are taken until so many steps later, when they are judged: a check must not hold a step up."""
+"""Verdicts on a step are taken for this number of steps, and judged then: a check must not delay a step."""
 _DOMAIN = b"swarmentum/v1/check\0"
 
 
 def drawn(entry_hash: bytes, entry: Entry, checkers: int) -> Mapping[bytes, tuple[bytes, ...]]:
-    """Checked peer -> those who check it, at most `checkers`, never itself. Only authors whose votes count may check."""
+    """Checked peer -> its checkers, at most `checkers`, never itself. Only authors whose votes count may check."""
     able = [c.public_key for c in entry.contributions]
     busy: Counter[bytes] = Counter()
     found: dict[bytes, tuple[bytes, ...]] = {}

@@ -1,4 +1,4 @@
-"""What the two command-line programs share: logging, a locked home folder, errors as messages and exit codes."""
+"""Parts that both command-line programs share: logging, a locked home folder, errors as messages and exit codes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The signed envelope: seal on one side, open on the other. The first half of the door for strangers' bytes.
 
-`open_envelope` checks in this order: size, parse, kind, run, signer, signature; what is not verified is not returned.
+`open_envelope` checks in this order: size, parse, kind, run, signer, signature. It returns only verified bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True)
 class Opened:
-    """A verified envelope: who said what. `raw` is the serialised envelope, to be passed on unchanged."""
+    """A verified envelope: its signer and its body. `raw` is the serialised envelope, to be passed on unchanged."""
 
     kind: int
     run_id: bytes
@@ -34,7 +34,8 @@ class Opened:
 
 
 def signed_bytes(kind: int, run_id: bytes, public_key: bytes, body: bytes) -> bytes:
-    """What the signature covers; every part before the body has a fixed length, so no two messages share it."""
+    """The bytes that the signature covers. Every part before the body has a fixed length, so no two messages share these
+    bytes."""
     return _DOMAIN + kind.to_bytes(4, "big") + run_id + public_key + body
 
 

@@ -1,7 +1,7 @@
-"""Two payloads for one step: what proves that a peer announced both. Needs nobody's word but the offender's own signatures.
+"""The proof that a peer announced two payloads for one step. The offender's own signatures are the proof.
 
-Refuses what an honest author can have signed: announcements of other steps or of another log (a coordinator that signs two
-logs gets an announcement on each), and the same payload announced again.
+Refuses pairs that an honest author can have signed: announcements of other steps, of another log, or of the same payload. A
+coordinator that signs two logs gets an announcement on each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BYTES_MAX = limits.ANNOUNCEMENT_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
 
 @dataclass(frozen=True)
 class Offence:
-    """A proven one: who, in which step, which two payloads."""
+    """A proven offence: its author, its step, and the two payloads."""
 
     author: bytes
     step: int

@@ -21,7 +21,7 @@ class SwarmentumError(Exception):
 
 
 class OperatorError(SwarmentumError, ValueError):
-    """What the person running this program typed, configured or gave: which value, where, what was expected."""
+    """A wrong value that the person running this program gave. The text names the value, its place, and the expected one."""
 
     exit_code = 2
 
@@ -51,7 +51,7 @@ class StoppedError(SwarmentumError):
 
 
 class Reason(Enum):
-    """Why a stranger's bytes were refused; the label of the metric `swarmentum_refused_total`."""
+    """The reason why a stranger's bytes were refused; the label of the metric `swarmentum_refused_total`."""
 
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"

@@ -131,12 +131,18 @@ def public_key_of(peer_id_text: str) -> bytes:
     return raw[6:]
 
 
+@lru_cache(maxsize=8192)
+def _key_of(public_key: bytes) -> Ed25519PublicKey:
+    """ValueError for bytes that are no key."""
+    return Ed25519PublicKey.from_public_bytes(public_key)
+
+
 def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
     """Whether `signature` is the key's signature of `message`; False for bytes of the wrong length."""
     if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+        _key_of(public_key).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True

@@ -20,7 +20,7 @@ COORDINATORS_MAX = 8
 
 @dataclass(frozen=True)
 class Invite:
-    """Where a run's coordinator is and how to know that it is the right one."""
+    """The addresses of a run's coordinators, and the key and certificate that identify them."""
 
     run_id: bytes
     coordinators: tuple[str, ...]

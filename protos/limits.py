@@ -9,8 +9,8 @@ NONCE_BYTES = 16
 SESSION_ID_BYTES = 16
 CHALLENGE_BYTES = 32
 
-# Gossip carries small signed messages only: flooding big ones costs some ten times the ideal bytes (OVERLAY.md).
-GOSSIP_MESSAGE_BYTES_MAX = 256 * 1024  # an entry of 1,000 contributions is about 100 KB; announcements are 300 bytes
+# Gossip carries small signed messages only: flooding big ones costs some ten times the ideal bytes (docs/overlay.md).
+GOSSIP_MESSAGE_BYTES_MAX = 384 * 1024  # an entry of 2,000 contributions is about 170 KB; announcements are 300 bytes
 ENVELOPE_OVERHEAD_BYTES_MAX = 256
 ANNOUNCEMENT_BYTES_MAX = 512
 # Run id, step, layout digest and group size with their tags: 80 bytes at most; see node/wire/codec.py.
@@ -18,10 +18,10 @@ UPDATE_HEADER_BYTES_MAX = 96
 # 2**31 parameters at g=8, the largest votes that this version carries.
 PAYLOAD_BYTES_MAX = 1 << 28
 
-ENTRY_CONTRIBUTIONS_MAX = 1024
-ROSTER_PEERS_MAX = 1024
+ENTRY_CONTRIBUTIONS_MAX = 2048
+ROSTER_PEERS_MAX = 2048
 POOL_RANGES_MAX = 4096
-ENTRY_BYTES_MAX = 224 * 1024  # of each part as many as may be, and 4 exclusions with all their evidence: 208 KB
+ENTRY_BYTES_MAX = 352 * 1024  # of each part as many as may be, and 4 exclusions with all their evidence: 314 KB
 TICK_BYTES_MAX = 192 * 1024
 CONFIG_JSON_BYTES_MAX = 256 * 1024
 ADDRESSES_MAX = 16
@@ -37,7 +37,6 @@ TICKET_MS_MAX = 10 * 365 * 24 * 3600 * 1000  # ten years
 TICKET_USES_MAX = 1 << 14
 UNIX_MS_MAX = 1 << 48  # the year 10889
 
-# Checks
 # Checks and exclusions
 EXCLUSIONS_MAX = 4  # in one entry; further ones are in the next
 EVIDENCE_MAX = 16  # verdicts with an exclusion
@@ -60,3 +59,5 @@ MANIFEST_BYTES_MAX = 8 << 20
 
 STEP_MAX = 1 << 40
 SAMPLE_INDEX_MAX = 1 << 60
+# Room that a peer gives others' votes unless it is told otherwise: `run create` says where a run may need more.
+PAYLOADS_GB = 20.0

@@ -29,7 +29,7 @@ REASON_CHARACTERS_MAX = 512
 
 @dataclass(frozen=True)
 class Contribution:
-    """One accepted payload: whose, which bytes, and what the author claims about it."""
+    """One accepted payload: its author, its hash, and the author's claims about it."""
 
     public_key: bytes
     payload_sha256: bytes
@@ -43,7 +43,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `checker` found about `subject`'s payload of a step; see protos/v1/log.proto for the figures."""
+    """The result of `checker` about `subject`'s payload of a step; protos/v1/log.proto explains the figures."""
 
     step: int
     checker: bytes
@@ -57,7 +57,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Equivocation:
-    """Two announcements as they were heard; `protos.equivocation.prove` says whether they exclude each other."""
+    """Two announcements as they were received; `protos.equivocation.prove` says whether they exclude each other."""
 
     first: bytes
     second: bytes
@@ -65,7 +65,8 @@ class Equivocation:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A peer that takes part no more: why, and who found what; or what it signed; or that the operator decided so."""
+    """A peer that takes part no more, with the reason. The evidence is verdicts or an equivocation; the operator's decision
+    needs none."""
 
     public_key: bytes
     reason: str

@@ -1,4 +1,4 @@
-"""What Ctrl-C, `systemctl stop` and a closed terminal are to a command: SIGINT, SIGTERM and SIGHUP, all the same wish to stop.
+"""Signals that ask a command to stop: SIGINT (Ctrl-C), SIGTERM (`systemctl stop`) and SIGHUP (a closed terminal).
 
 A SIGHUP that was ignored when the command started (`nohup`) stays ignored. After a SIGHUP nobody reads the terminal: what is
 written there goes nowhere instead of failing. Knows nothing of what is stopped.
@@ -61,7 +61,7 @@ def heeded() -> tuple[signal.Signals, ...]:
 
 
 def terminals_of_this_process() -> tuple[int, ...]:
-    """Those of stdin, stdout and stderr that are a terminal."""
+    """The descriptors of stdin, stdout and stderr that are a terminal."""
     return tuple(number for number in _STANDARD if os.isatty(number))
 
 

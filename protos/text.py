@@ -1,4 +1,4 @@
-"""Words from strangers, for people's eyes: printable, bounded, on one line. What does not print becomes `?`. Pure.
+"""Words from strangers, for people's eyes: printable, bounded, on one line. Characters that do not print become `?`. Pure.
 
 Escape sequences, line breaks and marks that turn the direction of writing do not print. Markup is not known here: who shows
 such words shows them as plain text (`rich.text.Text`), never as markup.

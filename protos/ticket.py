@@ -1,6 +1,6 @@
-"""Tickets: the coordinator's word, inside an invite link, that so many identities may join a run until some time.
+"""Tickets: the coordinator's signed permission, inside an invite link, for a number of identities to join a run.
 
-Refuses whatever the run's coordinator did not sign. Whether a ticket still counts, only the coordinator knows.
+Refuses bytes that the run's coordinator did not sign. Whether a ticket still counts, only the coordinator knows. ADR 18.
 """
 
 from __future__ import annotations

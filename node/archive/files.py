@@ -1,7 +1,7 @@
 """The archive on the disk: segments, each a snapshot and what came after it.
 
     genesis                 the run, as protobuf; its sha256 is the run id
-    layout.json             [name, shape] of every parameter, in the order of the layout
+    layout.json             [name, shape] or [name, shape, kind] of every parameter, in the order of the layout
     000000000000/           a segment: begins with the state after the step that names it
         manifest            of that state
         state.safetensors
@@ -17,13 +17,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeAlias
 
 import zstandard
 
+from node.optim.layout import KINDS
 from protos.errors import OperatorError, Reason, Refusal
 from protos.limits import ENTRY_BYTES_MAX, ENVELOPE_OVERHEAD_BYTES_MAX, PAYLOAD_BYTES_MAX
 from protos.v1 import archive_pb2
@@ -139,18 +140,26 @@ def unpacked(frame: bytes) -> bytes:
         raise Refusal(Reason.MALFORMED, f"not a zstd frame: {error}") from error
 
 
-def layout_text(shapes: list[tuple[str, tuple[int, ...]]]) -> str:
-    return json.dumps([[name, list(shape)] for name, shape in shapes]) + "\n"
+Shapes: TypeAlias = list[tuple[str, tuple[int, ...]]]
 
 
-def layout_shapes(text: str) -> list[tuple[str, tuple[int, ...]]]:
+def layout_text(shapes: Shapes, kinds: Mapping[str, str]) -> str:
+    """Name and shape of every parameter, and its kind if it has one (`node.optim.layout.KINDS`)."""
+    rows = [[name, list(shape), *([kinds[name]] if name in kinds else [])] for name, shape in shapes]
+    return json.dumps(rows) + "\n"
+
+
+def layout_shapes(text: str) -> tuple[Shapes, dict[str, str]]:
     """Inverse of `layout_text`. Raises Refusal for anything else."""
     try:
         values = json.loads(text)
-        shapes = [(name, tuple(shape)) for name, shape in values]
+        shapes = [(name, tuple(shape)) for name, shape, *_ in values]
+        kinds = {name: kind for name, _, kind in (value for value in values if len(value) != 2)}
     except (ValueError, TypeError) as error:
         raise Refusal(Reason.MALFORMED, f"{LAYOUT} is not a list of names and shapes: {error}") from error
     whole = all(isinstance(name, str) and all(type(n) is int and n >= 0 for n in shape) for name, shape in shapes)
-    if not whole:
-        raise Refusal(Reason.MALFORMED, f"{LAYOUT} is not a list of names and shapes")
-    return shapes
+    if not whole or not all(kind in KINDS for kind in kinds.values()):
+        raise Refusal(
+            Reason.MALFORMED, f"{LAYOUT} is not a list of names and shapes, with {' or '.join(KINDS)} behind some"
+        )
+    return shapes, kinds

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from node.archive import files
-from node.report import format_bytes
-from node.swarm.client import CoordinatorClient
+from node.commands.pictures import format_bytes
+from node.link.client import CoordinatorClient
 from protos.envelope import parse
 from protos.equivocation import prove_exclusion
 from protos.errors import OperatorError, Refusal

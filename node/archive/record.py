@@ -6,8 +6,10 @@ are there already: a peer that starts again goes on where its archive ends.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -15,12 +17,13 @@ import structlog
 
 from node.archive import files
 from node.archive.files import Segment
-from node.replica import Replica
-from node.snapshot.atomic import write_atomic
+from node.snapshot.atomic import written
 from node.snapshot.pieces import open_manifest
-from protos.disk import writing
+from node.training.replica import Describe, Replica
+from protos.disk import write_atomic, write_bytes, writing
 from protos.envelope import parse
 from protos.errors import OperatorError
+from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
 from protos.v1 import envelope_pb2, log_pb2
 
@@ -30,7 +33,7 @@ STATES_MIN: Final = 2
 
 
 class Recorder:
-    """One peer's archive of one run, on the training thread."""
+    """One peer's archive of one run. `record` and `segment` are for one thread, the keeper's; `begin` before there is any."""
 
     def __init__(self, folder: Path, bytes_max: int, genesis: bytes, replica: Replica) -> None:
         state_bytes = sum(4 * tensor.numel() for tensor in replica.state.values())
@@ -45,11 +48,13 @@ class Recorder:
         self._files: tuple[BinaryIO, BinaryIO] | None = None
         self._head: int | None = None
         self._written = 0
+        self._due = self._taken = False
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            shapes = [(place.name, place.shape) for place in replica.demo.layout.places]
-            _write(folder / files.LAYOUT, files.layout_text(shapes).encode())
-            _write(folder / files.GENESIS, genesis)
+            layout = replica.demo.layout
+            shapes = [(place.name, place.shape) for place in layout.places]
+            write_bytes(folder / files.LAYOUT, files.layout_text(shapes, layout.kinds).encode())
+            write_bytes(folder / files.GENESIS, genesis)
             self._open_last()
 
     def _open_last(self) -> None:
@@ -82,22 +87,39 @@ class Recorder:
             if self._head is not None:
                 gap = f"{self._head + 1} to {replica.step}"
                 self._log.warning("the archive has a gap: a snapshot was loaded instead of the log", steps=gap)
-            with writing(self._folder):
-                self._new_segment(replica)
+            image = replica.image()
+            pieces = partial(image.pieces, SNAPSHOT_PIECE_BYTES)
+            self.segment(replica.step, image.total_bytes, pieces, replica.describer(image.total_bytes))
 
-    def _new_segment(self, replica: Replica) -> None:
-        manifest, data = replica.packed()
-        self._drop(len(data) + self._segment_bytes_max)
-        fresh = self._folder / f".{files.segment_name(replica.step)}"
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir()
-        for name, content in ((files.MANIFEST, manifest.encoded), (files.STATE, data), (files.LOG, b"")):
-            _write(fresh / name, content)
-        _write(fresh / files.PAYLOADS, b"")
-        segment = Segment(self._folder / files.segment_name(replica.step))
-        shutil.rmtree(segment.folder, ignore_errors=True)
-        fresh.rename(segment.folder)
-        self._head, self._written = replica.step, 0
+    def take_due(self) -> bool:
+        """Whether a new segment should begin with the state that is here: said once for each. From any thread."""
+        due, self._due = self._due, False
+        self._taken = self._taken or due
+        return due
+
+    def segment(self, step: int, total_bytes: int, pieces: Callable[[], Iterator[bytes]], describe: Describe) -> None:
+        """Go on in a new segment, which begins with the state after `step`: `pieces` gives its file."""
+        with writing(self._folder):
+            self._drop(total_bytes + self._segment_bytes_max)
+            fresh = self._folder / f".{files.segment_name(step)}"
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir()
+            hashes: list[bytes] = []
+
+            def write(file: BinaryIO) -> None:
+                hashes.extend(hashlib.sha256(piece).digest() for piece in written(file, pieces()))
+
+            write_atomic(fresh / files.STATE, fresh / "state.new", write)
+            for name, content in (
+                (files.MANIFEST, describe(tuple(hashes)).encoded),
+                (files.LOG, b""),
+                (files.PAYLOADS, b""),
+            ):
+                write_bytes(fresh / name, content)
+            segment = Segment(self._folder / files.segment_name(step))
+            shutil.rmtree(segment.folder, ignore_errors=True)
+            fresh.rename(segment.folder)
+        self._head, self._written, self._taken = step, 0, False
         self._append_to(segment)
 
     def _drop(self, following_bytes: int) -> None:
@@ -109,10 +131,8 @@ class Recorder:
             shutil.rmtree(found.pop(0).folder)
             sizes.pop(0)
 
-    def record(
-        self, replica: Replica, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]
-    ) -> None:
-        """Keep an entry that the replica has just applied, and its payloads in order of its contributions."""
+    def record(self, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]) -> None:
+        """Keep the next entry that was applied, and its payloads in order of its contributions."""
         assert self._files is not None, "begin first"
         assert self._head is not None
         entry = signed.entry
@@ -122,8 +142,7 @@ class Recorder:
         with writing(self._folder):
             self._append(signed, payloads, announcements)
             self._head = entry.step
-            if self._written > self._segment_bytes_max:
-                self._new_segment(replica)
+            self._due = self._written > self._segment_bytes_max and not self._taken
 
     def _append(self, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]) -> None:
         assert self._files is not None
@@ -144,7 +163,3 @@ def head_of(segment: Segment) -> int:
     if last is None:
         return open_manifest(segment.path(files.MANIFEST).read_bytes()).step
     return parse(log_pb2.LogEntry, parse(envelope_pb2.SignedEnvelope, last).body).step
-
-
-def _write(path: Path, data: bytes) -> None:
-    write_atomic(path, path.with_name(f"{path.name}.new"), lambda file: file.write(data))

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from node.archive import files
 from node.archive.files import Segment
-from node.optim.demo import DeMo
 from node.optim.digest import state_digest
 from node.optim.layout import Layout
-from node.replica import BASE_PREFIX, demo_config
 from node.snapshot.pieces import Manifest, check_piece, describe, iterate_pieces, load, open_manifest, pack
+from node.training.methods import optimizer_of
+from node.training.replica import BASE_PREFIX
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
 from protos.checks import VERDICTS_NEEDED
@@ -74,7 +74,7 @@ class Genesis:
     def read(cls, folder: Path) -> Genesis:
         """Raises Refusal for files that are none."""
         genesis = parse(log_pb2.Genesis, (folder / files.GENESIS).read_bytes())
-        layout = Layout.of_shapes(files.layout_shapes((folder / files.LAYOUT).read_text()))
+        layout = Layout.of_shapes(*files.layout_shapes((folder / files.LAYOUT).read_text()))
         config = config_from_json(genesis.config_json)
         return cls(run_id_of(genesis), config, genesis.coordinator_public_key, layout)
 
@@ -106,9 +106,9 @@ class Replay:
     def __post_init__(self) -> None:
         tensors = [(place.name, torch.zeros(place.shape, requires_grad=True)) for place in self.genesis.layout.places]
         optimizer = self.genesis.config.optimizer
-        self.demo = DeMo(tensors, demo_config(optimizer, optimizer.vote_size))
+        self.demo = optimizer_of(tensors, optimizer, optimizer.vote_size, self.genesis.layout.kinds)
         self._door = UpdateDoor(
-            self.genesis.run_id, self.genesis.layout.digest(), self.demo.layout.chunks, self.demo.config.form
+            self.genesis.run_id, self.genesis.layout.digest(), self.demo.layout.chunks, self.demo.form
         )
         base = {f"{BASE_PREFIX}{name}": tensor for name, tensor in self.demo.base_state.items()}
         self.state = {name: tensor.detach() for name, tensor in tensors} | base

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from node.archive.files import find
 from node.archive.replay import BadStepError, Replay, Replayed
-from node.export import MARK
-from node.replica import BASE_PREFIX
+from node.commands.export import MARK
+from node.training.replica import BASE_PREFIX
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
 

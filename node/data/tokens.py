@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from node.data.errors import DataError
 from node.data.files import FileTokens
 from node.data.sources import Document, check_text
 from node.data.tokenizer import Tokenizer
+from protos.disk import write_atomic
 
 TOKEN_SUFFIXES: Final = (".npy", ".bin")
 TOKEN_TYPES: Final = ("uint8", "uint16", "uint32")
@@ -96,11 +97,10 @@ def tokenise(
 def _write_cache(path: Path, documents: list[Document], tokenizer: Tokenizer, progress: Progress) -> None:
     """Tokens go to a raw file as they come; it gets its header and its name when all are there."""
     dtype = np.dtype("<u2" if tokenizer.vocabulary <= 1 << 16 else "<u4")
-    raw = path.with_suffix(f".{os.getpid()}.tmp")
-    done = 0
-    with raw.open("wb") as file:
+
+    def write(file: BinaryIO) -> None:
         np.lib.format.write_array_header_1_0(file, _header(dtype, 0))
-        start, count = file.tell(), 0
+        start, count, done = file.tell(), 0, 0
         for document in documents:
             for part in _parts(document.text() + "\n"):
                 ids = np.asarray(tokenizer.encode(part), dtype=dtype)
@@ -111,9 +111,8 @@ def _write_cache(path: Path, documents: list[Document], tokenizer: Tokenizer, pr
         file.seek(0)
         np.lib.format.write_array_header_1_0(file, _header(dtype, count))
         assert file.tell() == start, "NumPy pads its header so that it can be written again with another length"
-        file.flush()
-        os.fsync(file.fileno())
-    raw.replace(path)
+
+    write_atomic(path, path.with_suffix(f".{os.getpid()}.tmp"), write)
 
 
 def _parts(text: str) -> Iterator[str]:

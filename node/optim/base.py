@@ -10,21 +10,28 @@ numbers (`orthogonal`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from node.optim.layout import CHUNK_SIDE, Layout, Place
-from node.optim.orthogonal import SIDE_MAX, orthogonalised
+from node.optim.exact.orthogonal import SIDE_MAX, orthogonalised
+from node.optim.layout import CHUNK_SIDE, CONVOLUTION, TABLE, Layout, Place
 
 BaseName = Literal["sign", "sgd", "adamw", "muon"]
 TILE_CHUNKS = 256
-TABLES = ("embed", "lm_head", "wte", "wpe")
-"""What embeddings and heads are called in the models of transformers; the last two in GPT-2 and what came from it."""
+TABLES = ("embed", "lm_head", "wte", "wpe", "tok_emb", "pos_emb")
+"""Names of embeddings and heads, for use without their modules. The models of transformers have `embed_tokens`,
+`word_embeddings`, `embed_out` and `lm_head`; GPT-2 and its descendants have `wte` and `wpe`."""
+SMALLEST = 2.0**-100
+"""State below this magnitude becomes zero: a processor that flushes the smallest numbers (below 2^-126) to zero, and one that
+does not, would go apart."""
+
+Function: TypeAlias = Callable[[Tensor, Mapping[str, Tensor], int], Tensor]
+"""A base of one's own: `(aggregate, state, count) -> update`. See `given`."""
 COUNT_MAX = 2**24
 """Steps that fp32 counts exactly."""
 
@@ -33,7 +40,8 @@ COUNT_MAX = 2**24
 class BaseConfig:
     """Which base optimizer, and its settings; replicated, so all peers of a run agree on them."""
 
-    name: BaseName = "sign"
+    name: str = "sign"
+    """One of BaseName; another if there is a `function`."""
     momentum: float = 0.0
     """Of `sgd` and `muon`: momentum of the aggregate, beside each peer's own."""
     nesterov: bool = False
@@ -45,9 +53,16 @@ class BaseConfig:
     muon_except: tuple[str, ...] = TABLES
     """Of `muon`: matrices with one of these in their names get the sign, as vectors do (they are tables, not maps)."""
 
+    function: Function | None = None
+    """Of a base that `given` made."""
+    buffers: tuple[str, ...] = ()
+    """The names of that base's state."""
+
     def __post_init__(self) -> None:
-        if self.name not in get_args(BaseName):
-            raise ValueError(f"base {self.name!r} is none of {', '.join(get_args(BaseName))}")
+        if self.name not in get_args(BaseName) and self.function is None:
+            raise ValueError(
+                f"base {self.name!r} is none of {', '.join(get_args(BaseName))}; `base.given` makes others"
+            )
         for name in ("momentum", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} is not within 0 <= {name} < 1")
@@ -57,12 +72,40 @@ class BaseConfig:
     @property
     def state_names(self) -> tuple[str, ...]:
         """The fp32 buffers of the replicated state, each the size of the parameters."""
+        if self.function is not None:
+            return self.buffers
         return {
             "sign": (),
             "sgd": ("momentum",) if self.momentum else (),
             "adamw": ("momentum", "square") if self.beta1 else ("square",),
             "muon": ("momentum",) if self.momentum else (),
         }[self.name]
+
+
+def given(name: str, function: Function, buffers: tuple[str, ...] = ()) -> BaseConfig:
+    """A base optimizer of one's own: `function(aggregate, state, count) -> update`.
+
+    `aggregate` is fp32 [count, 64, 64]: what all peers voted for, at a root mean square of 1 over the model (with `magnitudes`,
+    of the size that they say). `state` has fp32 tensors of that shape under the names `buffers`, zeros at first, to be written
+    in place. `count` is the number of the step, from 1. `lr` times what is returned (fp32, the same shape) is taken off the
+    parameters. It sees some chunks at a time.
+
+    Replicas stay equal if it works element by element, one correctly rounded operation at a time: `mul`, `add` (without
+    `alpha`), `sub`, `div`, `sqrt`, `sign`, `maximum`; not `addcmul`, `lerp`, `pow`, `exp` or a matrix product. It must give
+    zero for an aggregate and a state of zeros: what has no gradient stays. Raises `ValueError` for a name that is taken.
+    """
+    if name in get_args(BaseName) or not name.isidentifier():
+        raise ValueError(
+            f"base {name!r}: a name of one's own has letters, digits and _, and is none of {', '.join(get_args(BaseName))}"
+        )
+    if "count" in buffers or len(set(buffers)) < len(buffers):
+        raise ValueError(f"the state of base {name!r} has names that are taken: {', '.join(buffers)}")
+    return BaseConfig(name, function=function, buffers=tuple(buffers))
+
+
+def is_table(config: BaseConfig, place: Place) -> bool:
+    """Whether a parameter is a table: by the type of its module, or by its name."""
+    return place.kind == TABLE or any(part in place.name for part in config.muon_except)
 
 
 class Base:
@@ -76,13 +119,13 @@ class Base:
         self.config, self.layout = config, layout
         self._device = torch.device("cpu") if device.type == "mps" else device
         for place in layout.places if config.name == "muon" else ():
-            if self._maps(place) and max(place.height, place.width) > SIDE_MAX:
+            if self._maps(place) and max(self._matrices(place)[1:]) > SIDE_MAX:
                 raise ValueError(f"parameter {place.name} of {place.shape}: muon takes sides of at most {SIDE_MAX}")
         kept = (layout.chunks if chunks is None else chunks, CHUNK_SIDE, CHUNK_SIDE)
-        self.state = {name: torch.zeros(kept, device=self._device) for name in config.state_names}
+        self.state = {name: torch.zeros(kept, dtype=torch.float32, device=self._device) for name in config.state_names}
         """The replicated state by name, fp32; of `sign`, nothing. Snapshots and digests hold it, and may write into it."""
         if config.name != "sign":
-            self.state["count"] = torch.zeros(1)
+            self.state["count"] = torch.zeros(1, dtype=torch.float32)
 
     @property
     def count(self) -> int:
@@ -99,7 +142,7 @@ class Base:
 
     @torch.no_grad()
     def advance(self, update: Tensor) -> Tensor:
-        """What is done element by element, in place: all there is to do, but for `muon`. Counts a step."""
+        """The part that works element by element, in place: the whole rule, except for `muon`. Counts a step."""
         assert self.count < COUNT_MAX, "more steps than fp32 counts"
         if self.state:
             self.state["count"] += 1
@@ -111,6 +154,8 @@ class Base:
                 self._adamw(update)
             case "sign":
                 update.sign_().add_(0.0)
+            case _:
+                self._given(update)
         return update
 
     @torch.no_grad()
@@ -118,12 +163,21 @@ class Base:
         """The rest, of one whole parameter after `advance`, fp32 [height, width]."""
         if self.config.name != "muon":
             return matrix
-        return orthogonalised(matrix) if self._maps(place) else matrix.sign_().add_(0.0)
+        if not self._maps(place):
+            return matrix.sign_().add_(0.0)
+        for part in matrix.view(self._matrices(place)):
+            part.copy_(orthogonalised(part))
+        return matrix
 
     def _maps(self, place: Place) -> bool:
-        """Whether Muon orthogonalises a parameter: a matrix, and no table."""
-        table = any(part in place.name for part in self.config.muon_except)
-        return not table and len(place.shape) > 1 and min(place.height, place.width) > 1
+        """Whether Muon orthogonalises a parameter: a matrix, or a stack of them, and no table."""
+        return not is_table(self.config, place) and len(place.shape) > 1 and min(self._matrices(place)[1:]) > 1
+
+    def _matrices(self, place: Place) -> tuple[int, int, int]:
+        """Number, height and width of the matrices: of `[experts, height, width]` one each; a convolution is one, flattened."""
+        if len(place.shape) == 3 and place.kind != CONVOLUTION:
+            return place.shape[0], place.shape[1], place.shape[2]
+        return 1, place.height, place.width
 
     def _tiles(self, update: Tensor) -> Iterator[slice]:
         for first in range(0, len(update), TILE_CHUNKS):
@@ -135,8 +189,8 @@ class Base:
             return update
         mu = float(np.float32(self.config.momentum))
         momentum = self.state["momentum"][tile]
-        momentum.mul_(mu).add_(update)
-        return momentum.mul(mu).add_(update) if self.config.nesterov else momentum
+        _flush(momentum.mul_(mu).add_(update))
+        return _flush(momentum.mul(mu).add_(update)) if self.config.nesterov else momentum
 
     def _adamw(self, update: Tensor) -> None:
         """`u' = m^ / (sqrt(v^) + eps)` with the bias corrections of Adam; decay is the parameters' own."""
@@ -147,12 +201,25 @@ class Base:
         for tile in self._tiles(update):
             part = update[tile]
             square = self.state["square"][tile]
-            square.mul_(beta2).add_(part.mul(part).mul_(rest2))
+            _flush(square.mul_(beta2).add_(part.mul(part).mul_(rest2)))
             if beta1:
                 momentum = self.state["momentum"][tile]
-                momentum.mul_(beta1).add_(part.mul(rest1))
+                _flush(momentum.mul_(beta1).add_(part.mul(rest1)))
                 part = momentum.mul(first)
             update[tile] = part / square.mul(second).sqrt_().add_(eps)
+
+    def _given(self, update: Tensor) -> None:
+        assert self.config.function is not None
+        for tile in self._tiles(update):
+            state = {name: self.state[name][tile] for name in self.config.buffers}
+            moved = self.config.function(update[tile].clone(), state, self.count)
+            if moved.shape != update[tile].shape or moved.dtype != torch.float32:
+                raise ValueError(
+                    f"base {self.config.name!r} gave {moved.dtype} {tuple(moved.shape)}, not fp32 {tuple(update[tile].shape)}"
+                )
+            for buffer in state.values():
+                _flush(buffer)
+            update[tile] = _flush(moved)
 
     def _muon(self, update: Tensor) -> None:
         """Matrices are made orthogonal, at a root mean square of 1; the rest becomes a sign."""
@@ -164,6 +231,11 @@ class Base:
             for part, chunk in alone.pairs([whole], update):
                 assert part is not None
                 chunk.copy_(part)
+
+
+def _flush(state: Tensor) -> Tensor:
+    """State below SMALLEST becomes zero, in place."""
+    return state.masked_fill_(state.abs() < SMALLEST, 0.0)
 
 
 def _power(base: float, exponent: int) -> float:

@@ -1,7 +1,8 @@
 """Where every parameter lives among the 64x64 chunks that the DCT sees.
 
 The layout is part of the contract of a run: two peers exchange votes only if their layouts have the same digest.
-It is computed from names and shapes alone. It refuses to look at values, and holds no tensor.
+It is computed from names and shapes, and from what modules say of them (`kinds_of`). It refuses to look at values, and holds no
+tensor. ADR 3.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -20,8 +21,9 @@ CHUNK_SIDE = 64
 """Side of a chunk; DeMo's default (arXiv 2411.19870, section 4). The wire format and the exactness proof assume it."""
 
 CHUNK_ELEMENTS = CHUNK_SIDE * CHUNK_SIDE
-LAYOUT_VERSION = 1
-"""Counts changes of the rule below; it is in the digest, so that peers of different versions refuse each other."""
+LAYOUT_VERSION = 2
+"""Counts changes of the rule below, of the votes' bytes and of what they do; it is in the digest, so that peers of different
+versions refuse each other. 2: votes may be silent (ADR 28), the size of a chunk is agreed on by those who have one (ADR 29)."""
 
 Source: TypeAlias = nn.Module | Iterable[tuple[str, Tensor]]
 """What a layout is computed from: a module, or named tensors."""
@@ -37,6 +39,29 @@ def named_tensors(source: Source) -> list[tuple[str, Tensor]]:
             seen.add(id(tensor))
             unique.append((name, tensor))
     return unique
+
+
+TABLE, CONVOLUTION = "table", "convolution"
+KINDS = (TABLE, CONVOLUTION)
+
+
+def kinds_of(source: Source) -> dict[str, str]:
+    """What the types of a module's parts say of parameters, by name: `table` (embedding, head) or `convolution`.
+
+    `get_output_embeddings` tells a head, as the models of transformers have it. Of named tensors nothing is known.
+    """
+    if not isinstance(source, nn.Module):
+        return {}
+    kinds: dict[int, str] = {}
+    for module in source.modules():
+        if isinstance(module, nn.modules.conv._ConvNd):
+            kinds[id(module.weight)] = CONVOLUTION
+        elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            kinds[id(module.weight)] = TABLE
+    head = getattr(source, "get_output_embeddings", lambda: None)()
+    if isinstance(head, nn.Module):
+        kinds |= {id(parameter): TABLE for parameter in head.parameters()}
+    return {name: kinds[id(tensor)] for name, tensor in named_tensors(source) if id(tensor) in kinds}
 
 
 @dataclass(frozen=True)
@@ -55,6 +80,8 @@ class Place:
     core_width: int
     first_chunk: int
     pool_offset: int
+    kind: str = ""
+    """One of KINDS, or nothing: what its module says of it."""
 
     @property
     def core_chunks(self) -> int:
@@ -85,19 +112,22 @@ class Layout:
 
     @classmethod
     def of(cls, source: Source) -> Layout:
-        """The layout of a module, or of `(name, tensor)` pairs (only names and shapes are read; tied tensors once).
+        """The layout of a module, or of `(name, tensor)` pairs (names, shapes and kinds are read; tied tensors once).
 
         Raises `ValueError` when two tensors share a name: the digest would not tell them apart.
         """
-        return cls.of_shapes((name, tuple(tensor.shape)) for name, tensor in named_tensors(source))
+        return cls.of_shapes(((name, tuple(tensor.shape)) for name, tensor in named_tensors(source)), kinds_of(source))
 
     @classmethod
-    def of_shapes(cls, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Layout:
-        """The layout of named shapes, in the order given. Raises `ValueError` for a name that appears twice."""
+    def of_shapes(cls, shapes: Iterable[tuple[str, tuple[int, ...]]], kinds: Mapping[str, str] | None = None) -> Layout:
+        """The layout of named shapes, in the order given, and their `kinds` (see `kinds_of`).
+
+        Raises `ValueError` for a name that appears twice.
+        """
         places: list[Place] = []
         chunk = pool = 0
         for name, shape in shapes:
-            place = _place(name, shape, chunk, pool)
+            place = _place(name, shape, chunk, pool, (kinds or {}).get(name, ""))
             places.append(place)
             chunk += place.core_chunks
             pool += place.pool_elements
@@ -116,10 +146,15 @@ class Layout:
         return self.core_chunks * CHUNK_ELEMENTS + self.pool_elements
 
     def digest(self) -> bytes:
-        """32 bytes: SHA-256 over the version, the chunk side, and every name and shape in order, as compact JSON."""
-        shapes = [[place.name, list(place.shape)] for place in self.places]
+        """32 bytes: SHA-256 over the version, the chunk side, and every name, shape and kind in order, as compact JSON."""
+        shapes = [[place.name, list(place.shape), *([place.kind] if place.kind else [])] for place in self.places]
         text = json.dumps(["swarmentum-layout", LAYOUT_VERSION, CHUNK_SIDE, shapes], separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """As `kinds_of`."""
+        return {place.name: place.kind for place in self.places if place.kind}
 
     def empty(self, device: torch.device | str) -> Tensor:
         """An uninitialised fp32 buffer `[chunks, 64, 64]`."""
@@ -162,13 +197,13 @@ class Layout:
             part.copy_(chunk)
 
 
-def _place(name: str, shape: tuple[int, ...], first_chunk: int, pool_offset: int) -> Place:
+def _place(name: str, shape: tuple[int, ...], first_chunk: int, pool_offset: int, kind: str) -> Place:
     height = shape[0] if shape else 1
     width = math.prod(shape[1:])
     core_height, core_width = (height // CHUNK_SIDE * CHUNK_SIDE, width // CHUNK_SIDE * CHUNK_SIDE)
     if core_height * core_width == 0:  # no whole chunk: everything goes to the pool, as one bottom strip
         core_height = core_width = 0
-    return Place(name, shape, height, width, core_height, core_width, first_chunk, pool_offset)
+    return Place(name, shape, height, width, core_height, core_width, first_chunk, pool_offset, kind)
 
 
 def _pairs_of(

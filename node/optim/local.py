@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from node.optim.demo import NonFiniteGradient
 from node.optim.second_moment import local_part
+from node.optim.step import NonFiniteGradient
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -90,38 +91,58 @@ def members(group_size: int) -> list[list[tuple[int, int]]]:
     return result
 
 
-def select(momentum: Sequence[Floats], group_size: int) -> list[list[tuple[int, int]]]:
+Vote: TypeAlias = tuple[int, int] | None
+"""Position and whether it is negative; None for a group of zeros."""
+
+
+def select(momentum: Sequence[Floats], group_size: int) -> list[list[Vote]]:
     """For each chunk and group `(position, negative)` of the largest magnitude, the first of equals."""
     result = []
     for chunk in momentum:
-        chosen = []
+        chosen: list[Vote] = []
         for group in members(group_size):
             values = [float(chunk[where]) for where in group]
             position = max(range(group_size), key=lambda index: (abs(values[index]), -index))
-            chosen.append((position, int(values[position] < 0)))
+            chosen.append((position, int(values[position] < 0)) if values[position] else None)
         result.append(chosen)
     return result
 
 
-def encode(votes: Sequence[Sequence[tuple[int, int]]], group_size: int) -> bytes:
-    """One bit after the other: position, lowest bit first, then sign; eight bits a byte, lowest first."""
+def encode(votes: Sequence[Sequence[Vote]], group_size: int) -> bytes:
+    """One bit after the other: position, lowest bit first, then sign; eight bits a byte, lowest first. Then the silence."""
     width = group_size.bit_length() - 1
-    stream = [bit for chunk in votes for position, negative in chunk for bit in (*_bits(position, width), negative)]
-    return bytes(sum(bit << place for place, bit in enumerate(stream[at : at + 8])) for at in range(0, len(stream), 8))
+    stream = [
+        bit
+        for chunk in votes
+        for vote in chunk
+        for bit in (*_bits(vote[0] if vote else 0, width), vote[1] if vote else 0)
+    ]
+    silent = [[int(vote is None) for vote in chunk] for chunk in votes]
+    if not any(map(any, silent)):
+        return _bytes(stream)
+    tail = _bytes([int(any(chunk)) for chunk in silent])
+    return _bytes(stream) + tail + b"".join(_bytes(chunk) for chunk in silent if any(chunk))
 
 
-def decode(payload: bytes, group_size: int, chunks: int) -> list[list[tuple[int, int]]]:
+def decode(payload: bytes, group_size: int, chunks: int) -> list[list[Vote]]:
     """The inverse of `encode`."""
     width, count = group_size.bit_length() - 1, SIDE * SIDE // group_size
-    stream = iter([bit for byte in payload for bit in _bits(byte, 8)])
+    body = chunks * count * (width + 1) // 8
+    stream = iter([bit for byte in payload[:body] for bit in _bits(byte, 8)])
+    marks = [bit for byte in payload[body : body + -(-chunks // 8)] for bit in _bits(byte, 8)] or [0] * chunks
+    rows = iter([bit for byte in payload[body + -(-chunks // 8) :] for bit in _bits(byte, 8)])
     result = []
-    for _ in range(chunks):
-        chunk = []
+    for index in range(chunks):
+        chunk: list[Vote] = []
         for _ in range(count):
             position = sum(next(stream) << place for place in range(width))
             chunk.append((position, next(stream)))
-        result.append(chunk)
+        result.append([None if next(rows) else vote for vote in chunk] if marks[index] else chunk)
     return result
+
+
+def _bytes(stream: Sequence[int]) -> bytes:
+    return bytes(sum(bit << place for place, bit in enumerate(stream[at : at + 8])) for at in range(0, len(stream), 8))
 
 
 def _bits(number: int, width: int) -> list[int]:
@@ -134,8 +155,9 @@ def sums(contributions: Sequence[tuple[int, bytes]], chunks: int) -> list[Intege
     for group_size, payload in contributions:
         groups = members(group_size)
         for chunk, chosen in zip(total, decode(payload, group_size, chunks), strict=True):
-            for group, (position, negative) in zip(groups, chosen, strict=True):
-                chunk[group[position]] += -1 if negative else 1
+            for group, vote in zip(groups, chosen, strict=True):
+                if vote is not None:
+                    chunk[group[vote[0]]] += -1 if vote[1] else 1
     return [np.clip(chunk, -2, 2) for chunk in total]
 
 
@@ -156,7 +178,7 @@ class Reference:
         self.tensors = [tensor.copy() for tensor in tensors]
         self.momentum: list[Floats] = [np.zeros_like(chunk) for chunk in cut(tensors)]
         self._beta, self._weight_decay, self._clip_norm = beta, weight_decay, clip_norm
-        self._proposed: tuple[int, list[list[tuple[int, int]]]] | None = None
+        self._proposed: tuple[int, list[list[Vote]]] | None = None
 
     def propose(self, gradients: Sequence[Floats], lr: float, group_size: int) -> bytes:
         norm = math.sqrt(sum(float(value) ** 2 for gradient in gradients for value in gradient.flatten()))
@@ -176,8 +198,9 @@ class Reference:
         if accepted:
             groups = members(group_size)
             for chunk, votes in zip(self.momentum, chosen, strict=True):
-                for group, (position, _) in zip(groups, votes, strict=True):
-                    chunk[group[position]] = 0.0
+                for group, vote in zip(groups, votes, strict=True):
+                    if vote is not None:
+                        chunk[group[vote[0]]] = 0.0
 
     def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
         signs = [np.sign(inverse(chunk)).astype(np.float32) for chunk in sums(contributions, len(self.momentum))]
@@ -187,52 +210,3 @@ class Reference:
         for tensor, direction in zip(self.tensors, directions, strict=True):
             decayed = (tensor * factor).astype(np.float32)
             tensor[...] = (decayed - (rate * direction).astype(np.float32)).astype(np.float32)
-
-
-class PaperDeMo:
-    """DeMo as its paper writes it down (arXiv 2411.19870v1, algorithm 1), for tensors whose sides are multiples of 64.
-
-    Momentum and updates live in the parameter domain, everything is float64, and the transform is done and undone each
-    time. Values are signs, as everywhere here; the learning rate is inside the momentum, as in the authors' code.
-    """
-
-    def __init__(self, shapes: Sequence[tuple[int, int]], beta: float, k: int) -> None:
-        self.shapes, self.beta, self.k = list(shapes), beta, k
-        self.momentum: list[Doubles] = [np.zeros(shape) for shape in shapes]
-
-    def extract(self, gradients: Sequence[Floats], lr: float) -> list[list[list[tuple[int, int]]]]:
-        """m = beta m + lr g; q = the k largest of each chunk's coefficients; m = m - inverse(q). Signed indices of q.
-
-        Per tensor, per chunk (row after row of chunks), ascending: (index 64 * i + j, sign).
-        """
-        chosen = []
-        for number, gradient in enumerate(gradients):
-            self.momentum[number] = self.beta * self.momentum[number] + lr * gradient.astype(np.float64)
-            chosen.append([self._take(block) for block in self._blocks(self.momentum[number])])
-        return chosen
-
-    def _take(self, block: Doubles) -> list[tuple[int, int]]:
-        flat = (basis() @ block @ basis().T).flatten()
-        indices = sorted(sorted(range(len(flat)), key=lambda index: -abs(float(flat[index])))[: self.k])
-        component = np.zeros(SIDE * SIDE)
-        component[indices] = flat[indices]
-        block -= basis().T @ component.reshape(SIDE, SIDE) @ basis()
-        return [(index, 1 if flat[index] >= 0 else -1) for index in indices]
-
-    def update(self, everybody: Sequence[Sequence[Sequence[Sequence[tuple[int, int]]]]]) -> list[Doubles]:
-        """inverse(Q) of each tensor, Q the sum of all peers' signs: its own sign is what is taken off the parameters."""
-        total: list[Doubles] = [np.zeros(shape) for shape in self.shapes]
-        for number, tensor in enumerate(total):
-            for place, block in enumerate(self._blocks(tensor)):
-                flat = np.zeros(SIDE * SIDE)
-                for peer in everybody:
-                    for index, sign in peer[number][place]:
-                        flat[index] += sign
-                block[:] = basis().T @ flat.reshape(SIDE, SIDE) @ basis()
-        return total
-
-    @staticmethod
-    def _blocks(tensor: Doubles) -> list[Doubles]:
-        """Views of a tensor's chunks."""
-        rows, columns = range(0, tensor.shape[0], SIDE), range(0, tensor.shape[1], SIDE)
-        return [tensor[top : top + SIDE, left : left + SIDE] for top in rows for left in columns]

@@ -1,15 +1,29 @@
 """A range of chunks beside the parts of the tensors that they are cut from, so that no buffer needs the model's size.
 
-It knows cores alone: what lies in the pool is found by `Layout.pool_pairs`. It holds no tensor.
+`Layout.pool_pairs` finds the parts in the pool. This module holds no tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+import torch
 from torch import Tensor
 
+from node.optim.exact.transforms import Transform
 from node.optim.layout import CHUNK_SIDE, Layout
+
+TILE_CHUNKS_CPU = 256
+"""Chunks handled at a time on a CPU: 4 MiB of fp32, so that a tile and its scratch stay in the last cache level. Measured with
+50M parameters on 2 cores of an EPYC with 32 MiB of level 3: 192 to 512 were equal within noise, and faster than 32 to 128."""
+
+TILE_CHUNKS_DEVICE = 8192
+"""Chunks handled at a time elsewhere: 128 MiB of fp32, enough work for a launch, little memory beside the model."""
+
+
+def tile_chunks(device: torch.device) -> int:
+    """Chunks to handle at a time on a device."""
+    return TILE_CHUNKS_CPU if device.type == "cpu" else TILE_CHUNKS_DEVICE
 
 
 def core_pairs(
@@ -45,3 +59,20 @@ def _cut(matrix: Tensor, down: int, right: int, block: Tensor) -> Tensor:
     rows = slice(CHUNK_SIDE * down, CHUNK_SIDE * (down + high))
     part = matrix[rows, CHUNK_SIDE * right : CHUNK_SIDE * (right + wide)]
     return part.view(high, CHUNK_SIDE, wide, CHUNK_SIDE).transpose(1, 2)
+
+
+def look_ahead(layout: Layout, parameters: Sequence[Tensor], expected: Tensor, transform: Transform, lr: float) -> None:
+    """`p -= lr * sign(inverse(expected))` in place, with `expected` fp32 [chunks, 64, 64], a tile of chunks at a time."""
+    own, size = [parameter.detach() for parameter in parameters], tile_chunks(expected.device)
+    for first in range(0, layout.core_chunks, size):
+        tile = slice(first, min(first + size, layout.core_chunks))
+        _move(core_pairs(layout, own, tile, transform.inverse(expected[tile]).sign_()), lr)
+    if layout.chunks > layout.core_chunks:
+        pool = transform.inverse(expected[layout.core_chunks :]).sign_()
+        _move(layout.pool_pairs(own, pool.view(-1)), lr)
+
+
+def _move(pairs: Iterable[tuple[Tensor | None, Tensor]], lr: float) -> None:
+    for part, direction in pairs:
+        assert part is not None
+        part.sub_(direction, alpha=lr)

@@ -11,7 +11,7 @@ import struct
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -21,15 +21,22 @@ import torch.distributed as dist
 # is made. Before `init_process_group` that is None; after it, they would hold the group beyond `destroy_process_group`, and
 # a group that outlives that can abort the process at exit (gloo, torch 2.13).
 import torch.distributed.nn.functional
-from torch import Tensor
+from torch import Tensor, nn
 
-from node.optim import votes
-from node.optim.demo import DeMo, DeMoConfig, NonFiniteGradient
+from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
+from node.optim.layout import kinds_of
 from node.optim.local import LocalConfig, LocalSteps
-from node.optim.sharded import ShardedDeMo, is_sharded
+from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.sharded.demo import ShardedDeMo, is_sharded
+from node.optim.step import NonFiniteGradient
+from node.optim.votes import groups as votes
 
-_LENGTH = "<Q"
+SETTINGS = {field.name for field in fields(DeMoConfig)} - {
+    "beta", "beta2", "weight_decay", "group_size", "clip_norm", "refused"
+}  # fmt: skip
+"""Fields of `DeMoConfig` that `DeMoOptimizer` takes as keywords of that name. No votes are refused here."""
+
 _LOST = 2**64 - 1
 """Instead of a length: this rank's momentum is no number any more."""
 
@@ -43,78 +50,116 @@ class MomentumLost(RuntimeError):  # noqa: N818
 
 
 class DeMoOptimizer(torch.optim.Optimizer):
-    """Updates from everybody's votes; see `node.optim.demo`.
+    """Updates from the votes of all ranks; see `node.optim.demo`.
 
-    `params` as for any torch optimizer: fp32, contiguous, on one device; groups may set their own `lr`, `beta`,
-    `weight_decay`, `group_size` and `clip_norm` (the norm is that of the group), all ranks the same. `lr` is rounded
-    to fp32 at each step, so any scheduler works. `process_group` None: alone, whether or not torch.distributed is
-    initialised (pass `torch.distributed.group.WORLD` for all ranks). `method` are the other fields of `DeMoConfig`
-    (`beta2`, `selection`, `top_k`, `values`, `transform`, `magnitudes`, `base`), the same for all groups and ranks.
+    `params` as for any torch optimizer, or a module: fp32, contiguous, on one device. Groups may set their own `lr`,
+    `beta`, `weight_decay`, `group_size` and `clip_norm` (the norm is that of the group), all ranks the same. `lr` is rounded to
+    fp32 at each step, so any scheduler works; `beta` is the group's `momentum`, which OneCycleLR cycles. Without
+    `process_group` the rank trains alone, whether or not torch.distributed is initialised (pass
+    `torch.distributed.group.WORLD` for all ranks).
+
+    `settings` are the other fields of `DeMoConfig` (`decay`, `selection`, `top_k`, `values`, `transform`, `magnitudes`,
+    `base`), the same for all groups and ranks. The defaults are a run's; `beta2` None is 0.99, and 0 with `magnitudes`, which
+    exclude it. Base `muon` and `decay="matrices"` have to know tables: they raise `ValueError` unless they get a module or
+    named parameters.
+
+    `method="paper"` is DeMo v1 as published (`paper.demo`): `beta` None is then 0.999, `beta2` is 0, `chunk` is the longest
+    side of a chunk, and the only other setting is `top_k` (32). Settings of the family raise `ValueError` with it.
 
     With `local` of more than one step (DiLoCo) every call of `step` is a local AdamW step, and each `local.steps`-th also
-    exchanges: then `lr` is the outer learning rate, and `magnitudes` with base `sgd` keep how far the ranks went. Between
+    exchanges. Then `lr` is the outer learning rate, and `magnitudes` with base `sgd` keep how far the ranks went. Between
     exchanges ranks hold different parameters; save and compare them when `exchanged`.
 
-    Parameters of a model after `fully_shard` (FSDP2) are voted for once by all ranks that share them (`sharded`): then
-    `process_group` is that of the peers, one rank of each (`mesh["peer"].get_group()` of a mesh with a dimension for peers
-    and one for shards).
+    All ranks that share parameters after `fully_shard` (FSDP2) vote for them once (`sharded`). Then `process_group` has one
+    rank of each peer: `mesh["peer"].get_group()` of a mesh with a dimension for peers and one for shards.
 
-    A rank whose gradient is not finite abstains and applies the others' votes (`abstentions` counts; as a GradScaler
-    skips such a step), so that replicas stay equal. The first step with a group compares the parameters of all ranks
+    A rank whose gradient is not finite abstains and applies the others' votes, so that replicas stay equal. `abstentions`
+    counts such steps; a GradScaler skips them, too. The first step with a group compares the parameters of all ranks
     once and raises `ReplicasDiffer`. A rank whose momentum is not a number ends all ranks with `MomentumLost`.
     """
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
+        params: nn.Module | Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
         lr: float,
         *,
-        beta: float = DeMoConfig.beta,
+        method: Literal["demo", "paper"] = "demo",
+        chunk: int = PaperConfig.chunk,
+        beta: float | None = None,
+        beta2: float | None = None,
         weight_decay: float = DeMoConfig.weight_decay,
         group_size: int = DeMoConfig.group_size,
         clip_norm: float | None = DeMoConfig.clip_norm,
         process_group: dist.ProcessGroup | None = None,
         local: LocalConfig | None = None,
-        **method: Any,
+        **settings: Any,
     ) -> None:
         if lr < 0:
             raise ValueError(f"learning rate {lr} is negative")
-        allowed = {field.name for field in fields(DeMoConfig)} - {"beta", "weight_decay", "group_size", "clip_norm"}
-        allowed -= {"refused"}  # nobody refuses votes here
-        if unknown := method.keys() - allowed:
-            raise TypeError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(sorted(allowed))}")
-        self._method = method
+        paper = method == "paper"
+        if paper:
+            _check_paper(beta2, group_size, local, settings)
+        elif method != "demo" or chunk != PaperConfig.chunk:
+            raise ValueError(f"method {method!r} with chunk {chunk}: methods are demo, with chunks of 64, and paper")
+        if unknown := settings.keys() - SETTINGS:
+            raise TypeError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(sorted(SETTINGS))}")
+        default = 0.0 if settings.get("magnitudes") else 0.99
+        own = {"chunk": chunk} if paper else {"beta2": default if beta2 is None else beta2}
+        self._paper, self._settings = paper, {**own, **settings}
+        self._kinds = kinds_of(params) if isinstance(params, nn.Module) else {}
         self._local_config = local if local is not None and local.steps > 1 else None
         self._local: LocalSteps | None = None
         self._local_done = 0
         self.abstentions = 0
-        self._demos: list[DeMo | ShardedDeMo] = []
+        self._demos: list[DeMo | ShardedDeMo | PaperDeMo] = []
         # Weak: a group that outlives `destroy_process_group` aborts the process at exit (gloo, torch 2.13).
         self._process_group = None if process_group is None else weakref.ref(process_group)
         self._compared = process_group is None
-        options = {"beta": beta, "weight_decay": weight_decay, "group_size": group_size, "clip_norm": clip_norm}
-        super().__init__(params, {"lr": lr, **options})
+        beta = (PaperConfig.beta if paper else 0.95) if beta is None else beta
+        options = {"momentum": beta, "weight_decay": weight_decay, "group_size": group_size, "clip_norm": clip_norm}
+        given: Any = list(params.named_parameters()) if isinstance(params, nn.Module) else params
+        super().__init__(given, {"lr": lr, **options})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
+        super().add_param_group(_renamed(param_group))
         group = self.param_groups[-1]
-        names = group.get("param_names") or [str(index) for index in range(len(group["params"]))]
-        named = list(zip(names, group["params"], strict=True))
-        self._demos.append((ShardedDeMo if is_sharded(group["params"]) else DeMo)(named, self._config(group)))
+        try:
+            self._demos.append(self._made(group))
+        except ValueError:
+            del self.param_groups[-1]
+            raise
         if self._local_config is not None:
             assert not self._local_done, "parameters may be added between rounds of local steps"
             self._local = LocalSteps([p for demo in self._demos for p in demo.parameters], self._local_config)
+
+    def _made(self, group: dict[str, Any]) -> DeMo | ShardedDeMo | PaperDeMo:
+        """The optimizer of one group of parameters. Raises `ValueError`."""
+        config, sharded = self._config(group), is_sharded(group["params"])
+        names = group.get("param_names") or [str(index) for index in range(len(group["params"]))]
+        named = list(zip(names, group["params"], strict=True))
+        if isinstance(config, PaperConfig):
+            if sharded:
+                raise ValueError("method paper works on one device, and the parameters are sharded: use method demo")
+            return PaperDeMo(named, config, self._kinds)
+        if not group.get("param_names") and (config.base.name == "muon" or config.decay == "matrices"):
+            raise ValueError(
+                'base muon and decay="matrices" treat embeddings and heads apart, which parameters without names do not tell: '
+                "give the module, or model.named_parameters()"
+            )
+        return (ShardedDeMo if sharded else DeMo)(named, config, self._kinds)
 
     @property
     def exchanged(self) -> bool:
         """Whether the parameters are the replicated ones: always, without local steps."""
         return self._local_done == 0
 
-    def _config(self, group: dict[str, Any]) -> DeMoConfig:
-        own = {name: group[name] for name in ("beta", "weight_decay", "clip_norm", "group_size")}
+    def _config(self, group: dict[str, Any]) -> DeMoConfig | PaperConfig:
+        own = {name: group[name] for name in ("weight_decay", "clip_norm")} | {"beta": group["momentum"]}
+        if self._paper:
+            return PaperConfig(**own, **self._settings)
         if self._local_config is not None:
             own["clip_norm"] = None  # local steps clip their own gradients
-        return DeMoConfig(**own, **self._method)
+        return DeMoConfig(**own, group_size=group["group_size"], **self._settings)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -137,11 +182,10 @@ class DeMoOptimizer(torch.optim.Optimizer):
         if self._local is not None and not self._step_locally(self._local):
             return loss
         rates = [float(np.float32(float(group["lr"]))) for group in self.param_groups]
-        ballot = b"".join(self._vote(index, lr) for index, lr in enumerate(rates))
-        ballots = self._exchange(ballot)
-        self._check_momentum(ballots)
-        for index, lr in enumerate(rates):
-            self._apply(index, lr, ballots)
+        everybodys = self._everybodys([self._vote(index, lr) for index, lr in enumerate(rates)])
+        for index, (demo, lr) in enumerate(zip(self._demos, rates, strict=True)):
+            spoken = (theirs[index] for theirs in everybodys)
+            demo.apply([(demo.size, payload) for payload in spoken if payload], lr)
         return loss
 
     def _step_locally(self, local: LocalSteps) -> bool:
@@ -160,46 +204,48 @@ class DeMoOptimizer(torch.optim.Optimizer):
             local.give_back()
         return not self._local_done
 
-    def _vote(self, index: int, lr: float) -> bytes:
-        """The length of this rank's votes and the votes; zero if it abstains. Padded to what every rank's fit in."""
+    def _vote(self, index: int, lr: float) -> bytes | None:
+        """This rank's votes for a group of parameters; none (empty) if it abstains, None if its momentum is lost."""
         demo = self._demos[index]
         demo.config = self._config(self.param_groups[index])
-        payload = b""
         try:
             payload = demo.propose(lr).payload
         except NonFiniteGradient:
             self.abstentions += 1
-        except votes.NotANumber:  # said to all: who waits in the exchange would wait for ever
-            return struct.pack(_LENGTH, _LOST) + bytes(self._room(demo))
-        else:
-            demo.settle(accepted=True)
-        return struct.pack(_LENGTH, len(payload)) + payload.ljust(self._room(demo), b"\0")
+            return b""
+        except votes.NotANumber:  # all ranks are told: otherwise they wait in the exchange for ever
+            return None
+        demo.settle(accepted=True)
+        return payload
 
-    @staticmethod
-    def _room(demo: DeMo | ShardedDeMo) -> int:
-        return demo.config.form.bytes_max(demo.layout.chunks, demo.config.size)
+    def _everybodys(self, mine: list[bytes | None]) -> list[list[bytes]]:
+        """Every peer's payloads, one for each group of parameters. Raises `MomentumLost`, on every rank alike.
 
-    def _check_momentum(self, ballots: list[bytes]) -> None:
-        """Before anything is applied, on every rank alike. Raises `MomentumLost`."""
-        first = 0
-        for demo in self._demos:
-            lengths = [struct.unpack_from(_LENGTH, ballot, first)[0] for ballot in ballots]
-            if _LOST in lengths:
-                raise MomentumLost(
-                    f"the momentum of rank {lengths.index(_LOST)} is not a number; load the state that it saved last"
-                )
-            first += struct.calcsize(_LENGTH) + self._room(demo)
-
-    def _apply(self, index: int, lr: float, ballots: list[bytes]) -> None:
-        head = struct.calcsize(_LENGTH)
-        first = sum(head + self._room(demo) for demo in self._demos[:index])
-        demo = self._demos[index]
-        entry = []
-        for ballot in ballots:
-            (length,) = struct.unpack_from(_LENGTH, ballot, first)
-            if length:
-                entry.append((demo.config.size, ballot[first + head : first + head + length]))
-        demo.apply(entry, lr)
+        The first exchange has the lengths, and as much as payloads have without a silent vote. If a payload is longer, a
+        second exchange has the rest: all ranks know its length from the first.
+        """
+        rooms = [demo.form.body_bytes(demo.layout.chunks, demo.size) for demo in self._demos]
+        shape = struct.Struct(f"<{len(rooms)}Q")
+        front = shape.pack(*(_LOST if payload is None else len(payload) for payload in mine))
+        pairs = [(payload or b"", room) for payload, room in zip(mine, rooms, strict=True)]
+        ballots = self._exchange(front + b"".join(payload[:room].ljust(room, b"\0") for payload, room in pairs))
+        lengths = [shape.unpack_from(ballot) for ballot in ballots]
+        for rank, own in enumerate(lengths):
+            if _LOST in own:  # before anything is applied
+                raise MomentumLost(f"the momentum of rank {rank} is not a number; load the state that it saved last")
+        beyond = [[max(0, length - room) for length, room in zip(own, rooms, strict=True)] for own in lengths]
+        tails = [b""] * len(ballots)
+        if longest := max(map(sum, beyond)):
+            tails = self._exchange(b"".join(payload[room:] for payload, room in pairs).ljust(longest, b"\0"))
+        found = []
+        for ballot, own, tail in zip(ballots, lengths, tails, strict=True):
+            payloads, at, behind = [], shape.size, 0
+            for length, room in zip(own, rooms, strict=True):
+                more = max(0, length - room)
+                payloads.append(ballot[at : at + min(length, room)] + tail[behind : behind + more])
+                at, behind = at + room, behind + more
+            found.append(payloads)
+        return found
 
     def _exchange(self, ballot: bytes) -> list[bytes]:
         """Every peer's ballot, in the order of ranks; all are of one length. Of a sharded peer one rank asks for all."""
@@ -246,13 +292,32 @@ class DeMoOptimizer(torch.optim.Optimizer):
             if {name: tensor.shape for name, tensor in state["base"].items()} != {
                 name: tensor.shape for name, tensor in demo.base_state.items()
             }:
-                raise ValueError(f"the saved state is not one of base {demo.config.base.name}")
+                raise ValueError("the saved state is of another base: load it with the settings that saved it")
         if (self._local is None) != ("local" not in state_dict):
             raise ValueError("the saved state and this optimizer do not both have local steps")
-        super().load_state_dict({key: value for key, value in state_dict.items() if key not in {"demo", "local"}})
+        rest = {key: value for key, value in state_dict.items() if key not in {"demo", "local"}}
+        super().load_state_dict({**rest, "param_groups": [_renamed(group) for group in rest["param_groups"]]})
         for demo, state in zip(self._demos, saved, strict=True):
             demo.load_state_dict(state)
             for name, tensor in demo.base_state.items():
                 tensor.copy_(state["base"][name])
         if self._local is not None:
             self._local.load_state_dict(state_dict["local"])
+
+
+def _check_paper(beta2: float | None, group_size: int, local: LocalConfig | None, settings: dict[str, Any]) -> None:
+    """Raises `ValueError` for settings that the paper's method does not have."""
+    given = settings.keys() - {"top_k"}
+    given |= {
+        name for name, it in {"beta2": bool(beta2), "group_size": group_size != DeMoConfig.group_size}.items() if it
+    }
+    given |= {"local"} if local is not None and local.steps > 1 else set()
+    if given:
+        raise ValueError(
+            f'{", ".join(sorted(given))}: the method paper has no such setting; remove it, or use method="demo"'
+        )
+
+
+def _renamed(group: dict[str, Any]) -> dict[str, Any]:
+    """A group of parameters with what is called `beta` here, and in states saved by earlier versions, as torch's `momentum`."""
+    return {("momentum" if key == "beta" else key): value for key, value in group.items()}

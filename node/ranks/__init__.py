@@ -6,5 +6,5 @@
     lead      rank 0: the calls of a replica, each sent to the others and made on all of them
     follow    the other ranks: hear a command, make the call
 
-Rank 0 alone has an identity, a place in the overlay, the log, the text and the disk.
+Rank 0 alone has an identity, a place in the overlay, the log, the text and the disk. ADR 14.
 """

@@ -8,8 +8,8 @@ import structlog
 import torch
 
 from node.config import PeerSettings
-from node.optim.demo import NonFiniteGradient
-from node.optim.votes import NotANumber, VotesError
+from node.optim.step import NonFiniteGradient
+from node.optim.votes.groups import NotANumber, VotesError
 from node.ranks.channel import Channel, lost_ranks
 from node.ranks.launch import Launch, rank_device
 from node.ranks.shard import COMMANDS, Shard

@@ -18,19 +18,23 @@ from torch import Tensor, nn
 
 from node.data.samples import Samples
 from node.model.gradients import GradResult
-from node.optim import votes
-from node.optim.demo import DeMoConfig, Votes
+from node.optim.demo import DeMoConfig
 from node.optim.layout import Layout
 from node.optim.local import LocalConfig
-from node.optim.sharded import ShardedDeMo
-from node.optim.spread import PIECE_ELEMENTS, Pieces, whole
+from node.optim.saved import check_state
+from node.optim.second_moment import counts_of
+from node.optim.sharded.demo import ShardedDeMo
+from node.optim.sharded.spread import PIECE_ELEMENTS, Pieces, whole
+from node.optim.step import Votes
+from node.optim.votes import groups as votes
+from node.optim.votes.payload import Format
 from node.ranks.channel import Channel, RankLost, lost_ranks
 from node.ranks.follow import AGREED
 from node.ranks.launch import Launch, rank_device
 from node.ranks.shard import BUFFERS, COMMANDS, Order, Shard
-from node.replica import BASE_PREFIX, Replica
+from node.training.replica import BASE_PREFIX, Replica
 from protos.assignment import Range
-from protos.run_config import OptimizerConfig
+from protos.optimizer_config import OptimizerConfig
 
 ALIVE_SECONDS = 10.0
 """Between two signs of life: well below `channel.RANK_SECONDS_MAX`."""
@@ -141,9 +145,19 @@ class LedDeMo:
         """The same on every rank."""
         return self._own.config
 
-    @config.setter
-    def config(self, config: DeMoConfig) -> None:
-        self._lead.do("configure", config)
+    @property
+    def form(self) -> Format:
+        """See `DeMo`."""
+        return self._own.form
+
+    @property
+    def size(self) -> int:
+        """See `DeMo`."""
+        return self._own.size
+
+    @size.setter
+    def size(self, size: int) -> None:
+        self._lead.do("configure", self.config.with_size(size))
 
     @property
     def layout(self) -> Layout:
@@ -187,6 +201,16 @@ class LedDeMo:
         finally:
             self._lead.do("back")
 
+    def state_digest(self, step: int | None) -> bytes:
+        """See `OwnDeMo`."""
+        found: bytes = self._lead.do("digest", step)
+        return found
+
+    def whole_gradients(self) -> list[Tensor | None]:
+        """As `OwnDeMo.whole_gradients`: on the CPU of rank 0, 4 bytes a parameter beside those of the check."""
+        own = enumerate(self._own.parameters)
+        return [whole(Part(self._lead, f"gradient.{index}", parameter.shape)) for index, parameter in own]
+
     @property
     def _private(self) -> dict[str, Part]:
         spreads = self._own.private_spread
@@ -195,7 +219,7 @@ class LedDeMo:
     def state_dict(self) -> dict[str, Any]:
         """As `DeMo.state_dict`, whole: a later life may have another number of ranks."""
         momentum, *squares = (whole(part) for part in self._private.values())
-        count, open_votes = self._own.second_count, self.open_votes
+        counts, open_votes = self._own.second_counts, self.open_votes
         payload = None if open_votes is None else torch.frombuffer(bytearray(open_votes.payload), dtype=torch.uint8)
         return {
             "layout": self.layout.digest().hex(),
@@ -203,28 +227,24 @@ class LedDeMo:
             "momentum": momentum,
             "pending": payload,
             "pending_size": None if open_votes is None else open_votes.size,
-            "second": None if count is None else {"count": count, "squares": squares},
+            "second": None if counts is None else {"counts": list(counts), "squares": squares},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state, of any number of devices. Raises `ValueError`, nothing changed, if it does not fit."""
-        for key, mine in (("layout", self.layout.digest().hex()), ("method", self._own.method)):
-            if state[key] != mine:
-                raise ValueError(f"the saved state is of another {key}: {state[key]}, not {mine}")
-        second = state["second"]
-        if (self._own.second_count is None) != (second is None):
-            raise ValueError("the saved state and this optimizer do not both have a second moment")
+        parts, second = list(self._private.values()), state["second"]
+        has_second = self._own.second_counts is not None
+        check_state(state, self.layout, self._own.method, parts[0].shape, second=has_second)
         saved = [state["momentum"], *(() if second is None else second["squares"])]
-        parts = list(self._private.values())
         if [tuple(tensor.shape) for tensor in saved] != [part.shape for part in parts]:
-            raise ValueError("the saved momentum does not fit the layout")
+            raise ValueError("the saved second moment belongs to other parameters: load a state that this model saved")
         pending = None
         if state["pending"] is not None:
             pending = state["pending_size"], votes.to_bytes(state["pending"])
-            self.config.form.check(pending[1], pending[0], self.layout.chunks)
+            self.form.check(pending[1], pending[0], self.layout.chunks)
         for part, tensor in zip(parts, saved, strict=True):
             part.copy_(tensor)
-        self._lead.do("resume", pending, None if second is None else int(second["count"]))
+        self._lead.do("resume", pending, None if second is None else counts_of(second))
 
 
 class LedLocal:
@@ -269,7 +289,9 @@ class LedLocal:
 
 
 class RanksReplica(Replica):
-    """A replica whose parameters and momentum lie on all ranks of this peer."""
+    """A replica whose parameters and momentum lie on all ranks of this peer: an image of them is a copy."""
+
+    live = False
 
     def __init__(self, run_id: bytes, lead: Lead, order: Order, optimizer: OptimizerConfig, size: int) -> None:
         lead.build(order)
@@ -294,15 +316,6 @@ class RanksReplica(Replica):
                 yield batch
 
         found: GradResult = self._lead.do("gradients", source=batches())
-        return found
-
-    def whole_gradients(self) -> list[Tensor | None]:
-        """As `Replica.whole_gradients`: on the CPU of rank 0, 4 bytes a parameter beside those of the check."""
-        own = enumerate(self._lead.shard.demo.parameters)
-        return [whole(Part(self._lead, f"gradient.{index}", parameter.shape)) for index, parameter in own]
-
-    def _state_digest(self, step: int | None) -> bytes:
-        found: bytes = self._lead.do("digest", step)
         return found
 
     @property

@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -20,15 +20,17 @@ from torch.distributed.fsdp import fully_shard
 
 from node.data.samples import Batch
 from node.model.device import autocast
+from node.model.effort import Effort
 from node.model.gradients import GradResult, Pace, to_device
 from node.model.loss import loss
 from node.model.spec import ModelSpec, build
-from node.optim.demo import DeMoConfig, Votes
+from node.optim.demo import DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.second_moment import local_part
-from node.optim.sharded import ShardedDeMo
-from node.optim.spread import Spread
+from node.optim.sharded.demo import ShardedDeMo
+from node.optim.sharded.spread import Spread
+from node.optim.step import Votes
 from node.ranks.channel import Channel, lost_ranks
 from protos.errors import OperatorError
 
@@ -44,6 +46,7 @@ class Order:
     optimizer: DeMoConfig
     local: LocalConfig
     precision: str
+    effort: Effort = field(default_factory=Effort)
 
     def build(self) -> nn.Module:
         """The whole model on the CPU, the same bits on every rank."""
@@ -58,7 +61,7 @@ class Shard:
         self._rank, self._ranks = channel.launch.rank, channel.launch.ranks
         self._device = channel.device
         self._autocast = autocast(channel.device, order.precision)
-        self.model = order.build()
+        self.model = order.effort.prepare(order.build())
         try:
             shard(self.model, channel.mesh)
             self.demo = ShardedDeMo(self.model, order.optimizer)
@@ -112,8 +115,10 @@ class Shard:
         self.demo.config = config
 
     def propose(self, lr: float) -> Votes:
-        """See `DeMo`."""
-        return self.demo.propose(lr)
+        """See `DeMo`; the gradients are free then."""
+        votes = self.demo.propose(lr)
+        self.model.zero_grad(set_to_none=True)
+        return votes
 
     def settle(self, accepted: bool) -> None:
         """See `DeMo`."""
@@ -164,9 +169,9 @@ class Shard:
         """Take over a whole tensor that rank 0 has."""
         self._spread(name).fill(source)
 
-    def resume(self, pending: tuple[int, bytes] | None, second_count: int | None) -> None:
+    def resume(self, pending: tuple[int, bytes] | None, second_counts: list[int] | None) -> None:
         """See `ShardedDeMo.resume`."""
-        self.demo.resume(pending, second_count)
+        self.demo.resume(pending, second_counts)
 
     def resume_locally(self, groups: list[dict[str, Any]], steps: dict[int, Tensor]) -> None:
         """A saved state of the local AdamW, whose two buffers are then written: `steps` of each parameter that has them."""

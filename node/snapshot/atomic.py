@@ -1,31 +1,23 @@
-"""Files that are there whole or not at all, whenever the process or the machine dies. Knows no content."""
+"""Large files, synced to the disk as they are written."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, Final
 
-from protos.disk import sync_folder, writing
+SYNC_BYTES: Final = 16 << 20
+"""Bytes of a large file between two syncs: a small file's sync waits for the bytes that are under way on the same disk."""
 
 
-def write_atomic(path: Path, temporary: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write `temporary` (in the same folder), then give it the name `path`; both are on the disk when this returns.
-
-    Raises DiskError, the old `path` untouched.
-    """
-    assert temporary.parent == path.parent, "a rename is atomic within a folder"
-    with writing(path):
-        try:
-            with temporary.open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+def written(file: BinaryIO, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Write `pieces` one after the other, sync them every SYNC_BYTES, and give each back. The caller syncs the last ones."""
+    waiting = 0
+    for piece in pieces:
+        file.write(piece)
+        waiting += len(piece)
+        if waiting >= SYNC_BYTES:
+            file.flush()
+            os.fsync(file.fileno())
+            waiting = 0
+        yield piece

@@ -14,13 +14,14 @@ import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor, nn
 
-from node.optim.spread import Pieces
+from node.optim.sharded.spread import Pieces
 from protos import limits as contract
 from protos.errors import Reason, Refusal
 from protos.v1 import snapshot_pb2
@@ -200,16 +201,17 @@ def assemble(manifest: Manifest, pieces: Iterable[bytes]) -> bytes:
 
 
 @torch.no_grad()
-def load(data: bytes, state: Mapping[str, Tensor | Pieces]) -> None:
-    """Write the snapshot's tensors into those of the replicated state, bit for bit.
+def load(data: bytes | Path, state: Mapping[str, Tensor | Pieces]) -> None:
+    """Write the snapshot's tensors into those of the replicated state, bit for bit. A file is mapped, not read.
 
     Raises Refusal, the state untouched, unless they have the same names, shapes and dtypes.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load as parse
+    from safetensors.torch import load_file
 
     try:
-        tensors = parse(data)
+        tensors = load_file(data) if isinstance(data, Path) else parse(data)
     except SafetensorError as error:
         raise Refusal(Reason.MALFORMED, f"snapshot is not a safetensors file: {error}") from error
     except (KeyError, ValueError) as error:

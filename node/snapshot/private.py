@@ -1,43 +1,38 @@
 """What a peer keeps for itself between two starts: its momentum and its bookkeeping.
 
-Refuses: a file of another run or of another model, a damaged file, a file of an older version, code in the file (tensors and
-plain values load). torch itself loads most damaged files as other numbers, so the file begins with a sha256 of the rest.
+A safetensors file behind a line that names the format and the sha256 of the rest; what is no tensor is JSON in its metadata.
+Refuses: a file of another run or of another model, a damaged file, a file of an older version. There is no code in the file.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import os
-import pickle
-import struct
-from dataclasses import dataclass, field, fields
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from node.snapshot.atomic import write_atomic
+from node.snapshot.atomic import written
+from node.snapshot.image import DTYPES, LENGTH_BYTES, Image
+from protos.disk import write_atomic
 from protos.errors import OperatorError
 
-FORMAT: Final = "swarmentum private state 3"
+FORMAT: Final = "swarmentum private state 4"
 MAGIC: Final = f"{FORMAT}\n".encode()
-HEAD_BYTES: Final = len(MAGIC) + hashlib.sha256().digest_size
+ALIGNED_BYTES: Final = 64
+"""The tensors lie where fp64 may: 27 bytes of name, 32 of sha256, and zeros."""
+HEAD_BYTES: Final = ALIGNED_BYTES
+HASH_BYTES: Final = hashlib.sha256().digest_size
 BLOCK_BYTES: Final = 1 << 20
-# What torch raises for bytes that it did not write: a zip without its parts, a pickle of something else.
-UNREADABLE: Final = (
-    OSError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    OverflowError,
-    struct.error,
-    pickle.UnpicklingError,
-)
+METADATA: Final = "state"
+TYPES: Final = {name: dtype for dtype, name in DTYPES.items()}
+# What a file that is no private state, but has its own hash, fails with.
+UNREADABLE: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 class PrivateStateError(OperatorError):
@@ -57,68 +52,75 @@ class PrivateState:
     """Plain values: counters and the like."""
 
 
-def save_private(state: PrivateState, path: Path) -> None:
-    """Replace the file; a kill at any point leaves the old one or the new one."""
+def image_of(state: PrivateState, *, live: bool = True) -> Image:
+    """The file's content, without its head; the tensors may change after `Image.detach`."""
+    tensors: dict[str, Tensor] = {}
+    content = {
+        "run_id": state.run_id.hex(),
+        "layout_digest": state.layout_digest.hex(),
+        "step": state.step,
+        "optimizer": _plain(state.optimizer, tensors),
+        "bookkeeping": state.bookkeeping,
+    }
+    return Image(tensors, {METADATA: json.dumps(content)}, live=live)
+
+
+def write_private(pieces: Callable[[int], Iterator[bytes]], path: Path) -> None:
+    """Replace the file by what `pieces(bytes of one)` gives, an `image_of`'s content; a kill at any point leaves the old one or
+    the new one. Raises DiskError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"format": FORMAT, **vars(state)}
-    write_atomic(path, path.with_name(f".{path.name}.new"), lambda file: _save(content, file))
+    write_atomic(path, path.with_name(f".{path.name}.new"), lambda file: _write(pieces, file))
 
 
-class _Hashing:
-    """A file to write to, and the sha256 of what was written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.sha256 = file, hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.sha256.update(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
+def save_private(state: PrivateState, path: Path) -> None:
+    """`write_private` at once."""
+    write_private(image_of(state).pieces, path)
 
 
-class _After(io.RawIOBase):
-    """A file without its first `offset` bytes."""
-
-    def __init__(self, file: BinaryIO, offset: int) -> None:
-        self._file, self._offset = file, offset
-        file.seek(offset)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        part = self._file.read(len(buffer))
-        buffer[: len(part)] = part
-        return len(part)
-
-    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(place + (self._offset if whence == os.SEEK_SET else 0), whence) - self._offset
-
-    def tell(self) -> int:
-        return self._file.tell() - self._offset
-
-
-def _save(content: dict[str, Any], file: BinaryIO) -> None:
+def _write(pieces: Callable[[int], Iterator[bytes]], file: BinaryIO) -> None:
     file.write(bytes(HEAD_BYTES))
-    hashing = _Hashing(file)
-    try:
-        torch.save(content, hashing)  # type: ignore[arg-type]
-    except RuntimeError as error:
-        # torch closes its archive over the write that failed, and fails once more: what the disk said is what counts
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
+    sha256 = hashlib.sha256()
+    for block in written(file, pieces(BLOCK_BYTES)):
+        sha256.update(block)
     file.seek(0)
-    file.write(MAGIC + hashing.sha256.digest())
+    file.write(_head(sha256.digest()))
 
 
-def _read(path: Path) -> Any:
-    """What was saved. Raises FileNotFoundError, PrivateStateError or one of `UNREADABLE`."""
+def _head(sha256: bytes) -> bytes:
+    return (MAGIC + sha256).ljust(HEAD_BYTES, b"\0")
+
+
+def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """As JSON; a tensor is put among `tensors`, and its name is here. Keys may be numbers, and tuples stay tuples."""
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        return {"map": [[key, _plain(inner, tensors)] for key, inner in value.items()]}
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(inner, tensors) for inner in value]}
+    if isinstance(value, list):
+        return [_plain(inner, tensors) for inner in value]
+    assert value is None or isinstance(value, bool | int | float | str), f"{type(value)} is no plain value"
+    return value
+
+
+def _rich(value: Any, tensor: Callable[[str], Tensor]) -> Any:
+    """Inverse of `_plain`."""
+    if isinstance(value, list):
+        return [_rich(inner, tensor) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return tensor(value["tensor"])
+    if "tuple" in value:
+        return tuple(_rich(inner, tensor) for inner in value["tuple"])
+    return {key: _rich(inner, tensor) for key, inner in value["map"]}
+
+
+def _check(path: Path) -> None:
+    """Every byte of the file is what was written. Raises FileNotFoundError, OSError or PrivateStateError."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         if not head.startswith(MAGIC):
@@ -126,26 +128,49 @@ def _read(path: Path) -> Any:
         sha256 = hashlib.sha256()
         while block := file.read(BLOCK_BYTES):
             sha256.update(block)
-        if sha256.digest() != head[len(MAGIC) :]:
-            raise PrivateStateError(f"{path} is damaged: its content does not have the sha256 that it was written with")
-        return torch.load(io.BufferedReader(_After(file, HEAD_BYTES)), map_location="cpu", weights_only=True)
+    if head != _head(sha256.digest()):
+        raise PrivateStateError(f"{path} is damaged: its content does not have the sha256 that it was written with")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Callable[[str], Tensor]]:
+    """The metadata, and the tensors by name: parts of the file, which is mapped and not read."""
+    _check(path)
+    data = np.memmap(path, dtype=np.uint8, mode="c", offset=0)
+    start = HEAD_BYTES + LENGTH_BYTES
+    length = int.from_bytes(data[HEAD_BYTES:start].tobytes(), "little")
+    entries = json.loads(data[start : start + length].tobytes())
+    first = start + length
+
+    def tensor(name: str) -> Tensor:
+        entry = entries[name]
+        low, high = entry["data_offsets"]
+        flat = torch.from_numpy(data[first + low : first + high])
+        return flat.view(TYPES[entry["dtype"]]).view(entry["shape"])
+
+    return json.loads(entries["__metadata__"][METADATA]), tensor
 
 
 def load_private(path: Path, run_id: bytes, layout_digest: bytes) -> PrivateState | None:
-    """The saved state with tensors on the CPU; None without a file. Raises PrivateStateError if it is not ours."""
+    """The saved state with tensors on the CPU, mapped from the file; None without a file.
+
+    Raises PrivateStateError if it is not ours.
+    """
     hint = "move it away, or give this run another folder"
     try:
-        content = _read(path)
+        content, tensor = _read(path)
+        state = PrivateState(
+            bytes.fromhex(content["run_id"]),
+            bytes.fromhex(content["layout_digest"]),
+            int(content["step"]),
+            _rich(content["optimizer"], tensor),
+            dict(content["bookkeeping"]),
+        )
     except FileNotFoundError:
         return None
     except PrivateStateError:
         raise
     except UNREADABLE as error:
         raise PrivateStateError(f"{path} cannot be read as a private state: {error!r}; {hint}") from error
-    known = {"format", *(entry.name for entry in fields(PrivateState))}
-    if not isinstance(content, dict) or set(content) != known or content.pop("format") != FORMAT:
-        raise PrivateStateError(f"{path} is not a {FORMAT!r}; {hint}")
-    state = PrivateState(**content)
     if state.run_id != run_id:
         raise PrivateStateError(f"{path} belongs to run {state.run_id.hex()[:16]}, not {run_id.hex()[:16]}; {hint}")
     if state.layout_digest != layout_digest:

@@ -1,7 +1,11 @@
-"""Pieces on the peer's disk, each under its own sha256.
+"""Snapshots on the peer's disk: each one file, the safetensors file itself, whose ranges are the pieces, and its manifest.
 
-A piece has its name only once it is whole and on the disk, so a kill at any point leaves stray temporary files at most;
-they go when the folder is opened. Every read is verified: a piece that rotted is deleted and counts as missing.
+    <root>.manifest     what the pieces are; written before the state gets its name
+    <root>.state        the whole file, each byte on the disk
+    <root>.part         one that is being fetched; goes on after a restart, each piece checked again
+
+A state has its name only once it is whole and synced, so a kill at any point leaves stray files at most; they go when the
+folder is opened. Every piece that is read is verified: one that rotted counts as missing.
 
 Refuses: more bytes than its limit (it forgets nothing by itself: `keep` says what may go). Is not for a folder that
 several processes share.
@@ -11,98 +15,253 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import re
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from node.snapshot.atomic import write_atomic
-from protos.disk import check_no_folder, writing
-from protos.errors import OperatorError
+from node.snapshot.atomic import written
+from node.snapshot.pieces import Manifest, check_piece, open_manifest
+from protos.disk import check_no_folder, sync_folder, write_atomic, writing
+from protos.errors import OperatorError, Refusal
 
+MANIFEST: Final = ".manifest"
+STATE: Final = ".state"
+PART: Final = ".part"
 TEMPORARY: Final = ".incoming-"
-NAME: Final = re.compile(r"[0-9a-f]{64}")
+NAME: Final = re.compile(r"([0-9a-f]{64})(\.manifest|\.state|\.part)")
 
 
 class StoreFullError(OperatorError):
-    """The pieces do not fit the room that the operator gave."""
+    """The snapshots do not fit the room that the operator gave."""
 
 
-class PieceStore:
-    """A folder of blobs by sha256, for one process; safe to use from several of its threads."""
+class SnapshotStore:
+    """A folder of snapshots, for one process; safe to use from several of its threads."""
 
     def __init__(self, folder: Path, bytes_max: int) -> None:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
             check_no_folder(path)
-        for stray in folder.glob(f"{TEMPORARY}*"):
-            stray.unlink(missing_ok=True)
         self._folder, self.bytes_max = folder, bytes_max
-        self._sizes = {
-            bytes.fromhex(path.name): path.stat().st_size for path in folder.iterdir() if NAME.fullmatch(path.name)
-        }
-        self._total = sum(self._sizes.values())
-        self._serial = itertools.count()
         self._lock = threading.Lock()
+        self._serial = itertools.count()
+        self._manifests: dict[bytes, Manifest] = {}
+        self._places: dict[bytes, tuple[bytes, int]] = {}
+        self._asked_at: dict[bytes, float] = {}
+        self._open()
+
+    def _open(self) -> None:
+        """Take up what is whole; what an earlier life left half written, or an older version, goes."""
+        found = {path.name: path for path in self._folder.iterdir()}
+        for name, path in found.items():
+            match = NAME.fullmatch(name)
+            root = bytes.fromhex(match[1]) if match else b""
+            manifest = self._manifest_on_disk(root) if match and f"{match[1]}{MANIFEST}" in found else None
+            kinds = {kind for kind in (STATE, PART) if f"{root.hex()}{kind}" in found}
+            if manifest is None or not kinds or (match and match[2] == PART and STATE in kinds):
+                path.unlink(missing_ok=True)
+            elif match and match[2] == STATE:
+                if path.stat().st_size == manifest.total_bytes:
+                    self._take(manifest)
+                else:
+                    path.unlink()
+
+    def _manifest_on_disk(self, root: bytes) -> Manifest | None:
+        try:
+            manifest = open_manifest(self._path(root, MANIFEST).read_bytes())
+        except (OSError, Refusal):
+            return None
+        return manifest if manifest.root == root else None
+
+    def _take(self, manifest: Manifest) -> None:
+        self._manifests[manifest.root] = manifest
+        for index, digest in enumerate(manifest.piece_hashes):
+            self._places.setdefault(digest, (manifest.root, index))
 
     @property
     def total_bytes(self) -> int:
-        with self._lock:
-            return self._total
+        """Of all states, whole or not."""
+        return sum(path.stat().st_size for path in self._folder.iterdir() if path.suffix in (STATE, PART))
 
-    def hashes(self) -> frozenset[bytes]:
-        """What is here."""
+    def roots(self) -> frozenset[bytes]:
+        """The snapshots that are here, whole."""
         with self._lock:
-            return frozenset(self._sizes)
+            return frozenset(self._manifests)
 
-    def has(self, digest: bytes) -> bool:
+    def manifests(self) -> tuple[Manifest, ...]:
+        """The same, oldest first."""
         with self._lock:
-            return digest in self._sizes
+            return tuple(sorted(self._manifests.values(), key=lambda manifest: manifest.step))
 
-    def put(self, piece: bytes) -> bytes:
-        """Keep a piece; returns its sha256 when it is on the disk. Raises StoreFullError beyond the limit."""
-        digest = hashlib.sha256(piece).digest()
+    def has(self, root: bytes) -> bool:
+        """Whether this snapshot is here, whole."""
         with self._lock:
-            if digest in self._sizes:
-                return digest
-            if self._total + len(piece) > self.bytes_max:
-                raise StoreFullError(
-                    f"snapshot store {self._folder}: {self._total} bytes are used and {len(piece)} more do not fit "
-                    f"its limit of {self.bytes_max}; raise the limit, or keep fewer snapshots"
-                )
-            temporary = self._folder / f"{TEMPORARY}{next(self._serial)}"
-            write_atomic(self._path(digest), temporary, lambda file: file.write(piece))
-            self._sizes[digest] = len(piece)
-            self._total += len(piece)
-        return digest
+            return root in self._manifests
+
+    def file(self, root: bytes) -> Path:
+        """The safetensors file of a snapshot that is here, to be mapped."""
+        assert self.has(root), "only of what is here"
+        return self._path(root, STATE)
+
+    # ---- what others ask for -----------------------------------------------------------------------------------------
 
     def get(self, digest: bytes) -> bytes | None:
-        """The piece, verified; None where it is not here (any more)."""
-        if not self.has(digest):
+        """A piece, verified, or a manifest by its root; None where it is not here (any more)."""
+        with self._lock:
+            manifest, place = self._manifests.get(digest), self._places.get(digest)
+        if manifest is not None:
+            self._asked_at[digest] = time.monotonic()
+            return manifest.encoded
+        if place is None:
+            return None
+        root, index = place
+        self._asked_at[root] = time.monotonic()
+        piece = self.piece(root, index)
+        if piece is None:
+            with self._lock:
+                self._places.pop(digest, None)
+        return piece
+
+    def piece(self, root: bytes, index: int) -> bytes | None:
+        """Piece `index` of a snapshot that is here; None if it rotted."""
+        with self._lock:
+            manifest = self._manifests.get(root)
+        if manifest is None:
             return None
         try:
-            piece = self._path(digest).read_bytes()
-        except FileNotFoundError:
-            piece = b""
-        if hashlib.sha256(piece).digest() != digest:
-            self.delete(digest)
+            with self._path(root, STATE).open("rb") as file:
+                piece = os.pread(file.fileno(), manifest.piece_length(index), index * manifest.piece_bytes)
+            check_piece(manifest, index, piece)
+        except (FileNotFoundError, Refusal):
             return None
         return piece
 
-    def delete(self, digest: bytes) -> None:
-        """Forget a piece; nothing happens where it is not here."""
+    # ---- what is written ---------------------------------------------------------------------------------------------
+
+    def write(
+        self, pieces: Iterable[bytes], total_bytes: int, describe: Callable[[tuple[bytes, ...]], Manifest]
+    ) -> Manifest:
+        """Keep a state of this peer's own: each piece is hashed once, all are synced once. `describe`: the manifest of these
+        hashes. On the disk, whole, when this returns. Raises StoreFullError, DiskError."""
+        with self._room(total_bytes, PART) as path:
+            with path.open("wb") as file:
+                hashes = tuple(hashlib.sha256(piece).digest() for piece in written(file, pieces))
+                file.flush()
+                os.fsync(file.fileno())
+            manifest = describe(hashes)
+            self._name(manifest, path)
+        return manifest
+
+    @contextmanager
+    def _room(self, size: int, suffix: str) -> Iterator[Path]:
+        """A file that counts for the limit from its first byte, and is gone if this fails."""
+        used = self.total_bytes
+        if used + size > self.bytes_max:
+            raise StoreFullError(
+                f"snapshot store {self._folder}: {used} bytes are used and {size} more do not fit "
+                f"its limit of {self.bytes_max}; raise the limit (snapshots_gb), or save snapshots less often"
+            )
+        path = self._folder / f"{TEMPORARY}{next(self._serial)}{suffix}"
+        with writing(path):
+            try:
+                yield path
+            except BaseException:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+                raise
+
+    def _name(self, manifest: Manifest, path: Path) -> None:
+        """A synced file becomes a snapshot."""
+        self._write_manifest(manifest)
+        path.replace(self._path(manifest.root, STATE))
+        sync_folder(self._folder)
         with self._lock:
-            self._path(digest).unlink(missing_ok=True)
-            self._total -= self._sizes.pop(digest, 0)
+            self._take(manifest)
 
-    def keep(self, digests: Iterable[bytes]) -> int:
-        """Delete every piece but these; returns how many went."""
-        gone = self.hashes() - frozenset(digests)
-        for digest in gone:
-            self.delete(digest)
-        return len(gone)
+    def _write_manifest(self, manifest: Manifest) -> None:
+        fresh = self._folder / f"{TEMPORARY}{next(self._serial)}"
+        write_atomic(self._path(manifest.root, MANIFEST), fresh, lambda file: file.write(manifest.encoded))
 
-    def _path(self, digest: bytes) -> Path:
-        return self._folder / digest.hex()
+    def receive(self, manifest: Manifest) -> Receiving:
+        """A snapshot of others, piece by piece; what an earlier life fetched of it is there. Raises StoreFullError."""
+        path = self._path(manifest.root, PART)
+        for other in self._folder.glob(f"*{PART}"):  # given up for a newer one
+            if other != path and NAME.fullmatch(other.name):
+                other.unlink(missing_ok=True)
+                other.with_suffix(MANIFEST).unlink(missing_ok=True)
+        if not path.exists():
+            with self._room(manifest.total_bytes, PART) as fresh:
+                self._write_manifest(manifest)
+                with fresh.open("wb") as file:
+                    file.truncate(manifest.total_bytes)
+                fresh.replace(path)
+        return Receiving(manifest, path, self._name)
+
+    # ---- what may go -------------------------------------------------------------------------------------------------
+
+    def keep(self, roots: Iterable[bytes], asked_within_seconds: float = 0.0) -> int:
+        """Delete every whole snapshot but these, and but those of which somebody asked for a piece in the last so many seconds
+        as long as half of the room is left; returns how many went."""
+        wanted, now = frozenset(roots), time.monotonic()
+        gone = 0
+        for root in sorted(self.roots() - wanted, key=lambda root: self._asked_at.get(root, 0.0)):
+            young = now - self._asked_at.get(root, -asked_within_seconds) < asked_within_seconds
+            if young and 2 * self.total_bytes <= self.bytes_max:
+                continue
+            self.delete(root)
+            gone += 1
+        return gone
+
+    def delete(self, root: bytes) -> None:
+        """Forget a snapshot; nothing happens where it is not here."""
+        with self._lock:
+            manifest = self._manifests.pop(root, None)
+            self._asked_at.pop(root, None)
+            if manifest is None:
+                return
+            self._places = {}
+            for other in self._manifests.values():
+                for index, digest in enumerate(other.piece_hashes):
+                    self._places.setdefault(digest, (other.root, index))
+            self._path(root, STATE).unlink(missing_ok=True)
+            self._path(root, MANIFEST).unlink(missing_ok=True)
+
+    def _path(self, root: bytes, kind: str) -> Path:
+        return self._folder / f"{root.hex()}{kind}"
+
+
+class Receiving:
+    """A snapshot that is being fetched; safe to use from several threads, each piece from one."""
+
+    def __init__(self, manifest: Manifest, path: Path, name: Callable[[Manifest, Path], None]) -> None:
+        self._manifest, self._path, self._name = manifest, path, name
+        self._file = path.open("r+b", buffering=0)
+
+    def has(self, index: int) -> bool:
+        """Whether a piece is here from an earlier life: it is read and verified."""
+        length, start = self._manifest.piece_length(index), index * self._manifest.piece_bytes
+        piece = os.pread(self._file.fileno(), length, start)
+        return hashlib.sha256(piece).digest() == self._manifest.piece_hashes[index]
+
+    def put(self, index: int, piece: bytes) -> None:
+        """Keep a piece. Raises Refusal unless the manifest names it, DiskError."""
+        check_piece(self._manifest, index, piece)
+        with writing(self._path):
+            written = os.pwrite(self._file.fileno(), piece, index * self._manifest.piece_bytes)
+            assert written == len(piece), "a file takes a piece at once or not at all"
+
+    def finish(self) -> None:
+        """All pieces are here: a snapshot like any other from now on."""
+        with writing(self._path):
+            os.fsync(self._file.fileno())
+            self._name(self._manifest, self._path)
+
+    def close(self) -> None:
+        """Release the file; what is here stays for the next try."""
+        self._file.close()

@@ -7,6 +7,8 @@ when it has it and it passed the payloads' door, not before.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from node.swarm.collector import Door
 from node.swarm.inbox import Announced, Inbox
@@ -56,8 +58,36 @@ class Announcements:
         """Somebody else's announcement, unverified. Raises `Refusal`."""
         announced = self._inbox.offer(data, self._door.bytes_max)
         self._runtime.counters.announcements += 1
-        if self._inbox.may_pull(announced):
+        if self._inbox.may_pull(announced) or self._inbox.is_decided(announced.step):
             self._heard(announced)
+
+    @contextmanager
+    def pushed(self, data: bytes, author: bytes) -> Iterator[Announced | None]:
+        """An announcement that comes with its payload, from its author; heard once the payload is there, or does not come.
+
+        None: the payload is not wanted, as it was announced before, or its step is not open here yet (then it is pulled).
+        Raises `Refusal`, as `offer` does, and for an announcement by somebody else.
+        """
+        try:
+            announced = self._inbox.offer(data, self._door.bytes_max)
+        except Refusal as refusal:
+            if refusal.reason is not Reason.REPLAYED:
+                raise
+            yield None
+            return
+        self._runtime.counters.announcements += 1
+        wanted = self._inbox.may_pull(announced)
+        try:
+            if announced.author != author:
+                raise Refusal(Reason.UNKNOWN_SIGNER, f"a push by another than its author {short(announced.author)}")
+            yield announced if wanted else None
+        finally:
+            if wanted:
+                self._heard(announced)
+
+    def disputed(self, entry: Entry) -> list[bytes]:
+        """What this peer heard from an entry's authors about other payloads than the entry names: for others to compare."""
+        return self._inbox.disputed(entry)
 
     def named_in(self, entry: Entry) -> dict[bytes, bytes]:
         """What the authors of an entry's payloads said about them, by author: those that this peer heard."""
@@ -79,7 +109,6 @@ class Announcements:
         self._runtime.refused(Refusal(Reason.EQUIVOCATED, f"two payloads for step {step} by {short(author)}"))
         if self._outbox.accuse(author, Equivocation(first.envelope, announced.envelope)):
             self._runtime.log.warning("a peer announced two payloads for one step", step=step, author=short(author))
-            self._outbox.changed.set()
 
     async def _hold(self, announced: Announced) -> None:
         """Pull an announced payload, check it, and report that we hold it. Others' faults end here."""
@@ -95,5 +124,4 @@ class Announcements:
             log.info("announced payload not pulled", step=step, why=str(error))
             return
         if step > self._view.step:
-            self._outbox.holdings[announced.author, announced.payload_sha256] = step
-            self._outbox.changed.set()
+            self._outbox.hold(step, announced.author, announced.payload_sha256)

@@ -18,7 +18,8 @@ import structlog
 
 from node.swarm.counters import Counters
 from node.swarm.events import Event, Failed, Snapshot, Welcome
-from node.swarm.session import About, Session
+from node.swarm.membership import About
+from node.swarm.session import Session
 from protos.errors import NetworkError, StoppedError
 from protos.log import SignedEntry, Verdict
 from protos.v1 import coordinator_pb2 as pb
@@ -144,8 +145,12 @@ class Swarm:
             event = self._events.get(timeout=seconds_max)
         except queue.Empty:
             return None
-        self._loop.call_soon_threadsafe(self._room.release)
+        self._loop.call_soon_threadsafe(self._taken, event)
         return event
+
+    def _taken(self, event: Event) -> None:
+        self._room.release()
+        self._session.taken(event)
 
     def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
         """Offer this peer's payload of a step."""
@@ -167,9 +172,9 @@ class Swarm:
         """The state starts again from a snapshot."""
         self._call(self._session.restarted(), START_SECONDS_MAX)
 
-    def stored(self, step: int, root: bytes, size: int) -> None:
-        """Tell the coordinator that a snapshot is in the piece store."""
-        self._call(self._session.stored(step, root, size), START_SECONDS_MAX)
+    def stored(self, step: int, root: bytes, size: int, kept: bool) -> None:
+        """Tell the coordinator a snapshot's root, and whether its pieces are in the store. From any thread."""
+        self._call(self._session.stored(step, root, size, kept), START_SECONDS_MAX)
 
     def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
         """A blob by hash; NetworkError if no holder gives it."""

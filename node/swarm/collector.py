@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from node.blobs.payloads import Payloads
 from node.swarm.events import Committed, Resync
-from node.swarm.payloads import Payloads
 from node.swarm.pulls import Pulls
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
@@ -30,35 +30,62 @@ class Door(Protocol):
 
 
 class Collector:
-    """One peer's; entries may be collected side by side."""
+    """One peer's; entries may be collected side by side. `whole`: payloads are handed on as they travelled, too: a second copy
+    of the votes, for an archive."""
 
     def __init__(
-        self, pulls: Pulls, payloads: Payloads, door: Door, snapshots: AgreedSnapshots, runtime: Runtime
+        self,
+        pulls: Pulls,
+        payloads: Payloads,
+        door: Door,
+        snapshots: AgreedSnapshots,
+        runtime: Runtime,
+        *,
+        whole: bool = False,
     ) -> None:
         self._pulls, self._payloads, self._door = pulls, payloads, door
-        self._snapshots, self._runtime = snapshots, runtime
+        self._snapshots, self._runtime, self._whole = snapshots, runtime, whole
+
+    def bytes_of(self, signed: SignedEntry) -> int:
+        """What the votes of an entry take while they wait for the training thread."""
+        sizes = (
+            min(it.payload_bytes, self._door.bytes_max) for it in (*signed.entry.contributions, *signed.entry.trials)
+        )
+        return (1 + self._whole) * sum(sizes)
 
     async def collect(self, signed: SignedEntry, said: dict[bytes, bytes]) -> Committed | None:
         """All payloads of an entry; None if a re-sync was asked for instead. `said`: announcements of them, by author."""
         step, updates, payloads = signed.entry.step, [], []
         by_author = self._tried(signed)
-        pulls = [self._payload(c, step) for c in signed.entry.contributions]
-        for contribution, data in zip(signed.entry.contributions, await asyncio.gather(*pulls), strict=True):
-            if data is None:
+        votes = [self._votes(c, step) for c in signed.entry.contributions]
+        for contribution, found in zip(signed.entry.contributions, await asyncio.gather(*votes), strict=True):
+            if found is None:
                 reason = f"the votes of step {step} are no longer held by anyone who answers"
                 await self._runtime.emit(Resync(self._snapshots.newest, reason, lost=True))
                 return None
-            payloads.append(data)
-            try:
-                updates.append(self._door.open(data, step, contribution.payload_bytes))
-                by_author[contribution.public_key] = updates[-1]
-            except Refusal as refusal:
-                self._runtime.refused(refusal)
-                author = short(contribution.public_key)
-                self._runtime.log.warning(
-                    "an accepted payload is not valid and counts as nothing", step=step, author=author
-                )
+            data, update = found
+            if self._whole:
+                payloads.append(data)
+            if update is not None:
+                updates.append(update)
+                by_author[contribution.public_key] = update
         return Committed(signed, tuple(updates), tuple(payloads), said, by_author)
+
+    async def _votes(self, contribution: Contribution, step: int) -> tuple[bytes, Update | None] | None:
+        """A payload, if it is wanted whole, and its votes, unless they count as nothing; None if it cannot be had."""
+        data = await self._payload(contribution, step)
+        if data is None:
+            return None
+        try:
+            update = self._door.open(data, step, contribution.payload_bytes)
+        except Refusal as refusal:
+            self._runtime.refused(refusal)
+            author = short(contribution.public_key)
+            self._runtime.log.warning(
+                "an accepted payload is not valid and counts as nothing", step=step, author=author
+            )
+            update = None
+        return data if self._whole else b"", update
 
     def _tried(self, signed: SignedEntry) -> dict[bytes, Update]:
         """Votes of peers on probation, as far as they are here: nobody needs them."""

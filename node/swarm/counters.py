@@ -1,10 +1,10 @@
-"""Figures of a peer's network side. Written by the network thread, read by others; they decide nothing."""
+"""Figures of a peer's network side. Written by the network thread, read by others; they decide nothing. ADR 12."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from node.swarm.blobs import Arrivals, WireBytes
+from node.blobs.blobs import Arrivals, WireBytes
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """The entries of the log, in order and each once, from the coordinator or from gossip, to the training thread.
 
 An entry moves the head when it comes, and is delivered when all its payloads are at hand; ENTRIES_AHEAD_MAX may wait for
-theirs. Two entries that cannot be in one log end the peer: it has all others hear both first (node/swarm/witness.py).
+theirs, and fewer where their votes are large (node/swarm/budget.py). Two entries that cannot be in one log end the peer: it
+has all others hear both first (node/swarm/witness.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from typing import Any, TypeAlias
 
 from node.swarm.announcements import Announcements
+from node.swarm.budget import Budget
 from node.swarm.collector import Collector
 from node.swarm.events import Committed, Failed
 from node.swarm.gossip import Topic
@@ -25,8 +27,8 @@ from protos.log import SignedEntry
 _Collecting: TypeAlias = "asyncio.Queue[asyncio.Task[Committed | None]]"
 
 ENTRIES_AHEAD_MAX = 64
-ENTRY_PUBLISHERS = 2
-# Of entries in one request: half of what a request may have, and one entry has a fifth of it.
+ENTRY_PUBLISHERS = 1
+# Of entries in one request: half of what a request may have, and an entry has at most 0.7 of that.
 OFFER_BYTES_MAX = REQUEST_BYTES_MAX // 2
 
 
@@ -36,7 +38,6 @@ class Entries:
     def __init__(
         self,
         public_key: bytes,
-        *,
         witness: Witness,
         collector: Collector,
         announcements: Announcements,
@@ -53,6 +54,7 @@ class Entries:
         # Of the following that goes on; None between two, when the training thread loads a snapshot.
         self._collecting: _Collecting | None = None
         self._extending = asyncio.Lock()
+        self._budget = Budget()
         self._overheard: set[asyncio.Task[None]] = set()
         self._accusing = False
 
@@ -63,7 +65,7 @@ class Entries:
 
     def start(self, step: int, head: bytes) -> None:
         """Go on after `step`, whose entry has this hash: a following of its own, into which nothing of the last one comes."""
-        self._collecting = asyncio.Queue(ENTRIES_AHEAD_MAX)
+        self._collecting, self._budget = asyncio.Queue(ENTRIES_AHEAD_MAX), Budget()
         self._view.start(step, head)
         self._witness.start(step, head)
         self._announcements.move_head(step, head)
@@ -74,9 +76,14 @@ class Entries:
         """Deliver nothing more, and take no entry until the next start; what waits are tasks, the caller's to cancel."""
         tasks: list[asyncio.Task[Any]] = list(self._overheard)
         queue, self._collecting = self._collecting, None
+        self._budget.clear()
         while queue is not None and not queue.empty():
             tasks.append(queue.get_nowait())
         return tasks
+
+    def taken(self, step: int) -> None:
+        """The training thread has the entry of a step."""
+        self._budget.give(step)
 
     async def take(self, data: bytes) -> None:
         """An entry from the coordinator's stream. Returns when it has its place."""
@@ -138,8 +145,13 @@ class Entries:
         self._view.committed_step = step
         self._publication.show_decided(step)
         said = self._said(signed)
+        for envelope in self._announcements.disputed(signed.entry):
+            self._runtime.spawn(self._topic.say(envelope))
         self._announcements.move_head(step, signed.hash)
         self._outbox.move_head(step)
+        await self._budget.take(step, self._collector.bytes_of(signed))
+        if queue is not self._collecting:
+            return  # it was dropped while this one waited for room
         task = self._runtime.spawn(self._collector.collect(signed, said))
         try:
             await queue.put(task)
@@ -157,7 +169,7 @@ class Entries:
         return said if own is None else said | {self._public_key: own}
 
     def _publishes(self, step: int) -> bool:
-        """A few roster members, in turn, gossip each entry for those who only listen."""
+        """One roster member, in turn, gossips each entry for those who only listen, and to compare logs."""
         roster = self._view.roster
         turns = {roster[(step + i) % len(roster)] for i in range(min(ENTRY_PUBLISHERS, len(roster)))}
         return self._public_key in turns
@@ -177,5 +189,5 @@ class Entries:
         error = self._witness.accuse(told, signed)
         self._runtime.log.error("the coordinator signed two logs", step=signed.entry.step, why=str(error))
         for envelope in filter(None, (told.envelope, signed.envelope)):
-            await self._topic.insist(envelope)
+            await self._topic.publish_to_each(envelope)
         await self._runtime.emit(Failed(error))

@@ -37,7 +37,8 @@ class Committed:
     signed: SignedEntry
     updates: tuple[Update, ...]
     payloads: tuple[bytes, ...] = ()
-    """As they travelled, in order of the entry's contributions; b"" for one that is too long to count."""
+    """For an archive: as they travelled, in order of the entry's contributions; b"" for one that is too long to count. Without
+    an archive none."""
     announcements: Mapping[bytes, bytes] = field(default_factory=dict)
     """Author -> its signed announcement of its payload, of those that were heard."""
     by_author: Mapping[bytes, Update] = field(default_factory=dict)

@@ -1,20 +1,24 @@
-"""The coordinator's stream: followed through lost sessions and from one coordinator to the next; what it says goes on to
-whom it concerns. Ticks and notices become events for the training thread; entries are `entries`' to put in order.
+"""Follows the coordinator's stream, through lost sessions and from one coordinator to the next.
 
-Ticks and entries count only with the coordinator's signature. Gives up after the configured patience without a word.
+Ticks and notices become events for the training thread; `entries` puts log entries in order. Refuses ticks and entries without
+the coordinator's signature. Gives up when the coordinator has been silent for longer than the peer's patience.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
 
-from node.swarm import settings as limits
+from node import patience
+from node.link import client
+from node.link.client import CoordinatorClient
 from node.swarm.announcements import Announcements
-from node.swarm.client import BehindError, CoordinatorClient, SessionLostError
 from node.swarm.entries import Entries
 from node.swarm.events import Agreed, Failed, Finished, Opened, Resync, Waiting
+from node.swarm.listener import Listener
+from node.swarm.membership import Membership
+from node.swarm.neighbours import Neighbours
+from node.swarm.outbox import Outbox
 from node.swarm.reporter import Reporter
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots, snapshot_of
@@ -22,38 +26,39 @@ from node.swarm.view import View
 from protos.assignment import assign
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.log import open_tick
+from protos.status import BehindError, SessionLostError
 from protos.v1 import coordinator_pb2 as pb
 
 
 class Follower:
-    """One peer's; `public_key` is its own. `join` makes a session, `hear` takes what peers said, `expect` learns the roster."""
+    """One peer's; `public_key` is its own."""
 
     def __init__(
         self,
         public_key: bytes,
         client: CoordinatorClient,
-        *,
         entries: Entries,
         announcements: Announcements,
-        snapshots: AgreedSnapshots,
+        listener: Listener,
+        membership: Membership,
+        neighbours: Neighbours,
+        outbox: Outbox,
         reporter: Reporter,
-        join: Callable[[], Awaitable[object]],
-        hear: Callable[[bytes], None],
-        expect: Callable[[Iterable[bytes]], None],
+        snapshots: AgreedSnapshots,
         patience_seconds: float,
         view: View,
         runtime: Runtime,
     ) -> None:
         self._public_key, self._client = public_key, client
-        self._entries, self._announcements, self._snapshots = entries, announcements, snapshots
-        self._reporter = reporter
-        self._join, self._hear, self._expect = join, hear, expect
+        self._entries, self._announcements, self._listener = entries, announcements, listener
+        self._membership, self._neighbours = membership, neighbours
+        self._outbox, self._reporter, self._snapshots = outbox, reporter, snapshots
         self._patience_seconds = patience_seconds
         self._view, self._runtime = view, runtime
 
     async def follow_forever(self) -> None:
         """The coordinator's stream, again and again, from the one that acts; gives up after the configured patience."""
-        delay, heard = limits.RETRY_SECONDS_MIN, time.monotonic()
+        delay, heard = patience.RETRY_SECONDS_MIN, time.monotonic()
         lost = away = behind = False
         while True:
             self._reporter.pause()
@@ -61,19 +66,19 @@ class Follower:
                 lost = (away and await self._client.move()) or lost
                 away = False
                 if lost:
-                    await self._join()
+                    await self._membership.join()
                     lost = False
                 if behind:
                     behind = False
                     await self._give_back()
                 async for event in self._client.follow(self._view.step):
-                    delay, heard = limits.RETRY_SECONDS_MIN, time.monotonic()
+                    delay, heard = patience.RETRY_SECONDS_MIN, time.monotonic()
                     await self._take(event)
                 problem: SwarmentumError = NetworkError("the coordinator ended the stream")
                 away = True
             except SessionLostError as error:
                 problem, lost = error, True
-                delay = limits.RETRY_SECONDS_MIN  # it is there: no wait as for one that is away
+                delay = patience.RETRY_SECONDS_MIN  # it is there: no wait as for one that is away
             except BehindError as error:
                 problem, behind = error, True
             except NetworkError as error:
@@ -88,8 +93,8 @@ class Follower:
                 return
             self._runtime.log.info("coordinator away; trying again", step=self._view.step, why=str(problem))
             await asyncio.sleep(delay)
-            soon = self._client.several and silent < limits.TAKE_OVER_SECONDS_MAX
-            delay = min(delay * 2, limits.TAKE_OVER_RETRY_SECONDS_MAX if soon else limits.RETRY_SECONDS_MAX)
+            soon = self._client.several and silent < client.TAKE_OVER_SECONDS_MAX
+            delay = min(delay * 2, client.TAKE_OVER_RETRY_SECONDS_MAX if soon else patience.RETRY_SECONDS_MAX)
 
     async def _give_back(self) -> None:
         """The coordinator's journal has lost its end: it gets the entries after its head, as far as they are kept here.
@@ -124,7 +129,7 @@ class Follower:
         if what == "tick":
             await self._take_tick(event.tick)
         elif what == "announcement":  # of a payload that we hold another one for: as if it were gossiped
-            self._hear(event.announcement.SerializeToString(deterministic=True))
+            self._listener.hear(event.announcement.SerializeToString(deterministic=True))
         elif what == "notice":
             await self._take_notice(event.notice)
 
@@ -138,8 +143,8 @@ class Follower:
         if tick.step <= chain.step:
             return
         self._view.tick = tick
-        self._expect(self._view.roster)
-        self._reporter.announce_again()
+        self._neighbours.expect_roster()
+        self._outbox.open_step(tick)
         self._announcements.open_step(tick)
         ranges = assign(tick.pool, tick.roster).get(self._public_key)
         await self._runtime.emit(Opened(tick, ranges, event.deadline_ms))

@@ -1,19 +1,18 @@
-"""A run's GossipSub topic: what this peer says there, and where what others say goes.
+"""A run's GossipSub topic: this peer publishes signed announcements and log entries there, and subscribes to it.
 
-Signed envelopes of announcements and of log entries, nothing else. Best effort: who misses a message learns of the entry from
-the coordinator, and of the payload from the entry.
+Delivery is best effort. A peer that misses a message gets the entry from the coordinator, and the entry names the payloads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from node.swarm.host import Host
+from node.overlay.host import Host
 from node.swarm.view import View
-from protos.envelope import Kind, parse
-from protos.errors import NetworkError, Refusal
-from protos.v1 import envelope_pb2
+from protos.errors import NetworkError, OperatorError
+from protos.identity import public_key_of
 
 
 def topic_of(run_id: bytes) -> str:
@@ -39,32 +38,19 @@ class Topic:
         except NetworkError as error:
             self._log.info("gossip failed", step=self._view.step, why=str(error))
 
-    async def insist(self, raw: bytes) -> None:
-        """Also to every connected peer itself: for words that have to arrive before this peer stops."""
-        await self._host.insist(self._name, raw)
+    async def neighbours(self) -> set[bytes]:
+        """Public keys of the connected peers of this run: they listen to the topic, or are reached through a relay only.
 
+        A relay of the overlay is connected, too, but listens to no topic and needs nothing of the run.
+        """
+        connected, listening = await self._host.connected(), await self._host.subscribers(self._name)
+        found = set()
+        for remote, direct in connected.items():
+            if remote in listening or not direct:
+                with suppress(OperatorError):  # not an Ed25519 key, so no peer of a run
+                    found.add(public_key_of(remote))
+        return found
 
-class Listener:
-    """Sorts what is said by its kind: `entry` and `announcement` verify it, and raise `Refusal`; `refused` counts that."""
-
-    def __init__(
-        self,
-        public_key: bytes,
-        *,
-        entry: Callable[[bytes], None],
-        announcement: Callable[[bytes], None],
-        refused: Callable[[Refusal], None],
-    ) -> None:
-        self._public_key = public_key
-        self._entry, self._announcement, self._refused = entry, announcement, refused
-
-    def hear(self, data: bytes) -> None:
-        """Everything that strangers say on the run's topic comes through here."""
-        try:
-            envelope = parse(envelope_pb2.SignedEnvelope, data)
-            if envelope.kind == Kind.KIND_LOG_ENTRY:
-                self._entry(data)
-            elif envelope.public_key != self._public_key:
-                self._announcement(data)
-        except Refusal as refusal:
-            self._refused(refusal)
+    async def publish_to_each(self, raw: bytes) -> None:
+        """Gossip an envelope, and send it to every connected peer: it has to arrive before this peer stops."""
+        await self._host.publish_to_each(self._name, raw)

@@ -2,8 +2,9 @@
 
 Follows the log's head: takes announcements for the next step (and, for a peer that is a step ahead of our stream, the one
 after), each once, from members of the step's roster only: a stranger's payload is not even pulled. A second one of an author
-and step is kept as evidence (no honest peer signs two: node/swarm/vow.py), and its payload is not pulled. What comes before
-the step's tick waits for it. Everything remembered is bounded by the roster limit and forgotten with the step.
+and step is kept as evidence (no honest peer signs two: node/swarm/vow.py), and its payload is not pulled; so is one of the step
+that was decided last, if its author announced another payload of that step here (ADR 31). What comes before
+the step's tick waits for it. Everything remembered is bounded by the roster limit and forgotten with the step. ADR 8.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from dataclasses import dataclass
 from protos import limits
 from protos.envelope import Kind, open_envelope, parse
 from protos.errors import Reason, Refusal
+from protos.log import Entry
 from protos.v1 import update_pb2
 
 STEPS_AHEAD_MAX = 2
 # Two are evidence; more add nothing to it.
 PAYLOADS_AN_AUTHOR_MAX = 2
+# Announcements of one step that a peer gossips because the entry names other payloads.
+DISPUTED_MAX = 4
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Inbox:
         self._seen = {
             key: value
             for key, value in self._seen.items()
-            if step < key[0] <= step + STEPS_AHEAD_MAX and (key[0] != step + 1 or value.parent_hash == entry_hash)
+            if step <= key[0] <= step + STEPS_AHEAD_MAX and (key[0] != step + 1 or value.parent_hash == entry_hash)
         }
 
     def open_step(self, step: int, members: Iterable[bytes]) -> list[Announced]:
@@ -61,6 +65,22 @@ class Inbox:
         """The author's signed announcement of this payload, if it was heard and its step is not decided."""
         announced = self._seen.get((step, author, payload_sha256))
         return None if announced is None else announced.envelope
+
+    def disputed(self, entry: Entry) -> list[bytes]:
+        """Announcements of payloads that an entry does not name, by authors of whom it names another one. At most DISPUTED_MAX.
+
+        The author may have said one thing to the coordinator and another one to this peer; whoever heard both has the proof.
+        """
+        found = []
+        for c in entry.contributions:
+            said = [value for key, value in self._seen.items() if key[:2] == (entry.step, c.public_key)]
+            if said and all(it.payload_sha256 != c.payload_sha256 for it in said):
+                found += [it.envelope for it in said if it.parent_hash == entry.parent_hash]
+        return found[:DISPUTED_MAX]
+
+    def is_decided(self, step: int) -> bool:
+        """Whether the log has this step's entry: what is taken about it is evidence."""
+        return step <= self._head[0]
 
     def may_pull(self, announced: Announced) -> bool:
         """Whether the author is known to be in the roster of that step."""
@@ -85,6 +105,10 @@ class Inbox:
         if not 0 < body.payload_bytes <= payload_bytes_max:
             raise Refusal(Reason.OUT_OF_RANGE, f"payload of {body.payload_bytes} bytes, at most {payload_bytes_max}")
         head_step, head_hash = self._head
+        if body.step == head_step and self._is_evidence(opened.public_key, body):
+            return self._kept(
+                Announced(opened.public_key, body.step, body.payload_sha256, body.payload_bytes, body.parent_hash, data)
+            )
         if not head_step < body.step <= head_step + STEPS_AHEAD_MAX:
             raise Refusal(Reason.WRONG_STEP, f"announcement of step {body.step}, the head is {head_step}")
         if body.step == self._open[0] and opened.public_key not in self._open[1]:
@@ -94,12 +118,21 @@ class Inbox:
         announced = Announced(
             opened.public_key, body.step, body.payload_sha256, body.payload_bytes, body.parent_hash, data
         )
-        if (body.step, opened.public_key, body.payload_sha256) in self._seen:
-            raise Refusal(Reason.REPLAYED, f"step {body.step} announced again")
-        others = sum(key[:2] == (body.step, opened.public_key) for key in self._seen)
+        return self._kept(announced)
+
+    def _is_evidence(self, author: bytes, body: update_pb2.Announcement) -> bool:
+        """Whether an announcement of the step that was decided last is another one than its author's that is here."""
+        said = [value for key, value in self._seen.items() if key[:2] == (body.step, author)]
+        return any(it.parent_hash == body.parent_hash and it.payload_sha256 != body.payload_sha256 for it in said)
+
+    def _kept(self, announced: Announced) -> Announced:
+        step, author = announced.step, announced.author
+        if (step, author, announced.payload_sha256) in self._seen:
+            raise Refusal(Reason.REPLAYED, f"step {step} announced again")
+        others = sum(key[:2] == (step, author) for key in self._seen)
         if others >= PAYLOADS_AN_AUTHOR_MAX:
-            raise Refusal(Reason.REPLAYED, f"step {body.step} announced with {others + 1} payloads")
-        if len(self._seen) >= limits.ROSTER_PEERS_MAX * STEPS_AHEAD_MAX:
+            raise Refusal(Reason.REPLAYED, f"step {step} announced with {others + 1} payloads")
+        if len(self._seen) >= limits.ROSTER_PEERS_MAX * (STEPS_AHEAD_MAX + 1):
             raise Refusal(Reason.OUT_OF_RANGE, "more announcements than a roster can have")
-        self._seen[body.step, opened.public_key, body.payload_sha256] = announced
+        self._seen[step, author, announced.payload_sha256] = announced
         return announced

@@ -1,150 +1,279 @@
-"""What is still to be told to the coordinator; survives a lost session, because it is told again. Bounded, not thread-safe."""
+"""The facts that the coordinator does not have yet. Bounded, not thread-safe; refuses to know a network.
+
+A fact stays here after a lost session, because the next session is told again. A payload that this peer holds is reported
+as a bit in a mask over the open step's roster. A payload that the coordinator could not match is reported by name. Each report
+costs the coordinator the same, so a fact that nobody waits for may wait for others (`patience_seconds`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from node.swarm.facts import Abstained, Accused, Applied, Checked, Fact, FoundBad, Held, Published, Reachable, Stored
 from protos import limits
 from protos.checks import VERDICT_STEPS
-from protos.log import Equivocation, Verdict, equivocation_body, verdict_body
+from protos.holdings import digest_of, mask_bytes, mask_of
+from protos.log import Equivocation, Tick, Verdict, equivocation_body, verdict_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 
-AGAIN = ("payload", "held", "abstained")
+SNAPSHOTS_TOLD_MAX = 8
+"""A new session hears of so many snapshots: those that are stored here, and the last two roots."""
+AGAIN = (Published, Held, Abstained)
 """Kinds of facts that a new roster of the open step has not heard."""
+PATIENT = (Held, Applied)
+"""Kinds of facts that may wait: for more payloads, and for the next announcement."""
+# A roster of 60 or more peers reports held payloads every 300 ms at most, until it holds all. A small roster reports them
+# sooner, because its reports cost less.
+HELD_SECONDS_A_MEMBER = 0.005
+WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.1, 0.3
 
 
 @dataclass
 class Outbox:
-    """Facts by kind; `take` makes a report of what is new, `sent` forgets exactly that."""
+    """Facts by kind: each method that adds one wakes `changed`; `take` makes a report of new facts; `sent` marks exactly those.
 
-    announcement: tuple[int, bytes] | None = None
-    abstained: tuple[int, str] | None = None
-    holdings: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
+    Other modules read the fields and change them through the methods.
+    """
+
+    announcement: Published | None = None
+    abstained: Abstained | None = None
+    holdings: dict[Held, int] = field(default_factory=dict)
+    """Held payloads, and the step that each belongs to."""
     applied: dict[int, bytes] = field(default_factory=dict)
-    snapshots: dict[int, tuple[bytes, int]] = field(default_factory=dict)
-    bad_snapshots: dict[int, tuple[bytes, int]] = field(default_factory=dict)
-    verdicts: dict[tuple[int, bytes], Verdict] = field(default_factory=dict)
+    """State digests by step."""
+    snapshots: dict[int, tuple[Stored, int]] = field(default_factory=dict)
+    """By step: the snapshot, and its size in bytes."""
+    bad_snapshots: dict[int, tuple[FoundBad, int]] = field(default_factory=dict)
+    verdicts: dict[Checked, Verdict] = field(default_factory=dict)
     equivocations: dict[bytes, Equivocation] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by whoever has added something to tell; cleared by whoever tells it."""
-    _told: set[object] = field(default_factory=set)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _tick: Tick | None = None
+    _by_name: set[Held] = field(default_factory=set)
+    _told: set[Fact] = field(default_factory=set)
     _generation: int = 0
     _taken_in: int = 0
 
-    def move_head(self, step: int) -> None:
-        """Forget what belongs to steps that are decided."""
-        if self.announcement is not None and self.announcement[0] <= step:
-            self.announcement = None
-        if self.abstained is not None and self.abstained[0] <= step:
-            self.abstain(None)
-        self.holdings = {key: at for key, at in self.holdings.items() if at > step}
-        self.verdicts = {name: verdict for name, verdict in self.verdicts.items() if name[0] > step - VERDICT_STEPS}
-        self._told = {
-            f for f in self._told if not (isinstance(f, tuple) and f[0] == "verdict") or f[1:] in self.verdicts
-        }
+    # ---- adding facts ------------------------------------------------------------------------------------------------
 
-    def abstain(self, abstained: tuple[int, str] | None) -> None:
-        """There will be no votes for a step, and why; None: there are."""
-        self._told.discard(("abstained", self.abstained))
-        self.abstained = abstained
+    async def changed(self) -> None:
+        """Wait until a fact was added, or is to be told again, since the last wait."""
+        await self._news.wait()
+        self._news.clear()
+
+    def wake(self) -> None:
+        """End the wait in `changed`: the last report did not arrive as it was."""
+        self._news.set()
+
+    def announce(self, step: int, envelope: bytes) -> None:
+        """This peer's announcement for a step; it replaces an earlier one."""
+        self.announcement = Published(step, envelope)
+        self._news.set()
+
+    def hold(self, step: int, author: bytes, payload_sha256: bytes) -> None:
+        """This peer holds a payload of a step that passed its checks."""
+        self.holdings[Held(author, payload_sha256)] = step
+        self._news.set()
+
+    def abstain(self, step: int, reason: str) -> None:
+        """This peer sends no votes for a step. The reason is cut to one line of ABSTENTION_REASON_BYTES_MAX bytes."""
+        line = "".join(c if c.isprintable() else " " for c in reason).encode()[: limits.ABSTENTION_REASON_BYTES_MAX]
+        self.take_part()
+        self.abstained = Abstained(step, line.decode(errors="ignore"))
+        self._news.set()
+
+    def take_part(self) -> None:
+        """This peer has votes for the step after all: an abstention does not hold any more."""
+        if self.abstained is not None:
+            self._told.discard(self.abstained)
+        self.abstained = None
 
     def add_applied(self, step: int, digest: bytes) -> None:
-        """A state was reached; only the newest APPLIED_MAX are kept."""
+        """This peer has reached a state; only the newest APPLIED_MAX are kept."""
         self.applied[step] = digest
         for old in sorted(self.applied)[: -limits.APPLIED_MAX]:
             del self.applied[old]
+        self._news.set()
+
+    def add_snapshot(self, step: int, root: bytes, total_bytes: int, *, kept: bool) -> None:
+        """This peer knows a snapshot's root; `kept`: other peers can pull its pieces here."""
+        self.snapshots[step] = (Stored(step, root, kept), total_bytes)
+        self._news.set()
+
+    def add_bad_snapshot(self, step: int, root: bytes, total_bytes: int) -> None:
+        """An agreed snapshot does not hold the state that the log names."""
+        self.bad_snapshots[step] = (FoundBad(step, root), total_bytes)
+        self._news.set()
+
+    def add_verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """Verdicts of this peer's checks of other peers' votes."""
+        self.verdicts.update({Checked(verdict.step, verdict.subject): verdict for verdict in verdicts})
+        self._news.set()
 
     def accuse(self, author: bytes, equivocation: Equivocation) -> bool:
-        """Evidence against an author, until an entry says that it is excluded; one each, of a few. Whether it is new."""
+        """Evidence against an author, until the log excludes it: one each, at most EQUIVOCATIONS_MAX. Whether it is new."""
         if author in self.equivocations or len(self.equivocations) >= limits.EQUIVOCATIONS_MAX:
             return False
         self.equivocations[author] = equivocation
+        self._news.set()
         return True
 
+    def move_to(self, addresses: tuple[str, ...]) -> None:
+        """Other peers can dial this peer at these addresses now."""
+        if addresses != self.addresses:
+            self.addresses = addresses
+            self._news.set()
+
+    # ---- the log and the session move on -----------------------------------------------------------------------------
+
+    def move_head(self, step: int) -> None:
+        """Forget facts about steps that are decided."""
+        if self.announcement is not None and self.announcement.step <= step:
+            self.announcement = None
+        if self.abstained is not None and self.abstained.step <= step:
+            self.take_part()
+        self.holdings = {held: at for held, at in self.holdings.items() if at > step}
+        self._by_name &= self.holdings.keys()
+        self.verdicts = {name: verdict for name, verdict in self.verdicts.items() if name.step > step - VERDICT_STEPS}
+        self._told = {fact for fact in self._told if not isinstance(fact, Checked) or fact in self.verdicts}
+
+    def open_step(self, tick: Tick) -> None:
+        """A step is open for this roster, perhaps again: its facts have not been reported."""
+        self._generation += 1
+        self._tick = tick
+        self._by_name.clear()
+        self._told = {fact for fact in self._told if not isinstance(fact, AGAIN)}
+        self._news.set()
+
     def excluded(self, author: bytes) -> None:
-        """The log says so: nothing more to tell."""
+        """The log excludes an author: its evidence is not needed any more."""
         self.equivocations.pop(author, None)
-        self._told.discard(("equivocation", author))
+        self._told.discard(Accused(author))
 
     def everything_again(self) -> None:
-        """A new session: what still matters is told again (of the applied states, the last)."""
+        """A new session: every fact that still matters is told again (of the applied states, the last two)."""
         self._generation += 1
         self._told.clear()
         self.applied = {step: self.applied[step] for step in sorted(self.applied)[-2:]}
-
-    def announce_again(self) -> None:
-        """The open step has another roster: say again what we have for it."""
-        self._generation += 1
-        self._told = {fact for fact in self._told if not (isinstance(fact, tuple) and fact[0] in AGAIN)}
+        self._news.set()
 
     def restart(self) -> None:
-        """The state starts again from a snapshot: what was applied before does not count."""
+        """The state starts again from a snapshot: earlier states do not count."""
         self.applied.clear()
         self.snapshots.clear()
 
-    def take(self) -> tuple[pb.ReportBody, list[object]] | None:
-        """A report of everything that was not told yet, and its facts; None if there is nothing."""
-        body, facts = pb.ReportBody(), list[object]()
+    # ---- reports -----------------------------------------------------------------------------------------------------
+
+    def take(self) -> tuple[pb.ReportBody, list[Fact]] | None:
+        """A report of every new fact, and those facts; None if there is none."""
+        body, facts = self._untold()
         self._taken_in = self._generation
-        self._take_open_step(body, facts)
-        self._take_states(body, facts)
-        for (step, subject), verdict in list(self.verdicts.items())[-limits.VERDICTS_MAX :]:
-            if self._new(("verdict", step, subject), facts):
-                body.verdicts.append(verdict_body(replace(verdict, checker=b"")))
-        for author, equivocation in self.equivocations.items():
-            if self._new(("equivocation", author), facts):
-                body.equivocations.append(equivocation_body(equivocation))
-        if self.addresses and self._new(("addresses", self.addresses), facts):
-            body.addresses.extend(self.addresses)
         return (body, facts) if facts else None
 
-    def _take_states(self, body: pb.ReportBody, facts: list[object]) -> None:
-        """States reached, snapshots stored, and snapshots of others that were found wrong."""
+    def patience_seconds(self, public_key: bytes) -> float:
+        """How long new facts may wait for more; 0: not at all, or no fact is new. `public_key`: this peer's."""
+        _, facts = self._untold()
+        places = {} if self._tick is None else self._tick.places
+        urgent = any(not isinstance(fact, PATIENT) for fact in facts)
+        if not facts or urgent or public_key not in places or self._by_name:
+            return 0.0
+        holds = any(isinstance(fact, Held) for fact in facts)
+        if holds and len(self._held()) == len(places):
+            return 0.0
+        return max(min(HELD_SECONDS_A_MEMBER * len(places), WAIT_SECONDS_MAX), 0.0 if holds else WAIT_SECONDS_MIN)
+
+    def _untold(self) -> tuple[pb.ReportBody, list[Fact]]:
+        body, facts = pb.ReportBody(), list[Fact]()
+        self._add_open_step(body, facts)
+        self._add_states(body, facts)
+        for checked, verdict in list(self.verdicts.items())[-limits.VERDICTS_MAX :]:
+            if self._new(checked, facts):
+                body.verdicts.append(verdict_body(replace(verdict, checker=b"")))
+        for author, equivocation in self.equivocations.items():
+            if self._new(Accused(author), facts):
+                body.equivocations.append(equivocation_body(equivocation))
+        if self.addresses and self._new(Reachable(self.addresses), facts):
+            body.addresses.extend(self.addresses)
+        return body, facts
+
+    def _add_states(self, body: pb.ReportBody, facts: list[Fact]) -> None:
+        """Applied states, stored snapshots, and other peers' snapshots that were found wrong."""
         for step in sorted(self.applied)[-limits.APPLIED_MAX :]:
-            if self._new(("applied", step, self.applied[step]), facts):
+            if self._new(Applied(step, self.applied[step]), facts):
                 body.applied.add(step=step, state_digest=self.applied[step])
-        for step, (root, size) in sorted(self.snapshots.items()):
-            if self._new(("snapshot", step, root), facts):
-                body.snapshots.add(step=step, root=root, total_bytes=size)
-        for step, (root, size) in sorted(self.bad_snapshots.items())[-limits.APPLIED_MAX :]:
-            if self._new(("bad snapshot", step, root), facts):
-                body.bad_snapshots.add(step=step, root=root, total_bytes=size)
+        for step, (stored, size) in sorted(self.snapshots.items()):
+            if self._new(stored, facts):
+                body.snapshots.add(step=step, root=stored.root, total_bytes=size, not_kept=not stored.kept)
+        for step, (bad, size) in sorted(self.bad_snapshots.items())[-limits.APPLIED_MAX :]:
+            if self._new(bad, facts):
+                body.bad_snapshots.add(step=step, root=bad.root, total_bytes=size)
 
-    def _take_open_step(self, body: pb.ReportBody, facts: list[object]) -> None:
-        if self.announcement is not None and self._new(("payload", self.announcement), facts):
-            body.announcement.CopyFrom(envelope_pb2.SignedEnvelope.FromString(self.announcement[1]))
-        if self.abstained is not None and self._new(("abstained", self.abstained), facts):
-            body.abstained.step, body.abstained.reason = self.abstained
-        for (author, payload), step in list(self.holdings.items())[: limits.HOLDINGS_MAX]:
-            if self._new(("held", author, payload), facts):
-                body.holdings.add(step=step, public_key=author, payload_sha256=payload)
+    def _add_open_step(self, body: pb.ReportBody, facts: list[Fact]) -> None:
+        if self.announcement is not None and self._new(self.announcement, facts):
+            body.announcement.CopyFrom(envelope_pb2.SignedEnvelope.FromString(self.announcement.envelope))
+        if self.abstained is not None and self._new(self.abstained, facts):
+            body.abstained.step, body.abstained.reason = self.abstained.step, self.abstained.reason
+        if self._tick is None:
+            return
+        held, before = self._held(), len(facts)
+        for place in sorted(held):
+            self._new(held[place], facts)
+        if len(facts) > before:
+            body.held.step, body.held.attempt = self._tick.step, self._tick.attempt
+            body.held.places = mask_bytes(mask_of(held))
+            body.held.payloads_sha256 = digest_of(held[place].payload_sha256 for place in sorted(held))
+        for name in sorted(self._by_name, key=lambda held: (held.author, held.payload_sha256))[: limits.HOLDINGS_MAX]:
+            if self._new(name, facts):
+                body.holdings.add(step=self._tick.step, public_key=name.author, payload_sha256=name.payload_sha256)
 
-    def _new(self, fact: object, facts: list[object]) -> bool:
+    def _held(self) -> dict[int, Held]:
+        """Held payloads by their author's place in the roster, for those that are reported by places."""
+        assert self._tick is not None
+        held: dict[int, Held] = {}
+        for name, step in self.holdings.items():
+            place = self._tick.places.get(name.author)
+            if place is not None and step == self._tick.step and name not in self._by_name:
+                held.setdefault(place, name)
+        return held
+
+    def name(self, places: int) -> list[Held]:
+        """Report the payloads of these places by name, because the coordinator could not match them.
+
+        Returns every payload of the mask: its hash is over all of them, so the coordinator has taken none of the others either.
+        The next report has those in a mask without these places.
+        """
+        if not places or self._tick is None or self._taken_in != self._generation:
+            return []
+        held = self._held()
+        unclear = [name for place, name in held.items() if places >> place & 1]
+        if not unclear:
+            return []
+        self._by_name.update(unclear)
+        self._told.difference_update(held.values())
+        self._news.set()
+        return list(held.values())
+
+    def _new(self, fact: Fact, facts: list[Fact]) -> bool:
         if fact in self._told:
             return False
         facts.append(fact)
         return True
 
-    @staticmethod
-    def says(fact: object, announcement: bytes) -> bool:
-        """Whether a fact of a report is this announcement."""
-        return isinstance(fact, tuple) and fact[0] == "payload" and fact[1][1] == announcement
+    def sent(self, facts: Sequence[Fact]) -> None:
+        """The coordinator has these facts. Only the last two applied states, and snapshots that are stored here, are kept.
 
-    def sent(self, facts: list[object]) -> None:
-        """The coordinator has these facts. Applied states but the last two, and old snapshots, need no keeping.
-
-        If something was to be told again while the report was under way, its answer does not count: it is told again.
+        The answer does not count if the session or the roster changed while the report was under way.
         """
         if self._taken_in != self._generation:
             return
         self._told.update(facts)
         for step in sorted(self.applied)[:-2]:
-            self._told.discard(("applied", step, self.applied.pop(step)))
-        for step in sorted(self.snapshots)[:-2]:
-            self._told.discard(("snapshot", step, self.snapshots.pop(step)[0]))
+            self._told.discard(Applied(step, self.applied.pop(step)))
+        others = [step for step in sorted(self.snapshots)[:-2] if not self.snapshots[step][0].kept]
+        for step in sorted({*others, *sorted(self.snapshots)[:-SNAPSHOTS_TOLD_MAX]}):
+            self._told.discard(self.snapshots.pop(step)[0])
         if len(self._told) > 4 * limits.HOLDINGS_MAX:
-            held = {("held", *key) for key in self.holdings}
-            self._told = {f for f in self._told if not (isinstance(f, tuple) and f[0] == "held") or f in held}
+            self._told = {fact for fact in self._told if not isinstance(fact, Held) or fact in self.holdings}

@@ -1,17 +1,18 @@
 """A peer's own payload of a step: announced once and for all, shown when it may be, said again until the step is decided.
 
 Refuses to sign a second announcement for a step (node/swarm/vow.py). Where peers check each other, nobody sees a payload
-before the coordinator has its announcement, so that whoever copies it is later.
+before the coordinator has its announcement, so that whoever copies it is later. ADR 22.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
-from node.swarm import settings as limits
-from node.swarm.gossip import Topic
+from node.blobs.payloads import Payloads
+from node.swarm.facts import Fact, Held, Published
 from node.swarm.outbox import Outbox
-from node.swarm.payloads import Payloads
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
 from node.swarm.vow import Vow, Vowed
@@ -21,9 +22,21 @@ from protos.identity import Identity
 from protos.log import Entry
 from protos.v1 import update_pb2
 
+# An announcement is gossiped again while its step is open: the first may have come before the mesh was there.
+GOSSIP_AGAIN_SECONDS_MIN = 1.0
+GOSSIP_AGAIN_SECONDS_MAX = 8.0
+
+
+class Aside(Protocol):
+    """Runs a function beside the loop, and waits for it."""
+
+    def __call__(self, function: Callable[[Vowed], None], vowed: Vowed, /) -> Awaitable[None]: ...
+
 
 class Publication:
-    """One peer's, in one run. Withheld is at most one payload: the last that was published."""
+    """One peer's, in one run. `say` tells others an announcement, with its payload if that is here.
+
+    Withheld is at most one payload: the last that was published."""
 
     def __init__(
         self,
@@ -31,15 +44,14 @@ class Publication:
         run_id: bytes,
         payloads: Payloads,
         outbox: Outbox,
-        topic: Topic,
+        say: Callable[[bytes, bytes | None], Awaitable[None]],
         view: View,
         runtime: Runtime,
+        aside: Aside = asyncio.to_thread,
     ) -> None:
-        self.commits_first = False
-        """Whether a payload is withheld until the coordinator has taken its announcement: the run's configuration says."""
         self._identity, self._run_id = identity, run_id
-        self._payloads, self._outbox, self._topic = payloads, outbox, topic
-        self._view, self._runtime = view, runtime
+        self._payloads, self._outbox, self._say = payloads, outbox, say
+        self._view, self._runtime, self._aside = view, runtime, aside
         self._vow = Vow(payloads.folder.parent, run_id, identity.public_key)
         self._withheld: Vowed | None = None
 
@@ -47,19 +59,18 @@ class Publication:
         """Offer this peer's payload of a step, and say so; or what was said before, if it was another one."""
         if announcement.step <= self._view.step:
             return  # decided without us while we computed
-        vowed = self._vowed(data, announcement)
-        if vowed is None:
+        vowed = await self._vowed(data, announcement)
+        if vowed is None or vowed.step <= self._view.step:
             return
-        again = self._outbox.announcement == (vowed.step, vowed.envelope)
-        self._outbox.announcement = (vowed.step, vowed.envelope)
-        self._outbox.holdings[self._identity.public_key, vowed.payload_sha256] = vowed.step
-        if self.commits_first and not again:
+        again = self._outbox.announcement == Published(vowed.step, vowed.envelope)
+        self._outbox.announce(vowed.step, vowed.envelope)
+        self._outbox.hold(vowed.step, self._identity.public_key, vowed.payload_sha256)
+        if self._view.commits_first and not again:
             self._withheld = vowed
-        self._outbox.changed.set()
         if self._withheld is None:
-            await self._topic.say(vowed.envelope)
+            await self._say(vowed.envelope, data if vowed.payload_sha256 == payload_hash(data) else None)
 
-    def _vowed(self, data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
+    async def _vowed(self, data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
         """The one announcement that this peer ever signs for a step, with its payload kept; None if that is lost."""
         step, sha256, last = announcement.step, payload_hash(data), self._vow.last
         if last is not None and step <= last.step and (step, sha256) != (last.step, last.payload_sha256):
@@ -74,7 +85,7 @@ class Publication:
         announcement.payload_sha256, announcement.payload_bytes = sha256, len(data)
         envelope = seal(self._identity, Kind.KIND_ANNOUNCEMENT, self._run_id, announcement)
         vowed = Vowed(step, sha256, envelope.SerializeToString(deterministic=True))
-        self._vow.keep(vowed)
+        await self._aside(self._vow.keep, vowed)
         return vowed
 
     def shown(self, sha256: bytes) -> bytes | None:
@@ -88,14 +99,16 @@ class Publication:
         if self._withheld is not None and self._withheld.step <= step:
             self._withheld = None
 
-    def answered(self, facts: list[object], taken: bool) -> list[object]:
+    def answered(self, facts: Sequence[Fact], taken: bool) -> list[Published]:
         """The coordinator has answered a report of these facts: what is withheld is shown if its announcement was `taken`.
 
         Returns the facts that it did not hear: until it does, or the step is decided, nobody sees the votes.
         """
         withheld = self._withheld
-        said = [f for f in facts if withheld is not None and self._outbox.says(f, withheld.envelope)]
-        if withheld is not None and said and taken:
+        if withheld is None:
+            return []
+        said = [fact for fact in facts if isinstance(fact, Published) and fact.envelope == withheld.envelope]
+        if said and taken:
             self._runtime.spawn(self._show(withheld))
             return []
         return said
@@ -104,28 +117,33 @@ class Publication:
         """The coordinator has the announcement."""
         if self._withheld == vowed:
             self._withheld = None
-            await self._topic.say(vowed.envelope)
+            await self._say(vowed.envelope, self._payloads.get(vowed.payload_sha256))
 
     def named_in(self, entry: Entry) -> bytes | None:
         """This peer's announcement, if an entry names the payload that it is about."""
         own = self._outbox.announcement
         mine = next((c for c in entry.contributions if c.public_key == self._identity.public_key), None)
-        kept = mine is not None and (mine.public_key, mine.payload_sha256) in self._outbox.holdings
-        if kept and own is not None and own[0] == entry.step:  # not a payload of an earlier life
-            return own[1]
+        kept = mine is not None and Held(mine.public_key, mine.payload_sha256) in self._outbox.holdings
+        if kept and own is not None and own.step == entry.step:  # not a payload of an earlier life
+            return own.envelope
         return None
 
+    def _own(self, step: int) -> bytes | None:
+        """The payload that was announced for this step, if it is here."""
+        last = self._vow.last
+        return self._payloads.get(last.payload_sha256) if last is not None and last.step == step else None
+
     async def say_again_forever(self) -> None:
-        """Say our announcement again, ever less often, until its step is decided."""
-        said, delay = 0, limits.GOSSIP_AGAIN_SECONDS_MIN
+        """Say our announcement again to those that lack it, ever less often, until its step is decided."""
+        said, delay = 0, GOSSIP_AGAIN_SECONDS_MIN
         while True:
             await asyncio.sleep(delay)
             announcement = self._outbox.announcement
             if announcement is None or self._withheld is not None:
-                delay = limits.GOSSIP_AGAIN_SECONDS_MIN
+                delay = GOSSIP_AGAIN_SECONDS_MIN
                 continue
-            step, raw = announcement
+            step = announcement.step
             if step == said:
-                await self._topic.say(raw)
-            delay = min(delay * 2, limits.GOSSIP_AGAIN_SECONDS_MAX) if step == said else limits.GOSSIP_AGAIN_SECONDS_MIN
+                await self._say(announcement.envelope, self._own(step))
+            delay = min(delay * 2, GOSSIP_AGAIN_SECONDS_MAX) if step == said else GOSSIP_AGAIN_SECONDS_MIN
             said = step

@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 
-from node.swarm import settings as limits
-from node.swarm.fetcher import BlobFetcher
+from node import patience
+from node.blobs.fetcher import BlobFetcher
+from node.blobs.payloads import Payloads
 from node.swarm.inbox import Announced
-from node.swarm.payloads import Payloads
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import View
 from protos.errors import NetworkError
 from protos.log import Contribution
+
+FETCH_ROUNDS_MAX = 6
+# Votes that the log names are asked for so often before a snapshot does instead.
+ACCEPTED_ROUNDS_MIN = 3
 
 
 class Pulls:
@@ -41,8 +45,8 @@ class Pulls:
 
         Raises NetworkError.
         """
-        delay = limits.RETRY_SECONDS_MIN
-        for _ in range(limits.FETCH_ROUNDS_MAX - 1):
+        delay = patience.RETRY_SECONDS_MIN
+        for _ in range(FETCH_ROUNDS_MAX - 1):
             try:
                 return await self._pull(
                     announced.step, announced.payload_sha256, announced.payload_bytes, announced.author
@@ -52,7 +56,7 @@ class Pulls:
                     raise
                 self._runtime.log.debug("pulling again", step=announced.step, why=str(error))
                 await asyncio.sleep(delay)
-                delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
+                delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
         return await self._pull(announced.step, announced.payload_sha256, announced.payload_bytes, announced.author)
 
     async def accepted(self, contribution: Contribution, step: int, bytes_max: int) -> bytes | None:
@@ -61,7 +65,7 @@ class Pulls:
         Its author may have named another length to the coordinator: up to `bytes_max`, any is taken in the end.
         """
         give_up = time.monotonic() + self._patience_seconds
-        delay, size_max, rounds = limits.RETRY_SECONDS_MIN, None, 0
+        delay, size_max, rounds = patience.RETRY_SECONDS_MIN, None, 0
         while (data := self._payloads.get(contribution.payload_sha256)) is None:
             try:
                 await self._pull(
@@ -74,14 +78,19 @@ class Pulls:
                 )
             except NetworkError as error:
                 newest, rounds = self._snapshots.newest, rounds + 1
-                will_do = newest is not None and newest.step >= step and rounds >= limits.ACCEPTED_ROUNDS_MIN
+                will_do = newest is not None and newest.step >= step and rounds >= ACCEPTED_ROUNDS_MIN
                 if will_do or time.monotonic() > give_up:
                     return None
                 self._runtime.log.info("payload missing; trying again", step=step, why=str(error))
                 size_max = bytes_max
                 await asyncio.sleep(delay)
-                delay = min(delay * 2, limits.RETRY_SECONDS_MAX)
+                delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
         return data
+
+    def taken(self, step: int, sha256: bytes, data: bytes) -> None:
+        """A payload came without being asked for; its hash is checked already."""
+        if self._payloads.put(step, sha256, data):
+            self._runtime.counters.payload_bytes_received += len(data)
 
     async def _pull(
         self, step: int, sha256: bytes, size: int, author: bytes, size_max: int | None = None, *, hasty: bool = False
@@ -94,6 +103,5 @@ class Pulls:
         if size_max is not None:  # the author last: it gains by holding others up
             holders = [*dict.fromkeys(key for key in holders if key != author), author]
         data = await self._fetcher.fetch(sha256, size, holders, size_max, hasty=hasty)
-        if self._payloads.put(step, sha256, data):
-            self._runtime.counters.payload_bytes_received += len(data)
+        self.taken(step, sha256, data)
         return data

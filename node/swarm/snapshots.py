@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from node.swarm import settings as limits
+from node.blobs.payloads import Payloads
 from node.swarm.events import Snapshot
-from node.swarm.payloads import Payloads
 from protos.v1 import coordinator_pb2 as pb
+
+# Payloads and snapshots stay at least this long after a newer snapshot is agreed: somebody may be on its way from them.
+RETAIN_SECONDS = 60.0
 
 SNAPSHOTS_KEPT = 2
 
@@ -55,7 +57,7 @@ class AgreedSnapshots:
         self._agreed_at.setdefault(snapshot.step, now)
         others = [known for known in self._known if known.step != snapshot.step]
         self._known = sorted([*others, snapshot], key=lambda known: known.step)[-SNAPSHOTS_KEPT:]
-        settled = sorted(step for step, at in self._agreed_at.items() if now - at > limits.RETAIN_SECONDS)
+        settled = sorted(step for step, at in self._agreed_at.items() if now - at > RETAIN_SECONDS)
         if len(settled) >= SNAPSHOTS_KEPT:
             before = settled[-SNAPSHOTS_KEPT]
             self._payloads.forget_until(before)

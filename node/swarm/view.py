@@ -18,6 +18,8 @@ class View:
         self.committed_step = 0
         """The newest entry that has arrived: read by the training thread, and a moment behind the head when the entry
         excludes this very peer."""
+        self.commits_first = False
+        """Whether a payload is withheld until the coordinator has its announcement (the run's configuration decides)."""
         self.admitted_at_step = 0
         """The head when the coordinator last admitted this peer."""
 

@@ -2,16 +2,15 @@
 
 A peer that is killed and comes back, or that re-syncs, computes other votes for a step that is still open. Two announcements
 of one step get their author excluded, so it says again what it said before. Refuses to be cleverer: if the payload that was
-announced is lost, the peer sits the step out.
+announced is lost, the peer sits the step out. ADR 19.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from protos.disk import check_no_folder, sync_folder, writing
+from protos.disk import check_no_folder, write_bytes
 from protos.envelope import Kind, open_envelope, parse
 from protos.equivocation import BYTES_MAX
 from protos.errors import OperatorError, Refusal
@@ -52,12 +51,5 @@ class Vow:
 
     def keep(self, vowed: Vowed) -> None:
         """Durable on return: a power cut does not undo it. Raises DiskError."""
-        fresh = self._path.with_suffix(".new")
-        with writing(self._path):
-            with fresh.open("wb") as file:
-                file.write(vowed.envelope)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
-            sync_folder(self._path.parent)
+        write_bytes(self._path, vowed.envelope)
         self.last = vowed

@@ -28,7 +28,10 @@ PUT_SECONDS_MAX = 1.0
 WAKE_SECONDS = 0.25
 # Neither the coordinator nor an overlay peer for this long: there is nothing to watch.
 PATIENCE_SECONDS = 60.0
-NEEDS_EXTRA = "swarmentum watch needs the extra: pip install 'swarmentum[watch]' (on Linux: gcc and libgmp-dev)"
+NEEDS_EXTRA = (
+    "swarmentum watch needs the extra: pip install '.[watch]' in the folder of the repository "
+    "(on Linux: gcc and libgmp-dev first)"
+)
 
 News: TypeAlias = Gossiped | OverlayStatus | Facts | Page | Away | Denied
 

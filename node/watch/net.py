@@ -1,6 +1,6 @@
 """The overlay process of `swarmentum watch`: py-libp2p on trio, one topic, bytes out. Run as `python -m node.watch.net`.
 
-A process of its own because a malformed frame from any peer can end py-libp2p's whole trio tree (OVERLAY.md): the
+A process of its own because a malformed frame from any peer can end py-libp2p's whole trio tree (docs/overlay.md): the
 watcher starts it again. Dials, never listens; checks nothing, keeps nothing. Reads JSON lines on stdin: first
 {"topic": ...}, then {"dial": [multiaddress, ...]} as often as there is news; ends when stdin ends.
 """
@@ -29,7 +29,7 @@ PEERS_CONNECTED_MAX = 16
 DIALS_MAX = 8
 CHUNK_BYTES = 1 << 16
 
-# Degrees of the GossipSub specification; the rest is what interoperates with go-libp2p (OVERLAY.md).
+# Degrees of the GossipSub specification; the rest is what interoperates with go-libp2p (docs/overlay.md).
 MESH_DEGREE, MESH_DEGREE_LOW, MESH_DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_SECONDS = 1
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import grpc
 
-from node.swarm.client import TLS_NAME, check_genesis, fetch_certificate
+from node.link.client import TLS_NAME, check_genesis, fetch_certificate
 from protos import limits
 from protos.errors import NetworkError, Refusal, RefusedError
 from protos.invite import Invite
 from protos.run_config import RunConfig
+from protos.status import error_of
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 
@@ -162,6 +163,4 @@ class LogReader(threading.Thread):
         try:
             return getattr(rpc.CoordinatorServiceStub(self._channel), name)(request, timeout=CALL_SECONDS_MAX)
         except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
-                raise RefusedError(f"the coordinator refused: {error.details()}") from error
-            raise NetworkError(f"the coordinator does not answer: {error.details()}") from error
+            raise error_of(error) from error

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node.optim.payload import PLAIN, Format
-from node.optim.votes import VotesError
+from node.optim.votes.form import Form
+from node.optim.votes.groups import VotesError
+from node.optim.votes.payload import PLAIN
 from node.wire.codec import Update
 from protos.envelope import parse
 from protos.errors import Reason, Refusal
@@ -25,7 +26,7 @@ class UpdateDoor:
     run_id: bytes
     layout_digest: bytes
     chunks: int
-    form: Format = PLAIN
+    form: Form = PLAIN
 
     @property
     def bytes_max(self) -> int:

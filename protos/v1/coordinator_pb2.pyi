@@ -46,10 +46,12 @@ NOTICE_KIND_FINISHED: NoticeKind
 NOTICE_KIND_WAITING: NoticeKind
 
 class GetRunRequest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "bootstrap_only")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_ONLY_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
-    def __init__(self, run_id: _Optional[bytes] = ...) -> None: ...
+    bootstrap_only: bool
+    def __init__(self, run_id: _Optional[bytes] = ..., bootstrap_only: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
     __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored")
@@ -138,16 +140,18 @@ class PeerStatus(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., phase: _Optional[_Union[PeerPhase, str]] = ..., device: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., votes_accepted: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., score: _Optional[float] = ..., check_permille: _Optional[int] = ..., standing: _Optional[str] = ..., standing_reason: _Optional[str] = ..., anchor: _Optional[bool] = ...) -> None: ...
 
 class SnapshotRef(_message.Message):
-    __slots__ = ("step", "root", "total_bytes", "holders")
+    __slots__ = ("step", "root", "total_bytes", "holders", "not_kept")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    NOT_KEPT_FIELD_NUMBER: _ClassVar[int]
     step: int
     root: bytes
     total_bytes: int
     holders: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, step: _Optional[int] = ..., root: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., holders: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    not_kept: bool
+    def __init__(self, step: _Optional[int] = ..., root: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., holders: _Optional[_Iterable[bytes]] = ..., not_kept: _Optional[bool] = ...) -> None: ...
 
 class GetChallengeRequest(_message.Message):
     __slots__ = ("run_id",)
@@ -232,16 +236,26 @@ class FollowBody(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., from_step: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class FollowResponse(_message.Message):
-    __slots__ = ("tick", "entry", "notice", "announcement")
+    __slots__ = ("tick", "entry", "notice", "announcement", "decided")
     TICK_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
     tick: TickEvent
     entry: _envelope_pb2.SignedEnvelope
     notice: Notice
     announcement: _envelope_pb2.SignedEnvelope
-    def __init__(self, tick: _Optional[_Union[TickEvent, _Mapping]] = ..., entry: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+    decided: Decided
+    def __init__(self, tick: _Optional[_Union[TickEvent, _Mapping]] = ..., entry: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ...) -> None: ...
+
+class Decided(_message.Message):
+    __slots__ = ("entry", "tick")
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    TICK_FIELD_NUMBER: _ClassVar[int]
+    entry: _envelope_pb2.SignedEnvelope
+    tick: TickEvent
+    def __init__(self, entry: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., tick: _Optional[_Union[TickEvent, _Mapping]] = ...) -> None: ...
 
 class TickEvent(_message.Message):
     __slots__ = ("envelope", "deadline_ms")
@@ -288,7 +302,7 @@ class ReportRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots")
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +315,7 @@ class ReportBody(_message.Message):
     EQUIVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     ABSTAINED_FIELD_NUMBER: _ClassVar[int]
     BAD_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     sequence: int
     announcement: _envelope_pb2.SignedEnvelope
@@ -313,7 +328,20 @@ class ReportBody(_message.Message):
     equivocations: _containers.RepeatedCompositeFieldContainer[_log_pb2.Equivocation]
     abstained: Abstention
     bad_snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
-    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ...) -> None: ...
+    held: HeldPlaces
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ...) -> None: ...
+
+class HeldPlaces(_message.Message):
+    __slots__ = ("step", "attempt", "places", "payloads_sha256")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    attempt: int
+    places: bytes
+    payloads_sha256: bytes
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[int] = ..., places: _Optional[bytes] = ..., payloads_sha256: _Optional[bytes] = ...) -> None: ...
 
 class Abstention(_message.Message):
     __slots__ = ("step", "reason")
@@ -342,14 +370,16 @@ class AppliedState(_message.Message):
     def __init__(self, step: _Optional[int] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("refusals", "announcement_taken", "coordinators")
+    __slots__ = ("refusals", "announcement_taken", "coordinators", "unclear")
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_TAKEN_FIELD_NUMBER: _ClassVar[int]
     COORDINATORS_FIELD_NUMBER: _ClassVar[int]
+    UNCLEAR_FIELD_NUMBER: _ClassVar[int]
     refusals: _containers.RepeatedScalarFieldContainer[str]
     announcement_taken: bool
     coordinators: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, refusals: _Optional[_Iterable[str]] = ..., announcement_taken: _Optional[bool] = ..., coordinators: _Optional[_Iterable[str]] = ...) -> None: ...
+    unclear: bytes
+    def __init__(self, refusals: _Optional[_Iterable[str]] = ..., announcement_taken: _Optional[bool] = ..., coordinators: _Optional[_Iterable[str]] = ..., unclear: _Optional[bytes] = ...) -> None: ...
 
 class ListEntriesRequest(_message.Message):
     __slots__ = ("run_id", "from_step")

@@ -70,6 +70,11 @@ class CoordinatorServiceStub:
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.ReportRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_coordinator__pb2.ReportResponse.FromString,
                 _registered_method=True)
+        self.Tell = channel.stream_stream(
+                '/swarmentum.v1.CoordinatorService/Tell',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.ReportRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.ReportResponse.FromString,
+                _registered_method=True)
         self.ListEntries = channel.unary_unary(
                 '/swarmentum.v1.CoordinatorService/ListEntries',
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.ListEntriesRequest.SerializeToString,
@@ -125,7 +130,14 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """What a peer announces, holds, has applied, has stored.
+        """A report: the payloads, states and snapshots that a peer announces, holds, has applied or has stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tell(self, request_iterator, context):
+        """Report after report on one stream, each answered before the next is read: much cheaper than a call for each.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,6 +185,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.ReportRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.ReportResponse.SerializeToString,
+            ),
+            'Tell': grpc.stream_stream_rpc_method_handler(
+                    servicer.Tell,
                     request_deserializer=protos_dot_v1_dot_coordinator__pb2.ReportRequest.FromString,
                     response_serializer=protos_dot_v1_dot_coordinator__pb2.ReportResponse.SerializeToString,
             ),
@@ -370,6 +387,33 @@ class CoordinatorService:
             request,
             target,
             '/swarmentum.v1.CoordinatorService/Report',
+            protos_dot_v1_dot_coordinator__pb2.ReportRequest.SerializeToString,
+            protos_dot_v1_dot_coordinator__pb2.ReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tell(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/swarmentum.v1.CoordinatorService/Tell',
             protos_dot_v1_dot_coordinator__pb2.ReportRequest.SerializeToString,
             protos_dot_v1_dot_coordinator__pb2.ReportResponse.FromString,
             options,

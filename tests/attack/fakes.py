@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from node.swarm.client import CoordinatorClient
+from node.link.client import CoordinatorClient
 from protos.envelope import Kind, parse, seal
 from protos.errors import SwarmentumError
 from protos.identity import Identity

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from node.swarm.client import CoordinatorClient
+from node.link.client import CoordinatorClient
 from protos.identity import Identity
 from protos.limits import HASH_BYTES
 from protos.v1 import coordinator_pb2 as pb

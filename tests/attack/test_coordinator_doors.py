@@ -17,9 +17,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coordinator import gate, places, server
-from coordinator.places import Caller, Lane, Limits, Place, Places
-from coordinator.state import Phase
+from coordinator.clock.state import Phase
+from coordinator.serving import gate, places, server
+from coordinator.serving.places import Caller, Lane, Limits, Place, Places
 from protos.identity import Identity
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc

@@ -10,14 +10,33 @@ import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.utils import get_dht_time
 
-from node.swarm import settings
-from node.swarm.audience import Audience
-from node.swarm.blobs import PROTOCOL, BlobServer, WireBytes
-from node.swarm.connections import Connections
-from node.swarm.dht import Discovery, _Records, run_key
+from node.blobs import audience as audience_module
+from node.blobs.audience import Audience
+from node.blobs.blobs import PROTOCOL, BlobServer, WireBytes
+from node.overlay import dht
+from node.overlay.connections import Connections
+from node.overlay.dht import Discovery, _Records, run_key
 from protos.identity import Identity
 from tests.attack.attacks import dht_fill, unread_streams
 from tests.unit.node.test_overlay import BLOB, NAME, RUN, fetching, hosts, until
+
+
+class Nobody:
+    """Neighbours of a peer whose run has no roster; `said` takes the events that are logged."""
+
+    def __init__(self, said: list[str]) -> None:
+        self._said = said
+
+    def wanted(self) -> set[str]:
+        return set()
+
+    async def known_addresses(self) -> list[str]:
+        return []
+
+    def moved(self, addresses: tuple[str, ...]) -> None: ...
+
+    def log(self, event: str, **facts: object) -> None:
+        self._said.append(event)
 
 
 async def test_a_stranger_fills_neither_a_relays_dht_nor_a_peers(tmp_path: Path) -> None:
@@ -37,9 +56,9 @@ async def test_a_stranger_fills_neither_a_relays_dht_nor_a_peers(tmp_path: Path)
             told = await attack
             at_relay, at_ada = (node._node.protocol.storage for node in nodes[:2])
             assert set(dict(at_ada.items())) <= {DHTID.generate(source=run_key(RUN))}, told
-            assert len(at_relay) <= settings.RELAY_RUNS_MAX, told
+            assert len(at_relay) <= dht.RELAY_RUNS_MAX, told
             assert at_relay.records() <= 300, f"{at_relay.records()} records of one remote; {told}"
-            last = get_dht_time() + settings.DHT_RECORD_SECONDS + 1
+            last = get_dht_time() + dht.DHT_RECORD_SECONDS + 1
             assert all(until <= last for _, (_, until) in at_relay.items())
         finally:
             for node in nodes:
@@ -47,8 +66,8 @@ async def test_a_stranger_fills_neither_a_relays_dht_nor_a_peers(tmp_path: Path)
 
 
 def test_records_are_bounded_whoever_signs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "DHT_RECORDS_MAX", 10)
-    monkeypatch.setattr(settings, "DHT_RECORDS_A_RUN_MAX", 6)
+    monkeypatch.setattr(dht, "DHT_RECORDS_MAX", 10)
+    monkeypatch.setattr(dht, "DHT_RECORDS_A_RUN_MAX", 6)
     kept = _Records(runs_max=3)
     now = get_dht_time()
     keys = [DHTID.generate(source=run_key(bytes([n]) * 32)) for n in range(5)]
@@ -69,7 +88,7 @@ async def test_garbage_keeps_nobody_out(tmp_path: Path) -> None:
         garbage = ["junk", "/ip4/999.1.1.1/tcp/1/p2p/x", "", "/p2p/x", "/ip4/1.2.3.4/tcp/1/p2p/\x1b[31m"]
         own = await bob.addresses()
         bootstrap = (*garbage, *own)
-        ada_again = type(ada)(ada.identity, tmp_path / "0.key", ada._settings)
+        ada_again = type(ada)(ada.identity, tmp_path / "0.key", ada.settings)
         await ada.stop()
         await ada_again.start(bootstrap)
         node = Discovery(ada_again, RUN)
@@ -77,17 +96,7 @@ async def test_garbage_keeps_nobody_out(tmp_path: Path) -> None:
             await node.start(list(bootstrap))
             said: list[str] = []
 
-            async def nothing() -> list[str]:
-                return []
-
-            connections = Connections(
-                ada_again,
-                RUN,
-                moved=lambda addresses: None,
-                wanted=set,
-                ask=nothing,
-                log=lambda event, **facts: said.append(event),
-            )
+            connections = Connections(ada_again, RUN, Nobody(said))
             await connections.connect_to([*garbage, *own])
             assert bob.identity.peer_id in await ada_again.connected()
             assert said.count("not an address") == len(garbage)
@@ -102,14 +111,16 @@ async def test_streams_that_nobody_reads_hold_up_neither_members_nor_a_joiner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two strangers that asked and never read took all 64 serving slots: a run that made 141 steps in 15 s made 14 in 20 s."""
-    monkeypatch.setattr(settings, "STRANGERS_STREAMS_MAX", 40)  # the attack's identities have 48 streams
+    monkeypatch.setattr(audience_module, "STRANGERS_STREAMS_MAX", 40)  # the attack's identities have 48 streams
     async with hosts(tmp_path, 3) as (server, member, joiner):
         wire = WireBytes()
         audience = Audience(frozenset({member.identity.peer_id}))
         await server.serve(PROTOCOL, BlobServer({NAME: BLOB}.get, wire, lambda refusal: None, audience).handle)
         attack = asyncio.ensure_future(unread_streams.hold(await server.addresses(), NAME, 12.0))
         try:
-            await until("the strangers' places are taken", lambda: len(audience) >= settings.STRANGERS_STREAMS_MAX, 40)
+            await until(
+                "the strangers' places are taken", lambda: len(audience) >= audience_module.STRANGERS_STREAMS_MAX, 40
+            )
             took: dict[str, list[float]] = {}
             for name, host in (("member", member), ("joiner", joiner)):
                 for _ in range(5):
@@ -119,7 +130,7 @@ async def test_streams_that_nobody_reads_hold_up_neither_members_nor_a_joiner(
                     took.setdefault(name, []).append(time.monotonic() - began)
             assert max(took["member"]) < 3, took
             assert max(took["joiner"]) < 8, took
-            assert len(audience) <= settings.STRANGERS_STREAMS_MAX + settings.STREAMS_A_PEER_MAX
+            assert len(audience) <= audience_module.STRANGERS_STREAMS_MAX + audience_module.STREAMS_A_PEER_MAX
         finally:
             told = await attack
-        assert int(told.split()[0]) >= settings.STRANGERS_STREAMS_MAX, told
+        assert int(told.split()[0]) >= audience_module.STRANGERS_STREAMS_MAX, told

@@ -6,7 +6,7 @@ Each subcommand is a module of this package with `arguments(parser)` and `measur
 import argparse
 import json
 
-from tests.bench import adversaries, codec, convergence, optimizer, restart, swarm
+from tests.bench import adversaries, codec, convergence, coordinator, loop, optimizer, race, restart, swarm, traffic
 
 SUBCOMMANDS = {
     "optimizer": optimizer,
@@ -15,6 +15,10 @@ SUBCOMMANDS = {
     "convergence": convergence,
     "adversaries": adversaries,
     "restart": restart,
+    "loop": loop,
+    "coordinator": coordinator,
+    "traffic": traffic,
+    "race": race,
 }
 
 

@@ -1,7 +1,7 @@
 """What adversaries cost a run, and what tells them from honest peers: peers of every kind in one process, on a real model.
 
 A line-up trains its honest peers and lets the others vote for nothing: their votes are measured, not counted. A run counts
-everybody's. `--figures` writes every observation, one JSON object a line. Decides nothing: that is coordinator/trust.py.
+everybody's. `--figures` writes every observation, one JSON object a line. Decides nothing: that is coordinator/clock/trust.py.
 """
 
 from __future__ import annotations
@@ -22,22 +22,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coordinator.events import Claim, Connected, EntryCommitted, Joined, Reported
-from node.audit import Seen, agreement, difference, earlier, find, overlap, seen_votes, transformed
+from coordinator.clock.events import Claim, Connected, JoinAsked, Reported
+from coordinator.clock.records import EntryCommitted
 from node.data.corpus import open_corpus
 from node.data.samples import Samples
 from node.model.loss import loss
 from node.model.spec import build
-from node.optim import votes
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.local import LocalConfig, LocalSteps
-from node.replica import cut
+from node.optim.votes import bits
+from node.optim.votes import groups as votes
+from node.optim.votes.payload import Format
+from node.optim.votes.values import EIGHT_BIT
+from node.training.checks import Seen, agreement, difference, earlier, find, overlap, seen_votes, transformed
+from node.training.replica import cut
 from protos import checks
 from protos.assignment import Range, assign, take
 from protos.log import Entry, Tick, Verdict
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
-from tests.bench.convergence import SHAKESPEARE, model_spec, validation_loss
+from tests.bench.convergence import SHAKESPEARE
+from tests.bench.trial import model_spec, validation_loss
 from tests.unit.coordinator.driver import LAYOUT, Harness, digest_of, snapshot_at
 
 T = TypeVar("T")
@@ -49,9 +54,21 @@ CHANGED: Final = 0.3
 def flipped(payload: bytes, group_size: int) -> bytes:
     """The same coefficients, every sign turned."""
     width = group_size.bit_length()
-    bits = np.unpackbits(np.frombuffer(payload, np.uint8), bitorder="little")
-    bits[width - 1 :: width] ^= 1
-    return np.packbits(bits, bitorder="little").tobytes()
+    every = np.unpackbits(np.frombuffer(payload, np.uint8), bitorder="little")
+    every[width - 1 :: width] ^= 1
+    return np.packbits(every, bitorder="little").tobytes()
+
+
+def settled(form: Format, payload: bytes, chunks: int, g: int) -> bytes:
+    """The same with the codes of votes of size 0 (8 bits) put to 0: a door takes them no other way."""
+    if form.grid is not EIGHT_BIT:
+        return payload
+    count, width = chunks * votes.groups(g), votes.bits(g)
+    front = len(payload) - votes.vote_bytes(chunks, g)
+    raw = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    sizes = bits.unpack(raw[front - bits.packed_bytes(count, 7) : front], 7, count)
+    codes = bits.unpack(raw[front:], width, count).masked_fill(sizes == 0, 0)
+    return payload[:front] + votes.to_bytes(bits.pack(codes, width))
 
 
 def made_up(payload: bytes, random: np.random.Generator) -> bytes:
@@ -185,8 +202,17 @@ class Crowd:
         ]
 
     def forged(self, kind: str, own: bytes, honest: Sequence[bytes]) -> bytes:
+        if kind in {"honest", "idle"}:
+            return own
+        made = self._made(kind, own, honest)
+        return settled(self.peers[0].config.form, made, self.layout.chunks, self.options.group_size)
+
+    def _made(self, kind: str, own: bytes, honest: Sequence[bytes]) -> bytes:
         chunks, g = self.layout.chunks, self.options.group_size
-        front = len(own) - votes.vote_bytes(chunks, g)  # what says how large the votes are, where they have a size
+        form = self.peers[0].config.form
+        body = form.body_bytes(chunks, g)  # which votes are silent is behind it: a forger leaves none out
+        front = body - votes.vote_bytes(chunks, g)  # what says how large the votes are, where they have a size
+        own, honest = own[:body], [payload[:body] for payload in honest]
         match kind:
             case "flip":
                 return own[:front] + flipped(own[front:], g)
@@ -393,7 +419,7 @@ class Trial:
 
     def play(self) -> Trial:
         for key in self.keys:
-            self.harness.feed(Joined(key, "cpu", 100, LAYOUT, ()))
+            self.harness.feed(JoinAsked(key, "cpu", 100, LAYOUT, ()))
             self.harness.feed(Connected(key))
         for key in self.keys:  # all are ready before the first step opens
             self.harness.feed(Reported(key, applied=((0, digest_of(0)),)))

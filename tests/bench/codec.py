@@ -7,7 +7,9 @@ from unittest import mock
 import numpy as np
 import torch
 
-from node.optim import bits, reference, topk, votes
+from node.optim import reference
+from node.optim.votes import bits, topk
+from node.optim.votes import groups as votes
 from tests.bench.timing import medians_ms
 
 REFERENCE_CHUNKS = 20

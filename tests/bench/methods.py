@@ -7,8 +7,8 @@ one method, `step`. Adding a row adds an entry; adding a way to train adds a cla
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -16,11 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from node.optim.base import BaseConfig
+from node.commands.pictures import allreduce_bytes
+from node.optim.base import TABLES, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
+from node.optim.exact import transforms
 from node.optim.layout import named_tensors
 from node.optim.local import LocalConfig, LocalSteps
-from node.report import allreduce_bytes
+from node.optim.step import as_tensor, spend
+from node.optim.tiles import look_ahead
 
 Backward: TypeAlias = Callable[[int], None]
 """Puts the gradient of a peer's next batch, at the model's present parameters, into `.grad`."""
@@ -34,12 +37,26 @@ class Training(Protocol):
         ...
 
 
+RUN_SCHEDULE: Final = "run"
+"""The schedule that a run has by default: 10 steps of warm-up, then a cosine to a tenth (coordinator/clock/rules.py)."""
+
+
 @dataclass(frozen=True)
 class Method:
     """A row: `make(model, peers, **settings)` gives a `Training`."""
 
     make: Callable[..., Training]
     settings: Mapping[str, Any]
+    family: str = "votes"
+    """The colour in the picture."""
+    peers: int | None = None
+    """Instead of what the table has."""
+    batch: int | None = None
+    """Samples of a peer in a step, instead of what the table has."""
+    schedule: str | None = None
+    """Instead of what the table has."""
+    against: str = ""
+    """What the names of its baselines end in: those with as many samples a step, and the same schedule."""
 
 
 class AdamWDDP:
@@ -62,6 +79,51 @@ class AdamWDDP:
             group["lr"] = lr
         self._adamw.step()
         return ring_bytes(self._parameters)
+
+
+class MuonDDP:
+    """The mean gradient through an fp32 ring all-reduce, then Muon: Nesterov momentum, orthogonalised, for all matrices.
+
+    The recipe is that of Muon's author (K. Jordan): momentum .95, Nesterov, five quintic Newton-Schulz iterations; embeddings,
+    head and vectors by AdamW. Two things differ. The iteration runs in fp32, not bf16. An update has a root mean square of 1,
+    as an update by signs has, so that all rows share one grid of rates. AdamW takes the same rate.
+    """
+
+    def __init__(
+        self, model: nn.Module, peers: int, *, momentum: float, betas: tuple[float, float], clip_norm: float
+    ) -> None:
+        named = named_tensors(model)
+        self._parameters = [tensor for _, tensor in named]
+        self._matrices = [tensor for name, tensor in named if tensor.dim() == 2 and not any(t in name for t in TABLES)]
+        matrices = set(map(id, self._matrices))
+        rest = [tensor for tensor in self._parameters if id(tensor) not in matrices]
+        self._peers, self._momentum, self._clip_norm = peers, momentum, clip_norm
+        self._buffers = [torch.zeros_like(matrix) for matrix in self._matrices]
+        self._adamw = torch.optim.AdamW(rest, betas=betas, weight_decay=0.0)
+
+    def step(self, backward: Backward, lr: float) -> float:
+        mean_gradient(self._parameters, backward, self._peers, self._clip_norm)
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        with torch.no_grad():
+            for matrix, buffer in zip(self._matrices, self._buffers, strict=True):
+                assert matrix.grad is not None
+                buffer.mul_(self._momentum).add_(matrix.grad)
+                matrix.sub_(orthogonal(matrix.grad + self._momentum * buffer), alpha=lr)
+        return ring_bytes(self._parameters)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """fp32 [rows, columns] -> nearly its orthogonal factor, scaled to a root mean square of about 1; zeros stay zeros."""
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    found = wide / wide.norm().clamp_min(NORM_MIN)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        a, b, c = NEWTON_SCHULZ
+        square = found @ found.T
+        found = a * found + (b * square + c * square @ square) @ found
+    back = found.T if matrix.shape[0] > matrix.shape[1] else found
+    return back * math.sqrt(max(matrix.shape))
 
 
 class SignumDDP:
@@ -142,10 +204,33 @@ class LateVotes(Votes):
             for parameter, gradient in zip(self._parameters, self._late[index], strict=True):
                 parameter.grad = gradient
             self.propose(peer, lr)
-            with peer.ahead(lr, self._ahead) if self._ahead else nullcontext():
+            with self._looking_ahead(peer, lr):
                 backward(index)
             self._late[index] = self._taken()
         return self.commit(lr)
+
+    def _looking_ahead(self, peer: DeMo, lr: float) -> AbstractContextManager[None]:
+        """`residual` is what the program does; `momentum` and `votes` are rules that were compared with it."""
+        if self._ahead is None:
+            return nullcontext()
+        return peer.ahead(lr) if self._ahead == "residual" else self._by_rule(peer, lr)
+
+    @contextmanager
+    def _by_rule(self, peer: DeMo, lr: float) -> Iterator[None]:
+        expected = peer.momentum.clone()
+        if self._ahead == "votes":
+            open_votes = peer.open_votes
+            assert open_votes is not None
+            rest = expected.clone()
+            spend(rest, as_tensor(open_votes.payload, rest.device), open_votes.size)
+            expected -= rest
+        start = [parameter.detach().clone() for parameter in peer.parameters]
+        with torch.no_grad():
+            look_ahead(peer.layout, peer.parameters, expected, transforms.named("dct"), lr)
+        yield
+        with torch.no_grad():
+            for parameter, was in zip(peer.parameters, start, strict=True):
+                parameter.copy_(was)
 
     def _taken(self) -> list[Tensor | None]:
         return [None if parameter.grad is None else parameter.grad.clone() for parameter in self._parameters]
@@ -239,46 +324,86 @@ def ring_bytes(parameters: Sequence[Tensor]) -> float:
     return allreduce_bytes(sum(parameter.numel() for parameter in parameters))
 
 
+NEWTON_SCHULZ_STEPS: Final = 5
+NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
+"""Of `aX + bXX^TX + c(XX^T)^2X` (K. Jordan, Muon)."""
+NORM_MIN: Final = 1e-12
+
 SECOND: Final = {"beta": 0.95, "beta2": 0.99}
 """Decay of the momentum and of the private second moment."""
 
 SIZED: Final = {"magnitudes": True, "base": {"name": "sgd"}, "beta": 0.95}
 LOCAL: Final = {"local_steps": 15, "outer_lr": 0.7}
 
+MUON: Final = {"base": {"name": "muon"}, **SECOND}
+ADAMW_DDP: Final = {"betas": (0.8, 0.99), "weight_decay": 0.0, "clip_norm": 1.0}
+MUON_DDP: Final = {"momentum": 0.95, "betas": (0.8, 0.99), "clip_norm": 1.0}
+BASELINES: Final = ("adamw-ddp", "muon-ddp")
+"""Without a family: lines in the picture. A method is compared with those whose names end as its `against` says."""
+
+
+def _swarms(against: str, **where: Any) -> dict[str, Method]:
+    """The default and Muon votes elsewhere: with more peers, or another schedule."""
+    return {
+        f"default{against or '-p16'}": Method(Votes, {"sizes": (128,), **SECOND}, against=against, **where),
+        f"muon-votes-g16{against or '-p16'}": Method(
+            Votes, {"sizes": (16,), **MUON}, "muon votes", against=against, **where
+        ),
+    }
+
+
+def _baselines(against: str, **where: Any) -> dict[str, Method]:
+    return {
+        f"adamw-ddp{against}": Method(AdamWDDP, ADAMW_DDP, "uncompressed", against=against, **where),
+        f"muon-ddp{against}": Method(MuonDDP, MUON_DDP, "uncompressed", against=against, **where),
+    }
+
+
 METHODS: Final[Mapping[str, Method]] = {
-    "adamw-ddp": Method(AdamWDDP, {"betas": (0.8, 0.99), "weight_decay": 0.0, "clip_norm": 1.0}),
-    "signum-ddp": Method(SignumDDP, {"beta": 0.8, "clip_norm": 1.0}),
-    **{f"groups-g{size}": Method(Votes, {"sizes": (size,)}) for size in (8, 16, 32, 64, 128)},
-    "mixed": Method(Votes, {"sizes": (16, 16, 128, 128)}),
-    "topk-32 (DeMo v1)": Method(Votes, {"sizes": (32,), "selection": "topk"}),
+    **_baselines(""),
+    "signum-ddp": Method(SignumDDP, {"beta": 0.8, "clip_norm": 1.0}, "uncompressed"),
+    **{f"groups-g{size}": Method(Votes, {"sizes": (size,)}, "gradient votes") for size in (8, 16, 32, 64, 128)},
+    "mixed": Method(Votes, {"sizes": (16, 16, 128, 128)}, "gradient votes"),
+    "topk-32 (DeMo v1)": Method(Votes, {"sizes": (32,), "selection": "topk"}, "top-k"),
     **{f"adam-votes-g{size}": Method(Votes, {"sizes": (size,), **SECOND}) for size in (8, 16, 32, 64, 128)},
-    "adam-votes-topk-32": Method(Votes, {"sizes": (32,), "selection": "topk", **SECOND}),
+    "adam-votes-topk-32": Method(Votes, {"sizes": (32,), "selection": "topk", **SECOND}, "top-k"),
     "adam-votes-g16-2bit": Method(Votes, {"sizes": (16,), "values": "2bit", **SECOND}),
     "adam-votes-g16-8bit": Method(Votes, {"sizes": (16,), "values": "8bit", **SECOND}),
     "adam-votes-g16-hadamard": Method(Votes, {"sizes": (16,), "transform": "hadamard", **SECOND}),
     "adam-votes-g16-identity": Method(Votes, {"sizes": (16,), "transform": "identity", **SECOND}),
     **{
-        f"v2-{base['name']}-g16": Method(Votes, {"sizes": (16,), "base": base, **SECOND})
+        f"v2-{base['name']}-g16": Method(
+            Votes, {"sizes": (16,), "base": base, **SECOND}, "muon votes" if base["name"] == "muon" else "votes"
+        )
         for base in (
             {"name": "sgd", "momentum": 0.5},
             {"name": "adamw", "beta1": 0.0, "beta2": 0.95},
             {"name": "muon"},
         )
     },
-    "v2-muon-g128": Method(Votes, {"sizes": (128,), "base": {"name": "muon"}, **SECOND}),
-    "late-g16": Method(LateVotes, {"sizes": (16,), "ahead": None, **SECOND}),
+    "v2-muon-g128": Method(Votes, {"sizes": (128,), **MUON}, "muon votes"),
+    "late-g16": Method(LateVotes, {"sizes": (16,), "ahead": None, **SECOND}, "late or lost"),
     **{
-        f"late-g16-{rule}": Method(LateVotes, {"sizes": (16,), "ahead": rule, **SECOND})
+        f"late-g16-{rule}": Method(LateVotes, {"sizes": (16,), "ahead": rule, **SECOND}, "late or lost")
         for rule in ("residual", "momentum", "votes")
     },
     **{
-        f"lost30-g16-{refused}": Method(Votes, {"sizes": (16,), "lost": 0.3, "refused": refused, **SECOND})
+        f"lost30-g16-{refused}": Method(
+            Votes, {"sizes": (16,), "lost": 0.3, "refused": refused, **SECOND}, "late or lost"
+        )
         for refused in ("restore", "drop")
     },
-    "diloco": Method(LocalRounds, {**LOCAL, "outer_momentum": 0.9}),
-    "diloco-demo-g16": Method(LocalRounds, {**LOCAL, "sizes": (16,), "values": "8bit", **SIZED}),
+    "diloco": Method(LocalRounds, {**LOCAL, "outer_momentum": 0.9}, "local steps"),
+    "diloco-demo-g16": Method(LocalRounds, {**LOCAL, "sizes": (16,), "values": "8bit", **SIZED}, "local steps"),
     "sparseloco-64": Method(
         LocalRounds,
         {**LOCAL, "sizes": (64,), "selection": "topk", "values": "2bit", "transform": "identity", **SIZED},
+        "local steps",
     ),
+    # 16 peers with a sample each where 4 had 4: as many samples a step, so the same baselines
+    **_swarms("", peers=16, batch=1),
+    **_baselines("-p64", peers=64, batch=1),
+    **_swarms("-p64", peers=64, batch=1),
+    **_baselines("-run-schedule", schedule=RUN_SCHEDULE),
+    **_swarms("-run-schedule", schedule=RUN_SCHEDULE),
 }

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from node.optim import votes
+from node.optim.backends.choose import BACKEND_VARIABLE
 from node.optim.base import BaseConfig, BaseName
-from node.optim.demo import BACKEND_VARIABLE, DeMo, DeMoConfig
+from node.optim.demo import DeMo, DeMoConfig
 from node.optim.reference import Reference
+from node.optim.votes import groups as votes
 from tests.bench.timing import medians_ms
 
 REFERENCE_PARAMETERS_MAX = 200_000

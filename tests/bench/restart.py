@@ -18,13 +18,14 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from coordinator import checkpoint, machine, rules
-from coordinator.events import EntryCommitted, Record, TickOpened
-from coordinator.hub import Hub
-from coordinator.journal import _RECORDS, Checkpoint, Journal
-from coordinator.metrics import Metrics
-from coordinator.replay import Folded, Replay, run_of
-from coordinator.state import Phase, Run
+from coordinator.clock import machine, rules
+from coordinator.clock.records import EntryCommitted, Record, TickOpened
+from coordinator.clock.state import Phase, Run
+from coordinator.serving.hub import Hub
+from coordinator.serving.metrics import Metrics
+from coordinator.store import checkpoint
+from coordinator.store.folded import Folded, FoldedRuns, run_of
+from coordinator.store.journal import _RECORDS, Checkpoint, Journal
 from protos.assignment import Share
 from protos.identity import Identity
 from protos.log import Contribution, Entry, Tick, entry_body, entry_hash, lr_to_bits, run_id_of
@@ -61,7 +62,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             return runtime.run.head_step, seconds
 
         head, restart_s = asyncio.run(restored())
-        replay = Replay(journal)
+        replay = FoldedRuns(journal)
         begin = time.perf_counter()
         replay.catch_up()
         [folded] = replay.runs()

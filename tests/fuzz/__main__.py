@@ -17,8 +17,8 @@ INPUT_SECONDS_MAX = 10
 INPUT_BYTES_MAX = 8192
 START_SECONDS_MAX = 120
 NAMES = (  # here too, so that nothing heavy is imported before the fuzzer instruments it
-    "envelope", "announcement", "entry", "tick", "payload-groups", "payload-topk", "payload-sized", "manifest", "snapshot",
-    "config", "invite", "ticket", "peer-record", "dht-record", "address", "foreign-text", "requests",
+    "envelope", "announcement", "entry", "tick", "payload-groups", "payload-topk", "payload-paper", "payload-sized",
+    "manifest", "snapshot", "config", "invite", "ticket", "peer-record", "dht-record", "address", "foreign-text", "requests",
     "blob-stream", "archive",
 )  # fmt: skip
 
@@ -28,7 +28,7 @@ def fuzz(name: str, seconds: int, artifacts: Path) -> None:
     import atheris
 
     os.environ["SWARMENTUM_OPTIM_BACKEND"] = "torch"  # numba compiles no instrumented functions
-    with atheris.instrument_imports(include=["protos", "coordinator", "node"], exclude=["node.optim.fused"]):
+    with atheris.instrument_imports(include=["protos", "coordinator", "node"], exclude=["node.optim.backends.numba"]):
         from tests.fuzz import doors
     with tempfile.TemporaryDirectory() as corpus:
         for number, seed in enumerate(doors.corpus(name)):

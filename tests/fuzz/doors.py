@@ -20,17 +20,19 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
 
-from coordinator.service import _joined, _reported
+from coordinator.serving import doors as coordinator_doors
 from node.archive import files
+from node.blobs.audience import Audience
+from node.blobs.blobs import BlobServer, WireBytes
+from node.blobs.fetcher import Asking
+from node.blobs.streams import Stream, Streams
+from node.blobs.turns import Attempt
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
+from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.overlay.dht import _OwnRecordsOnly, open_record, run_key
 from node.snapshot.pieces import describe, load, open_manifest, pack
-from node.swarm.audience import Audience
-from node.swarm.blobs import BlobServer, WireBytes
-from node.swarm.dht import _OwnRecordsOnly, open_record, run_key
-from node.swarm.fetcher import Asking, Stream, Streams
 from node.swarm.inbox import Inbox
-from node.swarm.turns import Attempt
 from node.wire.codec import Update, encode_update
 from node.wire.validate import UpdateDoor
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
@@ -81,12 +83,17 @@ def tick(data: bytes) -> None:
     tick_body(opened)
 
 
+def optimizer(config: DeMoConfig | PaperConfig) -> DeMo | PaperDeMo:
+    named = [(name, torch.zeros(shape, requires_grad=True)) for name, shape in SHAPES]
+    return PaperDeMo(named, config) if isinstance(config, PaperConfig) else DeMo(named, config)
+
+
 @cache
-def payload(config: DeMoConfig) -> Door:
+def payload(config: DeMoConfig | PaperConfig) -> Door:
     """Bytes as a whole payload, and as the votes in a good one: what the door lets through, the optimizer must bear."""
-    demo = DeMo([(name, torch.zeros(shape, requires_grad=True)) for name, shape in SHAPES], config)
+    demo = optimizer(config)
     digest = demo.layout.digest()
-    door = UpdateDoor(RUN, digest, demo.layout.chunks, config.form)
+    door = UpdateDoor(RUN, digest, demo.layout.chunks, demo.form)
 
     def run(data: bytes) -> None:
         for raw in (data, encode_update(RUN, digest, Update(STEP, config.size, data))):
@@ -99,25 +106,28 @@ def payload(config: DeMoConfig) -> Door:
     return run
 
 
-CONFIGS = {
+CONFIGS: dict[str, DeMoConfig | PaperConfig] = {
     "payload-groups": DeMoConfig(group_size=128),
     "payload-topk": DeMoConfig(selection="topk", top_k=32, values="2bit"),
+    "payload-paper": PaperConfig(chunk=32, top_k=8),
     "payload-sized": DeMoConfig(values="8bit", magnitudes=True, base=BaseConfig(name="sgd")),
 }
 
 
-def votes(config: DeMoConfig, data: bytes) -> None:
+def votes(config: DeMoConfig | PaperConfig, data: bytes) -> None:
     payload(config)(data)
 
 
-def cast_votes(config: DeMoConfig) -> bytes:
-    """What an honest peer sends."""
-    demo = DeMo([(name, torch.zeros(shape, requires_grad=True)) for name, shape in SHAPES], config)
+def cast_votes(config: DeMoConfig | PaperConfig, *, silent: bool = False) -> bytes:
+    """What an honest peer sends; `silent`: one that has no gradient for the table, whose votes say nothing."""
+    demo = optimizer(config)
     generator = torch.Generator().manual_seed(0)
     for parameter in demo.parameters:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
+    if silent:
+        demo.parameters[0].grad = None
     found = demo.propose(2.0**-9).payload
-    UpdateDoor(RUN, demo.layout.digest(), demo.layout.chunks, config.form).form.check(
+    UpdateDoor(RUN, demo.layout.digest(), demo.layout.chunks, demo.form).form.check(
         found, config.size, demo.layout.chunks
     )
     return found
@@ -189,8 +199,8 @@ def foreign_text(data: bytes) -> None:
 def requests(data: bytes) -> None:
     opened = Opened(Kind.KIND_REPORT, RUN, STRANGER.public_key, data, b"")
     for attempt in (
-        lambda: _joined(opened, parse(coordinator_pb2.JoinBody, data), STRANGER.public_key, 0, ""),
-        lambda: _reported(opened, parse(coordinator_pb2.ReportBody, data)),
+        lambda: coordinator_doors.joined(opened, parse(coordinator_pb2.JoinBody, data), STRANGER.public_key, 0, ""),
+        lambda: coordinator_doors.reported(opened, parse(coordinator_pb2.ReportBody, data)),
         lambda: parse(coordinator_pb2.FollowBody, data),
         lambda: parse(coordinator_pb2.CreateRunBody, data),
         lambda: parse(coordinator_pb2.CreateTicketBody, data),
@@ -292,6 +302,7 @@ def seeds() -> dict[str, list[bytes]]:
     listed = describe(state, run_id=RUN, step=STEP, entry_hash=HASH, layout_digest=HASH).encoded
     report = coordinator_pb2.ReportBody(session_id=b"s" * 16, sequence=1)
     report.holdings.add(step=STEP, public_key=HASH, payload_sha256=HASH)
+    report.held.step, report.held.attempt, report.held.places, report.held.payloads_sha256 = STEP, 1, b"\x05", HASH
     report.applied.add(step=STEP, state_digest=HASH)
     joining = coordinator_pb2.JoinBody(challenge=HASH, layout_digest=HASH)
     asked = update_pb2.BlobRequest(sha256=HASH).SerializeToString()
@@ -303,7 +314,7 @@ def seeds() -> dict[str, list[bytes]]:
         "announcement": [said.SerializeToString(), sealed(Kind.KIND_ANNOUNCEMENT, said.SerializeToString())],
         "entry": [entry_body(made)],
         "tick": [tick_body(ticked).SerializeToString()],
-        **{name: [cast_votes(config)] for name, config in CONFIGS.items()},
+        **{name: [cast_votes(config), cast_votes(config, silent=True)] for name, config in CONFIGS.items()},
         "manifest": [listed],
         "snapshot": [state[:400]],
         "config": [RunConfig().canonical_json().encode()],
@@ -328,7 +339,10 @@ def seeds() -> dict[str, list[bytes]]:
         "foreign-text": [b"cuda: NVIDIA H200", b"\x1b]0;owned\x07[/x]"],
         "requests": [report.SerializeToString(), joining.SerializeToString()],
         "blob-stream": [framed[0] + framed[0], framed[1] + b"x" * 64],
-        "archive": [len(archived).to_bytes(4, "big") + archived, files.layout_text(SHAPES).encode()],
+        "archive": [
+            len(archived).to_bytes(4, "big") + archived,
+            files.layout_text(SHAPES, {"table": "table"}).encode(),
+        ],
     }
 
 

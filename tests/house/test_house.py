@@ -79,7 +79,7 @@ def test_importing_the_coordinators_side_does_nothing(package: str) -> None:
 def test_importing_the_peers_side_does_nothing() -> None:
     theirs = "grpc,torch,transformers,safetensors.torch,hivemind,structlog,typer,rich,matplotlib.pyplot,plotext"
     # triton comes with a CUDA build of torch; .ci/run installs it
-    no_triton = () if find_spec("triton") else ("node.optim.triton_step",)
+    no_triton = () if find_spec("triton") else ("node.optim.backends.triton",)
     facts = _import_all("node", theirs, without=("node.watch", *no_triton))
     assert facts["imported"] >= 20  # type: ignore[operator]
 
@@ -94,8 +94,8 @@ def test_watching_needs_neither_torch_nor_hivemind() -> None:
 
 def test_peers_side_of_the_wire_loads_no_torch() -> None:
     """The modules beside hivemind (which loads torch itself)."""
-    names = ["client", "inbox", "outbox", "payloads", "settings", "events"]
-    code = f"import sys; from node.swarm import {', '.join(names)}; from node.wire import codec"
+    code = "import sys; from node.swarm import inbox, outbox, events; from node.link import client"
+    code += "; from node.blobs import payloads; from node.wire import codec"
     code += "; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=SECONDS_MAX)
 
@@ -124,4 +124,4 @@ def test_nothing_is_left_to_do_in_the_tree() -> None:
 @pytest.mark.parametrize("module", ["blobs", "fetcher"])
 def test_what_is_cancelled_in_a_race_does_not_swallow_it(module: str) -> None:
     """`asyncio.wait_for` of Python 3.11 gives the result when the cancellation comes with it: a loser went on for ever."""
-    assert "asyncio.wait_for(" not in (ROOT / "node" / "swarm" / f"{module}.py").read_text()
+    assert "asyncio.wait_for(" not in (ROOT / "node" / "blobs" / f"{module}.py").read_text()

@@ -136,5 +136,5 @@ def test_what_is_no_frame_is_not_waited_for(data: bytes) -> None:
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     link = Invite(RUN_ID, ("127.0.0.1:1",), COORDINATOR.public_key, bytes(32), (), "a run").link()
-    with pytest.raises(OperatorError, match=r"pip install 'swarmentum\[watch\]'"):
+    with pytest.raises(OperatorError, match=r"pip install '\.\[watch\]'"):
         app.run(link, as_json=True, steps=None, seconds=None)

@@ -132,7 +132,7 @@ async def test_it_refuses_hostile_bytes_each_with_its_reason(tmp_path: Path) -> 
             "out_of_range": log.announce(peer, payload_bytes=1 << 40),
         }
         for name, data in hostile.items():
-            await here.host._publish(here.topic, data)  # beyond what `publish` lets through
+            await here.host.pubsub.publish_unchecked(here.topic, data)  # beyond what `publish` lets through
             await watch.until(reason(name))
         await here.gossip(good)
         await watch.until(lambda line: line["event"] == "announcement" and line["step"] == 2)

@@ -18,8 +18,8 @@ from typing import Any
 
 import grpc
 
-from coordinator import tls
-from node.swarm.settings import OverlaySettings
+from coordinator.serving import tls
+from node.overlay.settings import OverlaySettings
 from protos.envelope import Kind, seal
 from protos.identity import Identity
 from protos.invite import Invite
@@ -137,7 +137,7 @@ def payload_sha256(step: int, peer: Identity) -> bytes:
 @asynccontextmanager
 async def overlay_peer(home: Path, topic: str) -> AsyncIterator[Any]:
     """A go-libp2p peer (p2pd) on the run's topic, on loopback."""
-    from node.swarm.host import Host
+    from node.overlay.host import Host
 
     path = home / "peer.key"
     host = Host(Identity.load_or_create(path), path, OverlaySettings(listen_host="127.0.0.1"))

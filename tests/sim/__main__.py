@@ -78,8 +78,8 @@ async def _play(loop, seed: int, folder: Path, names: list[str] | None, long: bo
 
 
 def _check(world, finished: bool, names: list[str] | None) -> None:  # type: ignore[no-untyped-def]
-    from coordinator.events import EntryCommitted
-    from coordinator.journal import Journal
+    from coordinator.clock.records import EntryCommitted
+    from coordinator.store.journal import Journal
 
     head = world.coordinator.head_step
     assert finished, (

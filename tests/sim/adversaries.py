@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from coordinator.events import EntryCommitted
-from coordinator.journal import Journal
+from coordinator.clock.records import EntryCommitted
+from coordinator.store.journal import Journal
 from node.wire.codec import Update, encode_update, payload_hash
-from protos.run_config import ClockConfig, OptimizerConfig, RunConfig, TrustConfig
+from protos.optimizer_config import OptimizerConfig
+from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from tests.sim.__main__ import _quiet
 from tests.sim.clock import VirtualLoop, virtual_time
 from tests.sim.world import PeerProcess, SimReplica, World, without_threads
@@ -31,7 +32,7 @@ class IdleReplica(SimReplica):
         super().vote(step, lr)
         votes = self.demo.open_votes
         assert votes is not None
-        made_up = random.Random(step).randbytes(len(votes.payload))
+        made_up = random.Random(step).randbytes(self.demo.config.form.body_bytes(self.demo.layout.chunks, votes.size))
         data = encode_update(self.run_id, self.layout_digest, Update(step, votes.size, made_up))
         self.published = (step, payload_hash(data))
         return data

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.events import EntryCommitted, Record
-from coordinator.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, Run
-from node.swarm import settings as limits
+from coordinator.clock.records import EntryCommitted, Record
+from coordinator.clock.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, Run
+from node.blobs.streams import STREAMS_KEPT_MAX
 from node.swarm.entries import ENTRIES_AHEAD_MAX
 from node.swarm.inbox import STEPS_AHEAD_MAX
 from node.swarm.session import Session
@@ -89,17 +89,18 @@ class Checkers:
         if run.step is not None:
             members = len(run.step.tick.roster)
             assert len(run.step.claims) <= members
-            assert len(run.step.holders) <= members * members
+            assert len(run.step.held) <= members
+            assert len(run.step.named) <= members * members
 
     def buffers(self, peer: str, session: Session) -> None:
         """A peer's memory of the network is bounded."""
-        assert len(session._announcements._inbox._seen) <= ROSTER_PEERS_MAX * STEPS_AHEAD_MAX, peer
-        assert session._entries.waiting <= ENTRIES_AHEAD_MAX, peer
-        assert len(session._outbox.applied) <= APPLIED_MAX, peer
-        assert len(session._outbox.holdings) <= 2 * ROSTER_PEERS_MAX, peer
-        assert len(session._snapshots) <= SNAPSHOTS_KEPT, peer
+        assert len(session.parts.announcements._inbox._seen) <= ROSTER_PEERS_MAX * STEPS_AHEAD_MAX, peer
+        assert session.parts.entries.waiting <= ENTRIES_AHEAD_MAX, peer
+        assert len(session.parts.outbox.applied) <= APPLIED_MAX, peer
+        assert len(session.parts.outbox.holdings) <= 2 * ROSTER_PEERS_MAX, peer
+        assert len(session.parts.snapshots) <= SNAPSHOTS_KEPT, peer
         kept = session.fetcher.streams.kept.values()
-        assert all(len(streams) <= limits.STREAMS_KEPT_MAX for streams in kept), peer
+        assert all(len(streams) <= STREAMS_KEPT_MAX for streams in kept), peer
 
     def journal(self, records: Iterable[Record], run_id: bytes, config: RunConfig) -> None:
         """At the end: the journal holds every entry that anyone saw, in one chain, every sample at most once."""

@@ -19,25 +19,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from coordinator.events import (
-    Claim,
-    Connected,
-    Disconnected,
-    Effect,
-    EntryCommitted,
-    Joined,
-    NoticeKind,
-    Reported,
-    SendEntry,
-    SendNotice,
-    SendTick,
-    SnapshotFact,
-    TimerFired,
-)
+from coordinator.clock.effects import Effect, NoticeKind, SendEntry, SendNotice, SendTick
+from coordinator.clock.events import Claim, Connected, Disconnected, JoinAsked, Reported, TimerFired
+from coordinator.clock.records import EntryCommitted, SnapshotFact
 from node.optim.demo import DeMo
 from node.optim.digest import state_digest
-from node.replica import demo_config
 from node.swarm.inbox import Inbox
+from node.training.methods import demo_config
 from node.wire.codec import Update, encode_update, payload_hash
 from node.wire.validate import UpdateDoor
 from protos.envelope import Kind, seal
@@ -264,7 +252,7 @@ class Crowd(Harness):
     def join(self, member: Member) -> None:
         key, layout = member.identity.public_key, member.demo.layout
         member.alive, member.life = True, member.life + 1
-        self.told(self.feed(Joined(key, "cpu", layout.parameters, layout.digest(), ())))
+        self.told(self.feed(JoinAsked(key, "cpu", layout.parameters, layout.digest(), ())))
         self.told(self.feed(Connected(key)))
         step = self.run.head_step
         digest = state_digest(member.group.demo.replicated, step)

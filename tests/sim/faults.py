@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from coordinator.events import ExclusionAsked, ReadmissionAsked
+from coordinator.clock.events import ExclusionAsked, ReadmissionAsked
 from tests.sim.network import COORDINATOR, Weather
 from tests.sim.world import World
 

@@ -10,9 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from coordinator.events import EntryCommitted
-from coordinator.journal import Journal
-from protos.run_config import ClockConfig, OptimizerConfig, RunConfig
+from coordinator.clock.records import EntryCommitted
+from coordinator.store.journal import Journal
+from protos.optimizer_config import OptimizerConfig
+from protos.run_config import ClockConfig, RunConfig
 from tests.sim.__main__ import _quiet
 from tests.sim.clock import VirtualLoop, virtual_time
 from tests.sim.network import Weather

@@ -16,9 +16,11 @@ from typing import Any
 
 import grpc
 
-from node.swarm import settings as limits
-from node.swarm.host import Host, MessageHandler, StreamHandler
-from protos.errors import NetworkError
+from node.overlay.daemon import Ready
+from node.overlay.host import Host, nothing_to_do
+from node.overlay.pubsub import MessageHandler
+from node.overlay.streams import STREAM_OPEN_SECONDS_MAX, StreamHandler
+from protos.errors import NetworkError, Refusal
 from protos.identity import Identity, peer_id
 from tests.sim.clock import VirtualLoop
 
@@ -204,10 +206,31 @@ class Channel:
             response_deserializer,
         )
 
+    def stream_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
+        """Reports on one stream: each is answered before the next is sent, as by calls of their own."""
+        call = self.unary_unary(path.replace("Tell", "Report"), request_serializer, response_deserializer)
+        return lambda: _Telling(call)
+
     def unary(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
     async def close(self) -> None: ...
+
+
+class _Telling:
+    """A stream of requests and answers, in turn."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
+        self._request: Any = None
+
+    async def write(self, request: Any) -> None:
+        self._request = request
+
+    async def read(self) -> Any:
+        return await self._call(self._request, timeout=BROKEN_SECONDS)
+
+    def cancel(self) -> None: ...
 
 
 class _Stream:
@@ -238,7 +261,7 @@ class _Stream:
         pipe = Pipe(net, COORDINATOR, self._me, self._came.put_nowait, self._broke)
 
         async def write(message: Any) -> None:
-            pipe.send(message.SerializeToString())
+            pipe.send(message if isinstance(message, bytes) else message.SerializeToString())
 
         def ended(task: asyncio.Task[Any]) -> None:
             error = None if task.cancelled() else task.exception()
@@ -315,19 +338,29 @@ class _Writer:
 
 
 class SimHost(Host):
-    """A peer's place on the simulated overlay: what `node.swarm.host.Host` offers, without p2pd."""
+    """A peer's place on the simulated overlay: what `node.overlay.host.Host` offers, without p2pd."""
 
-    def __init__(self, overlay: Overlay, name: str, identity: Identity, path: Path, settings: Any) -> None:
-        super().__init__(identity, path, settings)
+    def __init__(
+        self,
+        overlay: Overlay,
+        name: str,
+        identity: Identity,
+        path: Path,
+        settings: Any,
+        refused: Callable[[Refusal], None],
+    ) -> None:
+        super().__init__(identity, path, settings, refused)
         self._overlay, self._net, self.name = overlay, overlay.net, name
         self.tasks: set[asyncio.Task[Any]] = set()
+        self._handlers: dict[str, StreamHandler] = {}
+        self._topics: dict[str, MessageHandler] = {}
         self.pipes: list[Pipe] = []
         self.two_faced: Callable[[bytes], bytes] | None = None
         """What a liar tells every other peer instead of a message."""
         self.lied_to: Callable[[bytes], None] = lambda said: None
         """Is told what somebody really heard."""
 
-    async def start(self, bootstrap: tuple[str, ...] = ()) -> None:
+    async def start(self, bootstrap: tuple[str, ...] = (), restarted: Ready = nothing_to_do) -> None:
         self._overlay.hosts[self.name] = self
         self._overlay.silent.discard(self.identity.public_key)
 
@@ -357,6 +390,10 @@ class SimHost(Host):
         others = (host for host in self._overlay.hosts.values() if host is not self)
         return {host.peer_id: True for host in others if self._net.joined(self.name, host.name)}
 
+    async def subscribers(self, topic: str) -> set[str]:
+        here = await self.connected()
+        return {host.peer_id for host in self._overlay.hosts.values() if host.peer_id in here and topic in host._topics}
+
     async def connect(self, addresses: list[str]) -> bool:
         other = self._overlay.by_id(addresses[0].rpartition("/p2p/")[2])
         await asyncio.sleep(self._net.delay())
@@ -365,7 +402,7 @@ class SimHost(Host):
     async def meet(self) -> None:
         """A connection of the simulated overlay ends with the process."""
 
-    async def straighten(self, remote: str, addresses: list[str]) -> bool:
+    async def dial_directly(self, remote: str, addresses: list[str]) -> bool:
         return True
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
@@ -378,12 +415,12 @@ class SimHost(Host):
         other = self._overlay.by_id(peer_id(remote))
         try:
             if remote in self._overlay.silent:
-                await asyncio.sleep(limits.STREAM_OPEN_SECONDS_MAX)
+                await asyncio.sleep(STREAM_OPEN_SECONDS_MAX)
                 raise TimeoutError("nothing comes back")
             if other is None:
                 await asyncio.sleep(self._net.delay())
                 raise NetworkError(f"peer {peer_id(remote)} cannot be reached: nobody is there")
-            await self._net.hop(self.name, other.name, limits.STREAM_OPEN_SECONDS_MAX)
+            await self._net.hop(self.name, other.name, STREAM_OPEN_SECONDS_MAX)
         except TimeoutError as error:
             raise NetworkError(f"peer {peer_id(remote)} cannot be reached: {error}") from error
         here, there = asyncio.StreamReader(), asyncio.StreamReader()
@@ -424,7 +461,7 @@ class SimHost(Host):
             if name not in (by, self.name) and self._net.joined(by, name):
                 self._net.loop.call_later(self._net.delay(), self._arrive, name, topic, said)
 
-    async def insist(self, topic: str, data: bytes) -> None:
+    async def publish_to_each(self, topic: str, data: bytes) -> None:
         await self.publish(topic, data)
 
     def _arrive(self, name: str, topic: str, data: bytes) -> None:

@@ -16,20 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
-from coordinator.events import (
-    Claim,
-    Connected,
-    Effect,
-    EntryCommitted,
-    Joined,
-    NoticeKind,
-    Reported,
-    SendEntry,
-    SendNotice,
-    SendTick,
-    SnapshotFact,
-    TicketAsked,
-)
+from coordinator.clock.effects import Effect, NoticeKind, SendEntry, SendNotice, SendTick
+from coordinator.clock.events import Claim, Connected, JoinAsked, Reported, TicketAsked
+from coordinator.clock.records import EntryCommitted, SnapshotFact
 from node.optim.digest import state_digest
 from node.wire.codec import payload_hash
 from protos import checks
@@ -77,7 +66,7 @@ class Besieged(Crowd):
         """All at once, each from a block of its own."""
         for number, key in enumerate(self.strangers):
             layout = self.anchor.demo.layout
-            event = Joined(key, "cpu", layout.parameters, layout.digest(), (), network=f"198.{number}.0.0/24")
+            event = JoinAsked(key, "cpu", layout.parameters, layout.digest(), (), network=f"198.{number}.0.0/24")
             self.told(self.feed(event))
             self.told(self.feed(Connected(key)))
         self.pretend()
@@ -88,7 +77,7 @@ class Besieged(Crowd):
             return
         key, layout = member.identity.public_key, member.demo.layout
         member.alive = True
-        event = Joined(key, "cpu", layout.parameters, layout.digest(), (), TICKET, 1, anchor=True)
+        event = JoinAsked(key, "cpu", layout.parameters, layout.digest(), (), TICKET, 1, anchor=True)
         self.told(self.feed(event))
         self.told(self.feed(Connected(key)))
         digest = state_digest(member.group.demo.replicated, 0)

@@ -1,6 +1,7 @@
 """The simulated world: a coordinator and peers made of the real parts, which can be killed and started again at any moment.
 
 Files are real, in a folder of the world (in memory where there is /dev/shm); what survives a crash is what was written.
+ADR 17.
 """
 
 from __future__ import annotations
@@ -22,29 +23,28 @@ import torch
 from sqlalchemy import event
 from torch import Tensor, nn
 
-from coordinator.events import Asked, ExclusionAsked
-from coordinator.hub import Hub
-from coordinator.journal import Journal
-from coordinator.metrics import Metrics
-from coordinator.service import CoordinatorService
-from coordinator.sessions import Sessions
-from node.app import LateDoor
+from coordinator.clock.events import Asked, ExclusionAsked
+from coordinator.serving.hub import Hub
+from coordinator.serving.metrics import Metrics
+from coordinator.serving.peer_service import CoordinatorService
+from coordinator.serving.sessions import Sessions
+from coordinator.store.journal import Journal
+from node.assemble import Home, assemble
+from node.blobs.payloads import Payloads
 from node.data.samples import Samples
-from node.loop import Trainer
+from node.link.client import CoordinatorClient, check_genesis
+from node.link.coordinators import Coordinators
 from node.model.gradients import GradResult
-from node.replica import Replica
-from node.snapshot.store import PieceStore
+from node.overlay.settings import OverlaySettings
+from node.snapshot.store import SnapshotStore
 from node.swarm.api import EVENTS_MAX, Swarm
-from node.swarm.client import CoordinatorClient, check_genesis
 from node.swarm.events import Committed, Event
-from node.swarm.payloads import Payloads
 from node.swarm.publication import Publication
 from node.swarm.session import Outside, Session
-from node.swarm.settings import OverlaySettings
 from node.swarm.vow import Vowed
-from node.telemetry import StepLog, Summary
+from node.training.replica import Replica
+from node.training.telemetry import Summary
 from node.wire.codec import payload_hash
-from node.wire.validate import UpdateDoor
 from protos.assignment import Range
 from protos.envelope import Kind, parse, seal
 from protos.errors import NetworkError, SwarmentumError
@@ -158,6 +158,11 @@ class Coordinator:
         return response
 
 
+async def at_once(function: Any, *given: Any) -> None:
+    """A disk that takes no time, without a thread."""
+    function(*given)
+
+
 class SimSwarm(Swarm):
     """What the training thread sees: the real calls, on virtual time."""
 
@@ -191,6 +196,7 @@ class SimSwarm(Swarm):
             event: Event = self._peer.thread.wait(asyncio.wait_for(self._queue.get(), seconds_max))
         except TimeoutError:
             return None
+        self._session.taken(event)
         return event
 
     def applied(self, step: int, digest: bytes) -> None:
@@ -277,45 +283,41 @@ class PeerProcess:
     def _train(self) -> bool:
         world = self.world
         self.folder.mkdir(exist_ok=True)
-        store = PieceStore(self.folder / "pieces", 1 << 30)
-        payloads = SimPayloads(self)
-        door = LateDoor()
+        store = SnapshotStore(self.folder / "pieces", 1 << 30)
+        home = Home(self.folder, store, SimPayloads(self))
         overlay = OverlaySettings(patience_seconds=120.0)
         outside = Outside(
-            host=lambda identity, path, settings: SimHost(world.overlay, self.name, identity, path, settings),
-            client=lambda invite, identity: SimClient(world, self.name, invite, identity),
+            host=lambda identity, path, settings, refused: SimHost(
+                world.overlay, self.name, identity, path, settings, refused
+            ),
+            client=lambda invite, identity, known: SimClient(world, self.name, invite, identity, known),
             discovery=lambda host, run_id: SimDiscovery(world.overlay, host, run_id),  # type: ignore[arg-type,return-value]
+            aside=at_once,
         )
         swarm = SimSwarm(
-            lambda emit: self._made(
-                Session(world.invite, self.identity, self.folder, overlay, door, store.get, payloads, emit, outside)
-            ),
+            lambda emit: self._made(home.session(world.invite, self.identity, self.folder, overlay, emit, outside)),
             self,
         )
         facts = swarm.connect()
         config = check_genesis(facts.genesis, world.invite)
         replica = SimReplica(self, world.invite.run_id, Bigrams(), config.optimizer, config.optimizer.vote_size)
-        door.door = UpdateDoor(
-            world.invite.run_id, replica.layout_digest, replica.demo.layout.chunks, replica.demo.config.form
-        )
         self.replica = replica
-        trainer = Trainer(
-            config=config,
-            replica=replica,
-            swarm=swarm,
-            samples=Samples(world.tokens, CONTEXT, config.seed),
-            store=store,
-            private_path=self.folder / "private.pt",
+        trainer = assemble(
+            home,
+            config,
+            replica,
+            swarm,
+            Samples(world.tokens, CONTEXT, config.seed),
+            Summary(self.identity.peer_id, "cpu"),
+            _Never(self),
+            patience_seconds=overlay.patience_seconds,
             micro_batch=64,
             autocast=None,
-            summary=Summary(self.identity.peer_id, "cpu"),
-            steps=StepLog(self.folder / "steps.jsonl"),
-            stopping=_Never(self),
-            patience_seconds=overlay.patience_seconds,
+            behind=False,
         )
         trainer.enter(list(facts.bootstrap))
         finished = trainer.run()
-        replica.save_private(trainer.private_path)
+        trainer.finish()
         swarm._call(swarm._session.stop(leaving=True), 10.0)
         return finished
 
@@ -331,7 +333,7 @@ class PeerProcess:
         self.thread.kill()
         session, self._session = self._session, None
         if session is not None:
-            for task in [*session._runtime.tasks, *(shared.task for shared in session.fetcher._running.values())]:
+            for task in [*session.parts.runtime.tasks, *(shared.task for shared in session.fetcher._running.values())]:
                 task.cancel()
             assert isinstance(session.host, SimHost)
             session.host.vanish(silently=silently)
@@ -346,7 +348,7 @@ class PeerProcess:
     def _heard_as(self, message: bytes) -> None:
         """Somebody heard this announcement of ours; with another payload than we hold by, it is an offence."""
         session = self._session
-        vowed = None if session is None else session._publication._vow.last
+        vowed = None if session is None else session.parts.publication._vow.last
         said = parse(envelope_pb2.SignedEnvelope, message)
         if vowed is None or said.kind != Kind.KIND_ANNOUNCEMENT or said.public_key != self.identity.public_key:
             return
@@ -364,14 +366,15 @@ class PeerProcess:
         ):
             return message
         said = parse(update_pb2.Announcement, envelope.body)
-        payload = session._publication._payloads.get(said.payload_sha256)
+        payload = session.parts.publication._payloads.get(said.payload_sha256)
         if payload is None:
             return message
         votes = parse(update_pb2.UpdatePayload, payload)
-        votes.votes = bytes(byte ^ 0xFF for byte in votes.votes)
+        body = self.replica.demo.form.body_bytes(self.replica.demo.layout.chunks, votes.size)
+        votes.votes = bytes(byte ^ 0xFF for byte in votes.votes[:body])  # what says which are silent would not fit them
         other = votes.SerializeToString(deterministic=True)
         said.payload_sha256 = payload_hash(other)
-        session._publication._payloads.put(said.step, said.payload_sha256, other)
+        session.parts.publication._payloads.put(said.step, said.payload_sha256, other)
         self.world.checkers.two_faced.add(self.identity.public_key)
         return seal(self.identity, Kind.KIND_ANNOUNCEMENT, envelope.run_id, said).SerializeToString(deterministic=True)
 
@@ -381,10 +384,10 @@ class PeerProcess:
         if session is None:
             return
         assert isinstance(session.host, SimHost)
-        publication, right = session._publication, dict[bytes, bytes]()
+        publication, right = session.parts.publication, dict[bytes, bytes]()
 
-        def vowed(data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
-            found = Publication._vowed(publication, data, announcement)
+        async def vowed(data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
+            found = await Publication._vowed(publication, data, announcement)
             if found is None:
                 return None
             envelope = parse(envelope_pb2.SignedEnvelope, found.envelope)
@@ -422,8 +425,8 @@ class SimPayloads(Payloads):
 class SimClient(CoordinatorClient):
     """The real client over a simulated channel."""
 
-    def __init__(self, world: World, name: str, invite: Invite, identity: Identity | None) -> None:
-        super().__init__(invite, identity)
+    def __init__(self, world: World, name: str, invite: Invite, identity: Identity | None, known: Coordinators) -> None:
+        super().__init__(invite, identity, known)
         self._world, self._name = world, name
 
     async def connect(self) -> None:
@@ -520,4 +523,4 @@ class World:
 
 def without_threads() -> Any:
     """Training threads fetch pieces with threads of their own: not here."""
-    return mock.patch("node.sync.ThreadPoolExecutor", InlineExecutor)
+    return mock.patch("node.training.sync.ThreadPoolExecutor", InlineExecutor)

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from coordinator.__main__ import main
-from coordinator.journal import Journal
+from coordinator.store.journal import Journal
 
 KILLED = 9
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from node.swarm import guard
+from node.overlay import guard
 from protos.invite import Invite
 
 T = TypeVar("T")

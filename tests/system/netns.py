@@ -11,6 +11,7 @@ same private network, as homes do.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -176,15 +177,28 @@ class Internet:
         words = (sys.executable, "-c", CONNECT, address, str(port), str(CONNECT_SECONDS_MAX))
         return _run(*self.inside(place), *words).strip()
 
-    def shape(self, place: str, kbit: int) -> None:
-        """Make the uplink of a public place or of a home's router slow: a token bucket. 0 takes it away again."""
-        device = (*self.inside(place), "tc", "qdisc")
-        if kbit:
-            _run(
-                *device, "replace", "dev", "wan", "root", "tbf", "rate", f"{kbit}kbit", "burst", "8kb", "latency", "1s"
-            )
-        else:
-            _run(*device, "del", "dev", "wan", "root")
+    def shape(self, place: str, up_kbit: int, down_kbit: int = 0) -> None:
+        """Make the link of a public place or of a home's router slow: a token bucket for each way. 0: no limit that way."""
+        self._limit(place, "wan", up_kbit)
+        self._limit("inet", place, down_kbit)
+
+    def _limit(self, place: str, device: str, kbit: int) -> None:
+        """What leaves `place` by `device`."""
+        bucket = ("tbf", "rate", f"{kbit}kbit", "burst", "8kb", "latency", "1s") if kbit else ("noqueue",)
+        _run(*self.inside(place), "tc", "qdisc", "replace", "dev", device, "root", *bucket)
+
+    def limits(self, place: str) -> tuple[int, int]:
+        """What `shape` has set for a place, as the kernel tells it: bits a second up and down, 0 where there is no limit."""
+        found = []
+        for where, device in ((place, "wan"), ("inet", place)):
+            [queue] = json.loads(_run(*self.inside(where), "tc", "-j", "qdisc", "show", "dev", device, "root"))
+            found.append(8 * int(queue["options"]["rate"]) if queue["kind"] == "tbf" else 0)
+        return found[0], found[1]
+
+    def sent(self) -> dict[str, int]:
+        """Bytes that each public place has sent so far, as the router's interfaces count what comes in, headers included."""
+        links = json.loads(_run("ip", "-n", self.name("inet"), "-s", "-j", "link", "show"))
+        return {link["ifname"]: int(link["stats64"]["rx"]["bytes"]) for link in links if link["ifname"] in self.public}
 
     def cut(self, place: str) -> None:
         """No packet gets in or out of a place any more, and nobody is told; its own loopback stays."""

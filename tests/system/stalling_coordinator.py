@@ -13,8 +13,8 @@ import time
 from typing import Any
 
 from coordinator.__main__ import main
-from coordinator.events import EntryCommitted
-from coordinator.journal import FencedError, Journal
+from coordinator.clock.records import EntryCommitted
+from coordinator.store.journal import FencedError, Journal
 
 REFUSED = "the entry was refused"
 
@@ -23,18 +23,19 @@ def arm(number: int) -> None:
     """Stop before the n-th entry."""
     append, seen = Journal.append, [0]
 
-    def stalling(self: Journal, run_id: bytes, record: Any) -> None:
-        seen[0] += isinstance(record, EntryCommitted)
-        if seen[0] == number and isinstance(record, EntryCommitted):
+    def stalling(self: Journal, run_id: bytes, *records: Any) -> None:
+        decides = any(isinstance(record, EntryCommitted) for record in records)
+        seen[0] += decides
+        if seen[0] == number and decides:
             os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(0.5)  # the signal stops all threads, this one perhaps not at once
             try:
-                append(self, run_id, record)
+                append(self, run_id, *records)
             except FencedError as error:
                 print(f"{REFUSED}: {error}", file=sys.stderr, flush=True)
                 raise
             return
-        append(self, run_id, record)
+        append(self, run_id, *records)
 
     Journal.append = stalling  # type: ignore[method-assign]
 

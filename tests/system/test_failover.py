@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.events import EntryCommitted
-from coordinator.journal import Journal
+from coordinator.clock.records import EntryCommitted
+from coordinator.store.journal import Journal
 from protos.identity import Identity
 from protos.invite import Invite
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
@@ -126,13 +126,17 @@ class Coordinators(LocalSwarm):
     def acting(self) -> str:
         """By its own words."""
         said = {name: self.words(name) for name in ("one", "two") if self.processes[name].child.poll() is None}
-        acting = [name for name, words in said.items() if words and words[-1]["event"] == "acts"]
+        acting = [name for name, words in said.items() if words and words[-1]["event"] == "this coordinator acts"]
         assert len(acting) == 1, said
         return acting[0]
 
     def words(self, name: str) -> list[dict[str, Any]]:
         """Whether it acts or stands by, as it said so far."""
-        return [e for e in self.all_events(name) if e.get("event") in ("acts", "stands by")]
+        return [
+            e
+            for e in self.all_events(name)
+            if e.get("event") in ("this coordinator acts", "this coordinator stands by")
+        ]
 
     def all_events(self, name: str) -> list[dict[str, Any]]:
         lines = (self.folder / f"{name}.log").read_text().splitlines()
@@ -145,7 +149,7 @@ class Coordinators(LocalSwarm):
         """Seconds from the moment of a fault to the other coordinator's first entry after it; `peers` apply it."""
 
         def entries() -> list[dict[str, Any]]:
-            steps = self.events(other, "step")
+            steps = self.events(other, "a step is decided")
             return [e for e in steps if datetime.fromisoformat(e["timestamp"]) > moment]
 
         first = wait_for(f"entry by {other}", entries, TAKE_OVER_SECONDS_MAX + 30)[0]
@@ -218,7 +222,7 @@ def test_kill_9(swarm: Coordinators) -> None:
         swarm.processes[acting].kill()
         taken.append(swarm.take_over(OTHER[acting], moment))
         swarm.serve_one(acting)
-        assert swarm.words(acting)[-1]["event"] == "stands by"
+        assert swarm.words(acting)[-1]["event"] == "this coordinator stands by"
     report("kill -9", taken)
     swarm.check()
 
@@ -237,7 +241,7 @@ def test_a_stopped_coordinator_that_goes_on(swarm: Coordinators) -> None:
             swarm.serve_one(OTHER[acting], "tests.system.stalling_coordinator", "20")
             process.kill()
             acting = OTHER[acting]
-            wait_for("take-over", lambda who=acting: swarm.words(who)[-1]["event"] == "acts")
+            wait_for("take-over", lambda who=acting: swarm.words(who)[-1]["event"] == "this coordinator acts")
             swarm.serve_one(OTHER[acting])
             process = swarm.processes[acting]
             wait_for("stalled coordinator", lambda pid=process.child.pid: stopped(pid))
@@ -249,7 +253,10 @@ def test_a_stopped_coordinator_that_goes_on(swarm: Coordinators) -> None:
             taken.append(swarm.take_over(OTHER[acting], moment))
         finally:
             process.child.send_signal(signal.SIGCONT)
-        wait_for("word of the one that goes on", lambda who=acting: swarm.words(who)[-1]["event"] == "stands by")
+        wait_for(
+            "word of the one that goes on",
+            lambda who=acting: swarm.words(who)[-1]["event"] == "this coordinator stands by",
+        )
         at = swarm.newest()
         for name in PEERS:
             swarm.wait_step(name, at + 5)
@@ -345,7 +352,9 @@ def cut_off(swarm: Coordinators, internet: Internet) -> None:
         moment = datetime.now(UTC)
         internet.cut("inet")
         taken.append(swarm.take_over("two", moment))
-        assert swarm.words("one")[-1]["event"] == "stands by", "it knew by itself that its lease had ended"
+        assert swarm.words("one")[-1]["event"] == "this coordinator stands by", (
+            "it knew by itself that its lease had ended"
+        )
         internet.heal("inet")
         at = swarm.newest()
         for name in PEERS:

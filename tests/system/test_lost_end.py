@@ -34,7 +34,7 @@ def test_peers_give_a_coordinator_back_what_its_journal_lost(tmp_path: Path) -> 
             for line in swarm.events(name, "the coordinator's journal had lost its end: gave it entries back")
         ]
         assert gave["entries"] >= STEPS_LOST
-        assert swarm.events("coordinator", "the journal had lost its end: a peer gave entries back")
+        assert swarm.events("coordinator", "the journal had lost its last entries, and a peer gave them back")
         assert entries(Path(swarm.home) / "journal.sqlite3", head) == before, "other bytes than were lost"
         swarm.join("cleo")  # from a snapshot, through what was lost
         wait_for("a step of cleo", lambda: swarm.last_step("cleo") > head + 10)

@@ -207,6 +207,17 @@ def test_a_rank_or_torchrun_that_dies_ends_the_peer_and_nobody_waits(make: Make)
     swarm.wait_step("ada", swarm.last_step("ada") + 5)
 
 
+def test_a_method_for_one_device_is_refused_and_nobody_waits(make: Make) -> None:
+    swarm = make('method = "paper"')
+    swarm.join("ada")
+    swarm.wait_step("ada", 1)
+    code, _ = join_with_ranks(swarm, "duo").finish(60)
+    assert code != 0
+    assert "this peer has 2 devices" in (swarm.folder / "duo.log").read_text()
+    wait_for("end of all ranks", lambda: not processes_with(str(swarm.folder / "duo")), 60)
+    swarm.wait_step("ada", swarm.last_step("ada") + 5)
+
+
 def test_devices_that_are_not_a_ranks_own_are_refused(tmp_path: Path) -> None:
     link = "swarmentum://nowhere"
     command = ("torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "node", "join", link)

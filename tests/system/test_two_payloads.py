@@ -15,8 +15,8 @@ import pytest
 
 from node.archive import ledger
 from node.archive.verify import verify
-from node.status import status
-from node.swarm.client import CoordinatorClient
+from node.commands.status import status
+from node.link.client import CoordinatorClient
 from protos.errors import RefusedError
 from protos.identity import Identity
 from protos.v1 import coordinator_pb2 as pb

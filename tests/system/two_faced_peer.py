@@ -23,10 +23,10 @@ async def publish(session: Session, data: bytes, announcement: update_pb2.Announ
     update = parse(update_pb2.UpdatePayload, data)
     update.votes = bytes(byte ^ 0xFF for byte in update.votes)
     other = update.SerializeToString(deterministic=True)
-    session._publication._payloads.put(announcement.step, payload_hash(other), other)
+    session.parts.publication._payloads.put(announcement.step, payload_hash(other), other)
     announcement.payload_sha256 = payload_hash(other)
-    again = seal(session.host.identity, Kind.KIND_ANNOUNCEMENT, session._invite.run_id, announcement)
-    await session._topic.say(again.SerializeToString(deterministic=True))
+    again = seal(session.host.identity, Kind.KIND_ANNOUNCEMENT, session.parts.invite.run_id, announcement)
+    await session.parts.topic.say(again.SerializeToString(deterministic=True))
 
 
 def main() -> None:

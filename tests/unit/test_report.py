@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.report import (
+from node.commands.pictures import (
     PeerRow,
     allreduce_bytes,
     format_bytes,

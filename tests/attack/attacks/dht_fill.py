@@ -13,8 +13,8 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from node.swarm.host import Host
-from node.swarm.settings import OverlaySettings
+from node.overlay.host import Host
+from node.overlay.settings import OverlaySettings
 from protos.envelope import Kind, seal
 from protos.identity import Identity
 from protos.v1 import update_pb2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from node.swarm.client import CoordinatorClient
+from node.link.client import CoordinatorClient
 from protos.errors import RefusedError
 from protos.identity import Identity
 from protos.v1 import coordinator_pb2 as pb

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from node.swarm.blobs import PROTOCOL
-from node.swarm.host import Host
-from node.swarm.settings import OverlaySettings
+from node.blobs.blobs import PROTOCOL
+from node.overlay.host import Host
+from node.overlay.settings import OverlaySettings
 from protos.errors import NetworkError, OperatorError
 from protos.identity import Identity, public_key_of
 from protos.v1 import update_pb2

@@ -13,35 +13,33 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from coordinator import machine, quorum, rules
-from coordinator.events import (
-    Append,
-    Arm,
+from coordinator.clock import holdings, machine, quorum, rules
+from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, Refuse, SendEntry, SendNotice, SendTick
+from coordinator.clock.events import (
     Claim,
     Connected,
     Disconnected,
-    Effect,
     EntriesReturned,
+    Event,
+    HeldPlaces,
+    JoinAsked,
+    Reported,
+    TimerFired,
+)
+from coordinator.clock.records import (
     EntryCommitted,
     Equivocated,
-    Event,
-    Joined,
-    NoticeKind,
     PeerExcluded,
     PeerReadmitted,
     Record,
-    Refuse,
-    Reported,
-    SendEntry,
-    SendNotice,
-    SendTick,
     SnapshotAgreed,
     SnapshotFact,
     TickOpened,
-    TimerFired,
 )
-from coordinator.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, PeerPhase, Phase
+from coordinator.clock.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEPT, SNAPSHOT_STEPS_KEPT, PeerPhase, Phase
 from protos.assignment import Range, assign, merge
+from protos.holdings import digest_of as digest_over
+from protos.holdings import mask_of
 from protos.log import Entry, Tick, entry_body, entry_hash
 from protos.run_config import ClockConfig, RunConfig
 
@@ -52,6 +50,14 @@ LAYOUT = bytes([9]) * 32
 def key(number: int) -> bytes:
     """A public key that sorts by number."""
     return bytes([number + 1]) * 32
+
+
+def _places(tick: Tick | None, held: set[tuple[int, bytes, bytes]]) -> HeldPlaces | None:
+    """These payloads by places of the roster; None if not all have one."""
+    if tick is None or any(step != tick.step or author not in tick.places for step, author, _ in held):
+        return None
+    names = {tick.places[author]: payload for _, author, payload in held}
+    return HeldPlaces(tick.step, tick.attempt, mask_of(names), digest_over(names[place] for place in sorted(names)))
 
 
 def sha(*parts: object) -> bytes:
@@ -65,9 +71,9 @@ def config(**clock: object) -> RunConfig:
     return RunConfig(clock=ClockConfig.model_validate(usual | clock))
 
 
-def joined(number: int, layout: bytes = LAYOUT) -> Joined:
+def joined(number: int, layout: bytes = LAYOUT) -> JoinAsked:
     """Peer `number` asks to take part."""
-    return Joined(key(number), "cpu", 100, layout, (f"/ip4/127.0.0.1/tcp/1/p2p/{number}",))
+    return JoinAsked(key(number), "cpu", 100, layout, (f"/ip4/127.0.0.1/tcp/1/p2p/{number}",))
 
 
 def claim_of(tick: Tick, number: int, *, salt: object = 0, compute_ms: int = 100) -> Claim:
@@ -238,8 +244,12 @@ class Harness:
             anew = quorum.counted(run, replace(run.step, counted_by=None), self.now)
             if run.step.counted_by == anew.counted_by:
                 assert anew.counted == run.step.counted, "votes were not counted"
+                assert anew.tally == run.step.tally, "holders were counted wrongly"
             assert len(run.step.claims) <= members
-            assert len(run.step.holders) <= members * members
+            assert len(run.step.held) <= members
+            assert len(run.step.named) <= members * members
+            assert run.step.claimed == sum(run.step.bit(author) for author in run.step.claims)
+            assert not any(mask & ~run.step.claimed for mask in run.step.held.values()), "held of nobody's claim"
             assert self.timer is not None, "an open step without a timer can stand still"
             assert self.timer <= run.step.deadline_at_ms
         if run.phase is Phase.FINISHED and not run.finished_told:
@@ -404,6 +414,9 @@ class Swarm(Harness):
             self.after(200, lambda: self.tell(peer, **facts) if peer.stream == stream else None)
             return
         self.event(Reported(key(peer.number), **facts))  # type: ignore[arg-type]
+        said = facts.get("held")
+        if isinstance(said, HeldPlaces) and holdings.unclear(self.run.step, key(peer.number), said, anchor=False):
+            self.tell(peer, holdings=tuple(sorted(peer.holdings)))
 
     def _heard(self, peer: PlayedPeer, stream: int, entry: Entry | None, effect: Effect) -> None:
         if peer.stream != stream or not peer.alive:
@@ -460,6 +473,11 @@ class Swarm(Harness):
                 self.after(10, lambda o=other, life=other.life: self._hold(o, life, mine))  # type: ignore[misc]
 
     def _hold(self, peer: PlayedPeer, life: int, held: tuple[int, bytes, bytes]) -> None:
+        """Tell that a payload is held: by places, and by name if the coordinator could not match it, as the outbox does."""
         if peer.life == life and peer.alive and held[0] > len(peer.log):
             peer.holdings.add(held)
-            self.tell(peer, holdings=(held,))
+            said = _places(peer.tick, peer.holdings) if peer.number % 2 else None
+            if said is None:
+                self.tell(peer, holdings=(held,))
+            else:
+                self.tell(peer, held=said)

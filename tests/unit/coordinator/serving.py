@@ -15,14 +15,15 @@ import grpc
 from typer.testing import CliRunner
 
 from coordinator import __main__ as command
-from coordinator import tls
 from coordinator.config import CoordinatorSettings
-from coordinator.hub import Hub
-from coordinator.journal import Journal
-from coordinator.metrics import Metrics
-from coordinator.runtime import RunRuntime
-from coordinator.server import Serving, _listen
-from node.swarm.client import CoordinatorClient
+from coordinator.serving import tls
+from coordinator.serving.gate import Gate
+from coordinator.serving.hub import Hub
+from coordinator.serving.metrics import Metrics
+from coordinator.serving.runtime import RunRuntime
+from coordinator.serving.server import Serving, _listen
+from coordinator.store.journal import Journal
+from node.link.client import CoordinatorClient
 from protos.envelope import NO_RUN, Kind, seal
 from protos.identity import Identity
 from protos.invite import Invite
@@ -61,6 +62,7 @@ class Served:
     invite: Invite
     port: int
     certificate: tls.Certificate
+    gate: Gate
 
     @property
     def runtime(self) -> RunRuntime:
@@ -87,7 +89,8 @@ async def served(home: Path, config: RunConfig, **settings: Any) -> AsyncIterato
     hub = Hub(journal, COORDINATOR, Metrics())
     hub.restore()
     certificate = tls.load_or_create(home)
-    server, port = await _listen(CoordinatorSettings(home=home, listen="127.0.0.1:0", **settings), hub, certificate)
+    listen = CoordinatorSettings(home=home, listen="127.0.0.1:0", **settings)
+    server, port, gate = await _listen(listen, hub, certificate)
     genesis = log_pb2.Genesis(
         format_version=FORMAT_VERSION,
         config_json=config.canonical_json(),
@@ -101,7 +104,7 @@ async def served(home: Path, config: RunConfig, **settings: Any) -> AsyncIterato
         await hub.create_run(genesis)
     invite = Invite(run_id, (f"127.0.0.1:{port}",), COORDINATOR.public_key, certificate.sha256, (), config.name)
     try:
-        yield Served(home, hub, journal, invite, port, certificate)
+        yield Served(home, hub, journal, invite, port, certificate, gate)
     finally:
         await hub.stop()
         await server.stop(0)

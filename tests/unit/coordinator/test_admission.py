@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator import admission
+from coordinator.clock import admission
 from protos.identity import peer_id
 from protos.run_config import AdmissionConfig
 from tests.unit.coordinator.driver import LAYOUT, joined, key, sha

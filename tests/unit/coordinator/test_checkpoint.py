@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import typing
 from enum import Enum
 from pathlib import Path
@@ -15,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from coordinator import checkpoint, machine
-from coordinator.events import EntryCommitted, Record
-from coordinator.journal import CHECKPOINTS_KEPT, Checkpoint, Journal
-from coordinator.replay import Folded, Replay, newest
-from coordinator.state import Run
+from coordinator.clock import machine
+from coordinator.clock.records import EntryCommitted, Record
+from coordinator.clock.state import Run
+from coordinator.store import checkpoint
+from coordinator.store.folded import Folded, FoldedRuns, newest
+from coordinator.store.journal import CHECKPOINTS_KEPT, Checkpoint, Journal
 from protos.log import run_id_of
 from protos.run_config import RunConfig, TrustConfig
 from protos.v1 import log_pb2
@@ -28,7 +30,7 @@ from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, serve
 from tests.unit.coordinator.test_machine import clocks, happenings, play
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
-FINGERPRINT = "331c9d8132ba755a"
+FINGERPRINT = "3068afaa233e22b0"
 
 
 def fresh_of(harness: Harness) -> Run:
@@ -115,7 +117,7 @@ class Counting(Journal):
 
 def read_back(home: Path) -> tuple[Run, int]:
     journal = Counting(Journal.sqlite_url(home), COORDINATOR)
-    replay = Replay(journal)
+    replay = FoldedRuns(journal)
     replay.catch_up()
     assert replay.left_out == {}
     run = replay.runs()[0].at(5)
@@ -161,7 +163,7 @@ def test_a_checkpoint_of_another_version_is_skipped(
 ) -> None:
     journal, _ = journal_of(tmp_path, played, 5, monkeypatch)
     journal.close()
-    monkeypatch.setattr(checkpoint, "VERSION", 2)
+    monkeypatch.setattr(checkpoint, "VERSION", 3)
     run, read = read_back(tmp_path)
     assert read == len(played.journal)
     assert run == machine.restore(machine.new_run(RUN_ID, played.settings), played.journal, 5)
@@ -201,7 +203,7 @@ def test_a_standby_reads_on_and_numbers_have_no_gaps(
     monkeypatch.setattr(checkpoint, "CHECKPOINT_EVERY", 2)
     acting, standby = (Counting(Journal.sqlite_url(tmp_path), COORDINATOR) for _ in range(2))
     acting.create_run(RUN_ID, genesis)
-    replay, folded = Replay(standby), Folded(genesis, machine.new_run(RUN_ID, played.settings))
+    replay, folded = FoldedRuns(standby), Folded(genesis, machine.new_run(RUN_ID, played.settings))
     for count, record in enumerate(played.journal, 1):
         acting.append(RUN_ID, record)
         folded.take(record)
@@ -239,11 +241,25 @@ def fields_of(kind: Any, seen: set[Any]) -> list[str]:
     return found
 
 
+def test_a_checkpoint_keeps_the_names_that_its_fields_always_had() -> None:
+    swarm = Swarm(config(min_peers=3, steps=4).model_copy(update={"trust": TrustConfig(enabled=True)}), 4, seed=3)
+    swarm.play(lambda: swarm.run.head_step == 2)
+    between = next(
+        run
+        for cut in range(len(swarm.journal), 0, -1)
+        if (run := machine.restore(fresh_of(swarm), swarm.journal[:cut], 0)).step is None and run.checks
+    )
+    written = dict(json.loads(checkpoint.dump(between))["run"]["map"])
+    assert written["audits"]["map"]
+    assert "checks" not in written
+    assert checkpoint.load(fresh_of(swarm), checkpoint.dump(between)).checks == between.checks
+
+
 def test_other_fields_need_a_word_about_old_checkpoints() -> None:
     """A field of a run is new or another one. If its default is what a fold of old records gives, the new fingerprint goes
     here and old checkpoints still count. Otherwise `checkpoint.VERSION` goes up, and the next start folds every record once."""
     found = hashlib.sha256("\n".join(sorted(fields_of(Run, set()))).encode()).hexdigest()[:16]
-    assert (checkpoint.VERSION, found) == (1, FINGERPRINT), found
+    assert (checkpoint.VERSION, found) == (2, FINGERPRINT), found
 
 
 # ---- in a coordinator that serves ------------------------------------------------------------------------------------

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from coordinator import tls
+from coordinator.clock.events import Connected, Reported
 from coordinator.config import CoordinatorSettings
-from coordinator.events import Connected, Reported
-from coordinator.hub import Hub
-from coordinator.journal import Journal
-from coordinator.known_runs import KnownRuns
-from coordinator.metrics import Metrics
-from coordinator.replay import Replay
-from coordinator.server import serve
+from coordinator.serving import tls
+from coordinator.serving.hub import Hub
+from coordinator.serving.metrics import Metrics
+from coordinator.serving.server import serve
+from coordinator.store.folded import FoldedRuns
+from coordinator.store.journal import Journal
+from coordinator.store.known_runs import KnownRuns
 from protos.errors import OperatorError
 from protos.log import run_id_of
 from protos.run_config import RunConfig
@@ -68,7 +68,7 @@ def test_a_genesis_that_cannot_be_read_keeps_no_other_run_down(tmp_path: Path) -
     with sqlite3.connect(tmp_path / "journal.sqlite3") as database:
         database.execute("UPDATE runs SET genesis = x'ffff' WHERE run_id = ?", (bad,))
     database.close()
-    replay = Replay(journal)
+    replay = FoldedRuns(journal)
     replay.catch_up()
     assert [folded.run.run_id for folded in replay.runs()] == [good]
     assert "configuration" in replay.left_out[bad]
@@ -82,7 +82,7 @@ def test_a_run_that_cannot_be_read_keeps_no_other_down(tmp_path: Path, damage: s
     with sqlite3.connect(tmp_path / "journal.sqlite3") as database:
         database.execute(f"{damage} WHERE run_id = ? AND number = 0", (bad,))
     database.close()
-    replay = Replay(journal)
+    replay = FoldedRuns(journal)
     for _ in range(2):
         replay.catch_up()
         assert [folded.run.run_id for folded in replay.runs()] == [good]
@@ -105,7 +105,7 @@ def test_a_run_of_a_newer_version_keeps_no_other_down(tmp_path: Path) -> None:
     good = made(journal, "good")
     text = RunConfig().canonical_json().replace('"seed"', '"seeds"')
     journal.create_run(b"n" * 32, log_pb2.Genesis(config_json=text))
-    replay = Replay(journal)
+    replay = FoldedRuns(journal)
     replay.catch_up()
     assert [folded.run.run_id for folded in replay.runs()] == [good]
     assert "seeds" in replay.left_out[b"n" * 32]

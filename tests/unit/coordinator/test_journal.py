@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from coordinator import machine
-from coordinator.events import EntryCommitted, LayoutFixed, PeerLeft, SnapshotAgreed, TickOpened
-from coordinator.journal import Journal, JournalError
+from coordinator.clock import machine
+from coordinator.clock.records import EntryCommitted, LayoutFixed, PeerLeft, SnapshotAgreed, TickOpened
+from coordinator.store.journal import Journal, JournalError
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.log import Chain, run_id_of

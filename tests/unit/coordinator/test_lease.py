@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from coordinator import database, lease
-from coordinator.events import TicketMade, TicketRevoked, TicketUsed, TickOpened
-from coordinator.journal import Checkpoint, FencedError, Journal, JournalError
-from coordinator.lease import LEASE_SECONDS, Held, Lease, held_since
+from coordinator.clock.records import TicketMade, TicketRevoked, TicketUsed, TickOpened
+from coordinator.store import database, lease
+from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalError
+from coordinator.store.lease import LEASE_SECONDS, Held, Lease, held_since
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.log import FORMAT_VERSION, run_id_of

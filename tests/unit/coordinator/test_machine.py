@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator import rules, transitions
-from coordinator.events import (
-    Append,
-    Arm,
+from coordinator.clock import holdings, rules, transitions
+from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendAnnouncement, SendEntry, SendNotice, SendTick
+from coordinator.clock.events import (
     Claim,
     Connected,
     Disconnected,
-    Effect,
-    Equivocated,
     Event,
     ExclusionAsked,
-    Joined,
-    NoticeKind,
+    HeldPlaces,
+    JoinAsked,
     ReadmissionAsked,
     Reported,
-    SendAnnouncement,
-    SendEntry,
-    SendNotice,
-    SendTick,
-    SnapshotAgreed,
-    SnapshotFact,
     TimerFired,
 )
-from coordinator.state import PeerPhase, Phase
+from coordinator.clock.records import Equivocated, SnapshotAgreed, SnapshotFact
+from coordinator.clock.state import PeerPhase, Phase
 from protos.assignment import Range
 from protos.equivocation import Offence
-from protos.log import Equivocation, Exclusion
+from protos.holdings import digest_of as digest_over
+from protos.holdings import mask_of
+from protos.log import Equivocation, Exclusion, Tick
 from tests.unit.coordinator.driver import (
     LAYOUT,
     RUN_ID,
@@ -58,7 +53,20 @@ small = st.integers(0, 3)
 @st.composite
 def happenings(draw: st.DrawFn) -> tuple[str, int, int, int, int]:
     """What happens (bound to the run's state when it does): kind, peer, two choices, ms that pass before."""
-    kinds = ["join", "connect", "hang up", "leave", "claim", "hold", "apply", "snapshot", "timer", "report", "good"]
+    kinds = [
+        "join",
+        "connect",
+        "hang up",
+        "leave",
+        "claim",
+        "hold",
+        "places",
+        "apply",
+        "snapshot",
+        "timer",
+        "report",
+        "good",
+    ]
     kinds += ["exclude", "readmit"]
     return (
         draw(st.sampled_from([*kinds, "good", "good", "all good", "all good", "all good"])),
@@ -94,6 +102,12 @@ def event_of(harness: Harness, kind: str, peer: int, a: int, b: int) -> list[Eve
             return [Reported(key(peer), claim=claim)]
         case "hold":
             return [Reported(key(peer), holdings=held)]
+        case "places":
+            return (
+                [Reported(key(peer), held=places_held(tick, step - (a == 3), range(b + 1), salt=a // 2))]
+                if tick
+                else []
+            )
         case "apply":
             return [Reported(key(peer), applied=((max(run.head_step + b - 2, 0), digest), (run.head_step, digest)))]
         case "snapshot":
@@ -109,6 +123,14 @@ def event_of(harness: Harness, kind: str, peer: int, a: int, b: int) -> list[Eve
         case "all good":
             return [event for n in range(PEERS) if n != peer or a for event in good(harness, n)]
     return [TimerFired()]
+
+
+def places_held(tick: Tick, step: int, places: Iterable[int], salt: int = 0) -> HeldPlaces:
+    """What a peer says that holds the payloads of the members at these places, perhaps of authors that never were."""
+    numbers = {key(n): n for n in range(16)}
+    names = [numbers[tick.roster[place].public_key] if place < len(tick.roster) else place for place in places]
+    digest = digest_over(claim_of(tick, name, salt=salt).payload_sha256 for name in names)
+    return HeldPlaces(step, tick.attempt, mask_of(places), digest)
 
 
 def good(harness: Harness, peer: int) -> list[Event]:
@@ -315,7 +337,8 @@ def test_holding_of_another_step_does_not_count() -> None:
     for n in range(3):
         harness.feed(Reported(key(n), holdings=stale))
     assert harness.run.step is not None
-    assert not harness.run.step.holders
+    assert not any(harness.run.step.held.values())
+    assert not harness.run.step.named
     contribute(harness, 0, 1, 2)
     assert harness.run.head_step == 1
 
@@ -573,7 +596,7 @@ def test_snapshot_is_agreed_by_a_majority_and_others_resync() -> None:
     [
         (Reported(key(9)), "not connected"),
         (Connected(key(9)), "join first"),
-        (Joined(key(9), "cpu", 1, sha("other"), ()), "layout"),
+        (JoinAsked(key(9), "cpu", 1, sha("other"), ()), "layout"),
         (Reported(key(0), applied=((5, digest_of(5)),)), "not committed yet"),
         (Reported(key(0), snapshots=(snapshot_at(4),)), "the head is 0"),
         (Reported(key(0), claim=Claim(2, RUN_ID, sha(1), 1, 1, 1, 1.0, 1)), "step 1 is open"),
@@ -683,6 +706,65 @@ def test_who_holds_another_payload_than_its_author_claims_hears_the_authors_word
     assert not [e for e in effects if isinstance(e, SendAnnouncement)]
 
 
+def test_holdings_by_places_decide_a_step_as_names_do() -> None:
+    harness = opened()
+    tick = harness.ticks[-1]
+    for n in range(3):
+        harness.feed(Reported(key(n), claim=claim_of(tick, n)))
+    for n in (0, 1):
+        assert harness.run.head_step == 0
+        harness.feed(Reported(key(n), held=places_held(tick, 1, range(3))))
+    assert harness.run.head_step == 1
+    assert len(harness.entries[0].contributions) == 3
+
+
+def test_places_whose_authors_claimed_nothing_or_another_payload_are_not_taken() -> None:
+    harness = opened()
+    tick = harness.ticks[-1]
+    for n in (0, 1):
+        harness.feed(Reported(key(n), claim=claim_of(tick, n)))
+    said = places_held(tick, 1, range(3))
+    harness.feed(Reported(key(0), held=said))
+    assert harness.run.step is not None
+    assert not any(harness.run.step.held.values())
+    assert holdings.unclear(harness.run.step, key(0), said, anchor=False) == 0b100, "the one without a claim"
+    said = places_held(tick, 1, range(2), salt=1)
+    harness.feed(Reported(key(0), held=said))
+    assert not any(harness.run.step.held.values())
+    assert holdings.unclear(harness.run.step, key(0), said, anchor=False) == 0b011, "one of them is another payload"
+    said = places_held(tick, 1, range(2))
+    harness.feed(Reported(key(0), held=said))
+    assert harness.run.step.held == {key(0): 0b011}
+    assert holdings.unclear(harness.run.step, key(0), said, anchor=False) == 0
+
+
+def test_a_mask_of_another_roster_counts_for_nothing() -> None:
+    harness = opened()
+    tick = harness.ticks[-1]
+    for n in range(3):
+        harness.feed(Reported(key(n), claim=claim_of(tick, n)))
+    for said in (places_held(tick, 2, range(3)), replace(places_held(tick, 1, range(3)), attempt=2)):
+        harness.feed(Reported(key(0), held=said))
+        assert holdings.unclear(harness.run.step, key(0), said, anchor=False) == 0, (
+            "it hears of the open step, and says again"
+        )
+    harness.feed(Reported(key(0), held=places_held(tick, 1, range(4))))
+    assert "place 3 held of step 1, whose roster has 3 places" in harness.refusals[-1]
+    assert harness.run.step is not None
+    assert not any(harness.run.step.held.values())
+
+
+@given(st.lists(st.integers(0, 2**9 - 1), max_size=40), st.integers(1, 45))
+def test_a_tally_counts_as_one_by_one(masks: list[int], needed: int) -> None:
+    tally: tuple[int, ...] = ()
+    for mask in masks:
+        tally = holdings.added(tally, mask)
+    for place in range(9):
+        count = sum(mask >> place & 1 for mask in masks)
+        assert sum((digit >> place & 1) << at for at, digit in enumerate(tally)) == count
+        assert holdings.reaching(tally, needed) >> place & 1 == (count >= needed)
+
+
 def test_memory_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions, "PEERS_KEPT", 6)
     harness = opened(2)
@@ -755,8 +837,8 @@ def test_a_new_life_holds_nothing_until_it_says_so() -> None:
     for n in (0, 1):
         harness.feed(Reported(key(n), holdings=((1, key(0), payload),)))
     assert harness.run.step is not None
-    assert harness.run.step.holders[key(0), payload] == 0b011
+    assert harness.run.step.held == {key(0): 0b001, key(1): 0b001}
     harness.feed(joined(1))
-    assert harness.run.step.holders[key(0), payload] == 0b001
+    assert harness.run.step.held == {key(0): 0b001, key(1): 0}
     harness.feed(joined(0))
-    assert harness.run.step.holders[key(0), payload] == 0b001, "its own word that it is its payload stands"
+    assert harness.run.step.held == {key(0): 0b001, key(1): 0}, "its own word that it is its payload stands"

@@ -11,33 +11,22 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator import __main__ as command
-from coordinator import admission, operator, trust
-from coordinator.events import (
-    Append,
-    Connected,
-    Denial,
-    Disconnected,
-    EndStream,
-    ExclusionAsked,
-    PeerExcluded,
-    PeerReadmitted,
-    ReadmissionAsked,
-    Refuse,
-    Reported,
-    SendTick,
-    TimerFired,
-)
-from coordinator.journal import Journal
-from coordinator.peers import peer_named
-from coordinator.replay import Replay
-from coordinator.state import PeerPhase, Phase
-from coordinator.trust import Standing
-from node.swarm.client import SessionLostError
+from coordinator.clock import admission, trust
+from coordinator.clock.effects import Append, Denial, EndStream, Refuse, SendTick
+from coordinator.clock.events import Connected, Disconnected, ExclusionAsked, ReadmissionAsked, Reported, TimerFired
+from coordinator.clock.records import PeerExcluded, PeerReadmitted
+from coordinator.clock.state import PeerPhase, Phase
+from coordinator.clock.trust import Standing
+from coordinator.commands import operator
+from coordinator.commands.peers import peer_named
+from coordinator.store.folded import FoldedRuns
+from coordinator.store.journal import Journal
 from protos import limits
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.identity import Identity, peer_id
 from protos.log import Exclusion, run_id_of
+from protos.status import SessionLostError
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2
@@ -318,7 +307,7 @@ def test_the_journal_gives_back_what_it_got(tmp_path: Path) -> None:
     for record in made.journal:
         journal.append(run_id_of(genesis), record)
     assert list(journal.records(run_id_of(genesis))) == made.journal
-    replay = Replay(journal)
+    replay = FoldedRuns(journal)
     replay.catch_up()
     run = replay.runs()[0].at(0)
     assert run.standings == made.run.standings

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from coordinator.planning import layout_of_run, planned, votes_needed
+from coordinator import __main__ as command
+from coordinator.commands.planning import layout_of_run, planned, room_for_votes, votes_needed
 from node.model.spec import ModelSpec, build
-from node.replica import Replica
+from node.training.replica import Replica
 from protos.address import block_of
 from protos.identity import peer_id
-from protos.run_config import AdmissionConfig, ClockConfig, OptimizerConfig, RunConfig, TrustConfig
+from protos.optimizer_config import OptimizerConfig
+from protos.run_config import AdmissionConfig, ClockConfig, RunConfig, TrustConfig
 from tests.unit.coordinator.driver import key
+from tests.unit.coordinator.serving import operated, served
+from tests.unit.coordinator.test_service import WAITS
 
 THREE = ClockConfig(min_peers=3)
 NAMED = TrustConfig(anchors=[peer_id(key(7))])
@@ -63,3 +69,32 @@ def test_the_layout_that_a_run_fixes_is_the_one_that_its_peers_have(tmp_path: Pa
 ])  # fmt: skip
 def test_public_addresses_are_in_blocks_and_private_ones_in_none(address: str, block: str) -> None:
     assert block_of(ipaddress.ip_address(address)) == block
+
+
+async def test_a_run_without_a_file_has_all_defaults_and_the_example_is_one(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(command.app, ["run", "example"])
+    assert printed.exit_code == 0
+    file = tmp_path / "run.toml"
+    file.write_text(printed.stdout)
+    async with served(tmp_path, WAITS) as here:
+        with operated(here, "run") as run:
+            [plain] = await run("create", "--no-layout")
+            [same] = await run("create", str(file), "--no-layout")
+        made = [here.hub.runs[bytes.fromhex(it["run"])].run.config for it in (plain, same)]
+    assert made == [RunConfig(), RunConfig()]
+
+
+@pytest.mark.parametrize(
+    ("payload_bytes", "clock", "says"),
+    [
+        (7_000, ClockConfig(), ""),
+        (7_800_000, ClockConfig(max_peers=30), ""),
+        (7_800_000, ClockConfig(), "votes of up to 75 steps: 7.8 MB of each peer and step, 150 GB with 256 peers"),
+        (7_800_000, ClockConfig(), "enough for 34 peers: .* clock.snapshot_every to 3, clock.max_peers to 34,"),
+        (250_000_000, ClockConfig(snapshot_every=100), "enough for 0 peers"),
+    ],
+)
+def test_a_run_whose_votes_its_peers_cannot_keep_is_told_so(payload_bytes: int, clock: ClockConfig, says: str) -> None:
+    """At 1 B parameters and 4 GiB a joiner of a run with 32 peers could never catch up."""
+    said = room_for_votes(RunConfig(clock=clock), payload_bytes)
+    assert re.search(says, said) if says else not said

@@ -8,18 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import machine
-from coordinator.events import (
-    Connected,
-    EndStream,
-    EntriesReturned,
-    EntryCommitted,
-    Refuse,
-    Reported,
-    SendEntry,
-    SendTick,
-)
-from coordinator.state import PeerPhase, Phase
+from coordinator.clock import machine
+from coordinator.clock.effects import EndStream, Refuse, SendEntry, SendTick
+from coordinator.clock.events import Connected, EntriesReturned, Reported
+from coordinator.clock.records import EntryCommitted
+from coordinator.clock.state import PeerPhase, Phase
 from protos.log import Exclusion, entry_body, entry_hash
 from protos.run_config import RunConfig, TrustConfig
 from tests.unit.coordinator.driver import RUN_ID, Harness, PlayedPeer, Swarm, config, digest_of, joined, key, sha
@@ -65,7 +58,7 @@ def check_same_log(harness: Harness, whole: Harness) -> None:
         assert getattr(harness.run, name) == getattr(everything, name), name
     lived = harness.run
     harness.restart()
-    for name in [*LOGGED, "roster", "voted", "standings", "audits", "phase"]:
+    for name in [*LOGGED, "roster", "voted", "standings", "checks", "phase"]:
         assert getattr(harness.run, name) == getattr(lived, name), f"{name} is not restored as it was lived"
 
 
@@ -112,7 +105,7 @@ def test_no_step_opens_before_the_log_is_there_again() -> None:
     for number in range(3):
         effects = short.feed(Reported(key(number), applied=((3, digest_of(3)),)))
         assert not [effect for effect in effects if isinstance(effect, SendTick)]
-    assert "waiting for a peer that gives entries 4 to 8 back" in short.run.reason
+    assert "waiting for a peer that gives back entries 4 to 8" in short.run.reason
     effects = short.feed(EntriesReturned(key(9), tuple(lost), 8))
     assert [effect.step for effect in effects if isinstance(effect, SendEntry)] == [4, 5, 6, 7, 8]
     assert {peer.phase for peer in short.run.peers.values()} == {PeerPhase.SYNCING}

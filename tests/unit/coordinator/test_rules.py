@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import quorum, rules
-from coordinator.events import Claim, SnapshotFact
-from coordinator.state import OpenStep, Peer, PeerPhase, Run
+from coordinator.clock import quorum, rules
+from coordinator.clock.events import Claim
+from coordinator.clock.records import SnapshotFact
+from coordinator.clock.state import OpenStep, Peer, PeerPhase, Run
 from protos.assignment import Range, Share, assign, merge
 from protos.log import Tick
-from protos.run_config import OptimizerConfig
+from protos.optimizer_config import OptimizerConfig
 from tests.unit.coordinator.driver import LAYOUT, RUN_ID, config, key, sha
 
 READY, SYNCING, ABSENT = PeerPhase.READY, PeerPhase.SYNCING, PeerPhase.ABSENT
@@ -155,8 +156,8 @@ def open_step(run: Run, held: dict[int, list[int]]) -> OpenStep:
     members = sorted(run.peers)
     tick = Tick(1, RUN_ID, 1, tuple(Share(k, 1) for k in members), (Range(0, len(members)),), 0)
     claims = {key(n): Claim(1, RUN_ID, sha(n), 1, 1, 1, 1.0, 1) for n in held}
-    holders = {(key(n), sha(n)): sum(1 << by for by in who) for n, who in held.items()}
-    return OpenStep(tick, 0, 1_000, claims=claims, holders=holders)
+    by = {key(m): sum(1 << n for n, who in held.items() if m in who) for m in range(len(members))}
+    return OpenStep(tick, 0, 1_000, claims=claims, claimed=sum(1 << n for n in held), held=by)
 
 
 EVERYONE = {n: [0, 1, 2] for n in range(3)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.events import Connected, EntryCommitted, PeerLeft, SendEntry, SendNotice, SendTick, SnapshotAgreed
-from coordinator.state import PeerPhase, Phase
+from coordinator.clock.effects import SendEntry, SendNotice, SendTick
+from coordinator.clock.events import Connected
+from coordinator.clock.records import EntryCommitted, PeerLeft, SnapshotAgreed
+from coordinator.clock.state import PeerPhase, Phase
 from tests.unit.coordinator.driver import RUN_ID, PlayedPeer, Swarm, config, digest_of, joined, key, snapshot_at
 
 

@@ -12,17 +12,20 @@ import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from coordinator import runtime as runtime_module
-from coordinator import sessions
-from coordinator.events import Disconnected, EntryCommitted, TickOpened, TimerFired
-from coordinator.state import PeerPhase, Phase
-from node.swarm.client import BehindError, SessionLostError, fetch_certificate
+from coordinator.clock.events import Disconnected, TimerFired
+from coordinator.clock.records import EntryCommitted, TickOpened
+from coordinator.clock.state import PeerPhase, Phase
+from coordinator.serving import runtime as runtime_module
+from coordinator.serving import sessions, streams
+from node.link.client import fetch_certificate
 from protos import limits
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, RefusedError
 from protos.identity import Identity
+from protos.limits import HOLDINGS_MAX
 from protos.log import Chain, open_entry, seal_entry, tick_body
 from protos.run_config import AdmissionConfig, RunConfig, TrustConfig
+from protos.status import BehindError, SessionLostError
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import log_pb2
@@ -194,7 +197,7 @@ async def test_strangers_bytes_are_refused_with_their_reason(tmp_path: Path) -> 
         changed = good()
         changed.public_key = b"short"
         await refused(changed, "malformed", invalid)
-        many = pb.ReportBody(holdings=[pb.Holding()] * 1025)
+        many = pb.ReportBody(holdings=[pb.Holding()] * (HOLDINGS_MAX + 1))
         await refused(seal(identity(0), Kind.KIND_REPORT, run_id, many), "out_of_range", invalid)
         foreign = pb.ReportBody(announcement=LivePeer(5, peer.client, run_id).announcement(_tick(run_id)))
         await refused(seal(identity(0), Kind.KIND_REPORT, run_id, foreign), "unknown_signer", invalid)
@@ -332,13 +335,13 @@ async def test_broken_stream_makes_the_peer_absent(tmp_path: Path) -> None:
 
 
 async def test_follower_that_does_not_read_is_cut_and_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_module, "FOLLOWER_EVENTS_MAX", 3)
+    monkeypatch.setattr(streams, "FOLLOWER_EVENTS_MAX", 3)
     async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,):
         await peer.join()
         runtime = here.runtime
         for _ in range(4):
-            runtime._send(None, pb.FollowResponse(notice=pb.Notice(reason="x")))
-        assert not runtime._followers
+            runtime.streams.send(None, pb.FollowResponse(notice=pb.Notice(reason="x")))
+        assert not runtime.streams.following
         await eventually(lambda: runtime.run.peers[peer.key].phase is PeerPhase.ABSENT)
 
 
@@ -420,7 +423,7 @@ async def test_a_journal_that_lost_its_end_gets_it_back_from_a_peer(tmp_path: Pa
                 await ada.client.offer(offered, newest)
         assert (here.runtime.run.head_step, here.runtime.run.lost_until) == (1, 0)
         assert await ada.client.offer(entries[1:2], entries[2]) == 2
-        assert "waiting for a peer that gives entries 3 to 3 back" in here.runtime.run.reason
+        assert "waiting for a peer that gives back entries 3 to 3" in here.runtime.run.reason
         assert await ada.client.offer(entries[1:], entries[2]) == 3
         assert await ada.client.offer(entries[1:], entries[2]) == 3, "another peer gave the same"
         assert here.journal.entries(here.invite.run_id, 1, 9) == entries, "the same bytes as before"
@@ -453,11 +456,11 @@ async def test_request_of_a_peer_that_hangs_up_is_done_to_its_end(
         gate, writing, append = asyncio.Event(), asyncio.Event(), here.journal.append
         loop = asyncio.get_running_loop()
 
-        def slow(run_id: bytes, record: Any) -> None:
-            if isinstance(record, EntryCommitted):
+        def slow(run_id: bytes, *records: Any) -> None:
+            if any(isinstance(record, EntryCommitted) for record in records):
                 loop.call_soon_threadsafe(writing.set)
                 asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20)
-            append(run_id, record)
+            append(run_id, *records)
 
         monkeypatch.setattr(here.journal, "append", slow)
         call = loop.create_task(swarm[1].contribute(tick, swarm))
@@ -475,7 +478,10 @@ async def test_request_of_a_peer_that_hangs_up_is_done_to_its_end(
 
 @pytest.mark.parametrize("kind", ["tick", "entry"])
 async def test_failing_disk_stops_nothing_for_good(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers are told UNAVAILABLE, come back, tell again; no step is lost, none is there twice."""
+    """Peers are told UNAVAILABLE, come back, tell again; no step is lost, none is there twice.
+
+    An entry and the tick after it are one transaction: whichever of them fails, neither is written.
+    """
     monkeypatch.setattr(runtime_module, "JOURNAL_RETRY_MS", 20)
     async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
         await begin(here, swarm)
@@ -488,11 +494,11 @@ async def test_failing_disk_stops_nothing_for_good(tmp_path: Path, kind: str, mo
         await swarm[0].contribute(tick, swarm)
         with pytest.raises(NetworkError):
             await swarm[1].contribute(tick, swarm)
-        await eventually(lambda: not here.runtime._streams)
+        await eventually(lambda: not here.runtime.streams.newest)
         with engine.begin() as connection:
             connection.execute(sa.text("DROP TRIGGER full"))
         head = len(here.journal.entries(here.invite.run_id, 1, 99))
-        assert head == (1 if kind == "entry" else 2)
+        assert head == 1
         for peer in swarm:
             await peer.join(from_step=head)
         for peer in swarm:
@@ -515,7 +521,7 @@ async def test_peer_that_a_failing_disk_made_unknown_is_told_to_join_again(tmp_p
         await here.runtime.handle(TimerFired())
         with pytest.raises(SessionLostError, match="join first"):
             await anext(peer.client.follow(0))
-        assert peer.key not in here.runtime._streams
+        assert peer.key not in here.runtime.streams.newest
         await peer.join()
         assert await peer.ready() == []
 
@@ -536,3 +542,28 @@ async def test_finished_run_that_was_restarted_ends_without_its_peers(tmp_path: 
         assert not here.runtime.run.finished_told
     async with served(tmp_path, short) as again:
         await eventually(lambda: again.runtime.run.finished_told)
+
+
+async def test_a_place_that_is_taken_meanwhile_ends_the_peer_that_follows(tmp_path: Path) -> None:
+    async with served(tmp_path, config(max_peers=1)) as here, peers(here, 2) as swarm:
+        for peer in swarm:
+            await peer.client.connect()
+            await peer.client.join(pb.JoinBody(layout_digest=LAYOUT, parameters=10, device="cpu"))
+        first = swarm[0].client.follow(0)
+        await anext(first)
+        with pytest.raises(RefusedError, match="the run is full: 1 of 1 peers are here"):
+            await anext(swarm[1].client.follow(0))
+
+
+async def test_reports_on_a_stream_and_addresses_alone(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 1) as (peer,):
+        await peer.join()
+        for _ in range(3):
+            assert not (await peer.client.tell(pb.ReportBody())).refusals
+        stream = peer.client._telling
+        assert stream is not None
+        assert isinstance(await peer.client.bootstrap(), list)
+        peer.client._session = bytes(16)
+        with pytest.raises(SessionLostError):
+            await peer.client.tell(pb.ReportBody())
+        assert peer.client._telling is None, "the next report opens another stream"

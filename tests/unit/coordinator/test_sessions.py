@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import sessions
-from coordinator.sessions import ADDRESS_CHALLENGE_MS, ADDRESS_CHALLENGES_MAX, Sessions
+from coordinator.serving import sessions
+from coordinator.serving.sessions import ADDRESS_CHALLENGE_MS, ADDRESS_CHALLENGES_MAX, Sessions
 
 
 def test_one_address_gets_its_challenges_and_then_as_many_as_time_allows() -> None:

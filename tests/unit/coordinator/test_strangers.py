@@ -6,22 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator import admission, rules
-from coordinator.events import (
-    Claim,
-    Connected,
-    Disconnected,
-    EndStream,
-    NoticeKind,
-    Reported,
-    SendNotice,
-    SnapshotFact,
-    TicketAsked,
-    TimerFired,
-    WithdrawalAsked,
-)
-from coordinator.state import Peer, PeerPhase, Phase
-from coordinator.trust import Standing
+from coordinator.clock import admission, electorate, holdings, rules
+from coordinator.clock.effects import EndStream, NoticeKind, SendNotice
+from coordinator.clock.events import Claim, Connected, Disconnected, Reported, TicketAsked, TimerFired, WithdrawalAsked
+from coordinator.clock.records import SnapshotFact
+from coordinator.clock.state import Peer, PeerPhase, Phase
+from coordinator.clock.trust import Standing
 from protos.identity import peer_id
 from protos.run_config import AdmissionConfig, RunConfig, TrustConfig
 from protos.ticket import Ticket
@@ -115,6 +105,45 @@ def test_a_peer_that_is_merely_ready_does_not_choose_the_snapshot() -> None:
     assert harness.run.snapshot == snapshot_at(2)
     assert harness.run.agreed_digests[2] == digest_of(2)
     assert not set(resynced(harness)) & {key(n) for n in HONEST}
+
+
+@pytest.mark.parametrize("anchor", [False, True])
+def test_a_stranger_that_says_it_keeps_a_snapshot_is_no_keeper(anchor: bool) -> None:
+    """A false claim made peers forget payloads that a joiner needed, while nobody kept the pieces."""
+    harness = begun(*HONEST, anchor=anchor)
+    for _ in range(2):
+        step(harness, *HONEST, also=(ANCHOR,) * anchor)
+        applies(harness, *HONEST, *(ANCHOR,) * anchor)
+    comes(harness, *FAKES)
+    applies(harness, *FAKES)
+    stores(harness, *FAKES)
+    elsewhere = replace(snapshot_at(2), kept=False)
+    stores(harness, *HONEST, *(ANCHOR,) * anchor, fact=elsewhere)
+    assert harness.run.snapshot == snapshot_at(0), "only strangers say that they keep it"
+    stores(harness, *((ANCHOR,) if anchor else HONEST[:1]))
+    assert (harness.run.snapshot == snapshot_at(2)) is anchor, (
+        "one anchor is all that there is; peers need a second one"
+    )
+    stores(harness, *HONEST[1:])
+    assert harness.run.snapshot == snapshot_at(2)
+
+
+def test_peers_of_one_house_keep_a_snapshot_with_one_vote_on_it() -> None:
+    """All have a tenure. Their block of addresses has one place among the electors, and each disk counts."""
+    harness = Harness(config(min_peers=4, snapshot_every=2))
+    for n, network in enumerate(("198.51.100.0/24", *("203.0.113.0/24",) * 3)):
+        comes(harness, n, network=network)
+    for n in range(4):
+        harness.feed(Reported(key(n), applied=((0, digest_of(0)),), snapshots=(snapshot_at(0),)))
+    for _ in range(2):
+        members = [n for n in range(4) if key(n) in harness.ticks[-1].places]
+        step(harness, *members)
+        applies(harness, *range(4))
+    assert len(members) == 4
+    assert len(electorate.electors(harness.run, 2)) == 2
+    stores(harness, 0, 1, fact=replace(snapshot_at(2), kept=False))
+    stores(harness, 2, 3)
+    assert harness.run.snapshot == snapshot_at(2)
 
 
 def test_votes_alone_give_no_say_without_a_tenure() -> None:
@@ -248,6 +277,53 @@ def test_an_anchor_that_holds_nothing_by_the_deadline_is_taken_to_be_away() -> N
     harness.now = harness.run.step.deadline_at_ms
     harness.feed(TimerFired())
     assert harness.run.head_step == 1
+
+
+@pytest.mark.parametrize("claimed_before", [True, False])
+def test_an_anchor_that_joins_again_takes_nothing_from_another_anchor(claimed_before: bool) -> None:
+    """Its new life emptied what all anchors hold, so a restart loop of one anchor made each step wait for its deadline."""
+    harness = begun(*HONEST, anchor=True)
+    comes(harness, ANCHOR - 1, anchor=True)
+    applies(harness, ANCHOR - 1)
+    tick, last = harness.ticks[-1], HONEST[-1]
+    held = tuple((tick.step, key(n), claim_of(tick, n).payload_sha256) for n in HONEST)
+    for n in HONEST[:-1] if claimed_before else ():
+        harness.feed(Reported(key(n), claim=claim_of(tick, n), holdings=held))
+    harness.feed(Reported(key(ANCHOR), holdings=held))
+    comes(harness, ANCHOR - 1, anchor=True)
+    for n in HONEST[-1:] if claimed_before else HONEST:
+        assert harness.run.head_step == 0
+        harness.feed(Reported(key(n), claim=claim_of(tick, n), holdings=held))
+    assert harness.run.head_step == 1, harness.run.reason
+    assert key(last) in {c.public_key for c in harness.entries[-1].contributions}
+
+
+def test_an_anchor_that_joins_again_has_lost_its_own_payloads() -> None:
+    harness = begun(*HONEST, anchor=True)
+    comes(harness, ANCHOR - 1, anchor=True)
+    tick = harness.ticks[-1]
+    harness.feed(Reported(key(HONEST[0]), claim=claim_of(tick, HONEST[0])))
+    held = tuple((tick.step, key(n), claim_of(tick, n).payload_sha256) for n in HONEST)
+    harness.feed(Reported(key(ANCHOR), holdings=held))
+    assert harness.run.step is not None
+    assert (harness.run.step.anchored, len(harness.run.step.anchor_named)) == (1, len(HONEST) - 1)
+    comes(harness, ANCHOR, anchor=True)
+    assert harness.run.step is not None
+    assert (harness.run.step.anchored, harness.run.step.anchor_named) == (0, frozenset())
+
+
+def test_holdings_of_anchors_are_bounded() -> None:
+    harness = begun(*HONEST, anchor=True)
+    opened = harness.run.step
+    assert opened is not None
+    most = holdings.ANCHORED_A_MEMBER_MAX * len(HONEST)
+    names = frozenset((key(HONEST[0]), sha(number)) for number in range(most))
+    for number in range(2 * holdings.ANCHORS_HELD_MAX):
+        opened = holdings.hold(opened, key(number), 1, anchor=True)
+        opened = holdings.named_by(opened, key(number), names)
+        opened = holdings.named_by(opened, key(number), frozenset({(key(HONEST[0]), sha("one more"))}))
+    assert len(opened.by_anchor) == len(opened.named_by_anchor) == holdings.ANCHORS_HELD_MAX
+    assert {len(kept) for kept in opened.named_by_anchor.values()} == {most}
 
 
 def test_the_same_payload_counts_once_whoever_names_it_too() -> None:

@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator import trust
-from coordinator.events import Claim, Connected, Disconnected, EntryCommitted, Judged, Reported, TimerFired
-from coordinator.state import PeerPhase
-from coordinator.trust import Recent, Standing
+from coordinator.clock import trust
+from coordinator.clock.events import Claim, Connected, Disconnected, Reported, TimerFired
+from coordinator.clock.records import EntryCommitted, Judged
+from coordinator.clock.state import PeerPhase
+from coordinator.clock.trust import Recent, Standing
 from protos import checks
 from protos.assignment import Range
 from protos.errors import Refusal
 from protos.log import Contribution, Entry, Verdict
-from protos.run_config import ClockConfig, OptimizerConfig, RunConfig, TrustConfig
+from protos.optimizer_config import OptimizerConfig
+from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from tests.unit.coordinator.driver import Harness, digest_of, joined, key, sha, snapshot_at
 
 ON = TrustConfig(enabled=True, probation_steps=3)
@@ -269,6 +271,18 @@ def test_two_liars_of_six_are_out_and_nobody_else() -> None:
     assert {x.public_key for e in swarm.entries for x in e.exclusions} == {key(4), key(5)}
 
 
+def test_more_than_an_entry_can_name_are_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "EXCLUSIONS_MAX", 1)
+    swarm, waited = Watched(PEERS + 1, bad={4, 5}), False
+    for _ in range(30):
+        swarm.play(1)
+        out = {key for key, standing in swarm.run.standings.items() if standing.excluded}
+        assert all(swarm.run.peers[key].phase is PeerPhase.ABSENT for key in out)
+        waited |= len(out) > sum(len(entry.exclusions) for entry in swarm.entries)
+    assert {x.public_key for e in swarm.entries for x in e.exclusions} == {key(4), key(5)}
+    assert waited, "both were judged at one step, and the second was named an entry later"
+
+
 def test_a_newcomers_votes_count_after_its_probation() -> None:
     swarm = Watched(4, bad=set())
     swarm.play(2)
@@ -320,11 +334,11 @@ def test_strangers_do_not_judge_a_believed_peer_whose_friends_are_away() -> None
 def test_verdicts_that_were_not_drawn_are_not_taken() -> None:
     swarm = Watched(PEERS, bad=set())
     swarm.play(1)
-    drawn = swarm.run.audits[1].drawn
+    drawn = swarm.run.checks[1].drawn
     subject, checkers = next(iter(drawn.items()))
     other = next(key(n) for n in range(PEERS) if key(n) not in checkers and key(n) != subject)
-    before = swarm.run.audits[1]
+    before = swarm.run.checks[1]
     lie = Verdict(1, other, subject, before.payloads[subject], -50.0, -50.0)
     swarm.feed(Reported(other, verdicts=(lie,)))
     swarm.feed(Reported(other, verdicts=(replace(lie, checker=checkers[0]),)))
-    assert swarm.run.audits[1] == before
+    assert swarm.run.checks[1] == before

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from node.commands.export import ExportError, card_text, export, sample_text
 from node.data.tokenizer import ByteTokenizer
-from node.export import ExportError, card_text, export, sample_text
 from node.model.spec import ModelSpec, build
 from tests.unit.model.test_spec import TINY
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from node.swarm.blobs import BlobServer, WireBytes, read_frame, write_frame
-from node.swarm.fetcher import BlobFetcher
+from node.blobs.blobs import BlobServer, WireBytes, read_frame, write_frame
+from node.blobs.fetcher import BlobFetcher
 from protos.errors import Refusal
 from protos.identity import Identity
 from protos.v1 import update_pb2

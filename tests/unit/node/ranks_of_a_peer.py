@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from node.config import load_settings
 from node.model.spec import ModelSpec
-from node.optim.demo import NonFiniteGradient
+from node.optim.step import NonFiniteGradient
 from node.ranks import channel
 from node.ranks import lead as leading
 from node.ranks.channel import RankLost
@@ -26,12 +26,12 @@ from node.ranks.follow import follow
 from node.ranks.launch import launched
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
-from node.replica import Replica, demo_config, local_config
 from node.snapshot.private import load_private
-from node.snapshot.store import PieceStore
+from node.training.methods import demo_config, local_config
+from node.training.replica import Replica
 from protos.assignment import Range
 from protos.errors import OperatorError
-from protos.run_config import OptimizerConfig
+from protos.optimizer_config import OptimizerConfig
 
 RUN, SIZE, LR, CONTEXT = b"r" * 32, 64, 2.0**-8, 9
 VOCABULARY = 70
@@ -162,7 +162,8 @@ def private_state_moves_between_any_numbers_of_devices(lead: Lead, folder: Path)
             replica.demo.apply([(SIZE, data[-many.payload_bytes[SIZE] :])], LR)
         assert again.whole_digest() == one.whole_digest()
         manifest, packed = again.packed()
-        assert manifest.root == one.snapshot(PieceStore(folder / name, 10**9)).root
+        assert manifest.root == one.packed()[0].root
+        assert b"".join(map(bytes, again.image().pieces(1 << 20))) == packed
         many.load(manifest, packed)
         assert many.whole_digest() == one.whole_digest()
         exported = dict(many.whole_model().named_parameters())

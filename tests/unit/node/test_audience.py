@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from node.swarm import settings
-from node.swarm.audience import Audience, Seat
+from node.blobs import audience as audience_module
+from node.blobs.audience import Audience, Seat
 
 MEMBER = "member"
 
@@ -15,8 +15,8 @@ def seated(audience: Audience, remote: str, now: float, ended: list[str]) -> Sea
 
 
 def test_members_have_streams_that_no_stranger_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "STRANGERS_STREAMS_MAX", 4)
-    monkeypatch.setattr(settings, "STREAMS_A_PEER_MAX", 3)
+    monkeypatch.setattr(audience_module, "STRANGERS_STREAMS_MAX", 4)
+    monkeypatch.setattr(audience_module, "STREAMS_A_PEER_MAX", 3)
     audience, ended = Audience(frozenset({MEMBER})), list[str]()
     for number in range(20):
         assert seated(audience, f"stranger-{number}", number, ended)
@@ -29,7 +29,7 @@ def test_members_have_streams_that_no_stranger_takes(monkeypatch: pytest.MonkeyP
 
 
 def test_a_stranger_that_waits_for_us_is_not_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "STRANGERS_STREAMS_MAX", 2)
+    monkeypatch.setattr(audience_module, "STRANGERS_STREAMS_MAX", 2)
     audience, ended = Audience(frozenset()), list[str]()
     first, second = seated(audience, "a", 0, ended), seated(audience, "b", 1, ended)
     assert first is not None
@@ -43,7 +43,7 @@ def test_a_stranger_that_waits_for_us_is_not_sent_away(monkeypatch: pytest.Monke
 
 
 def test_one_stranger_has_few_streams_and_loses_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "STREAMS_A_STRANGER_MAX", 2)
+    monkeypatch.setattr(audience_module, "STREAMS_A_STRANGER_MAX", 2)
     audience, ended = Audience(frozenset()), list[str]()
     seated(audience, "other", 0, ended)
     for now in range(1, 5):
@@ -52,7 +52,7 @@ def test_one_stranger_has_few_streams_and_loses_its_own(monkeypatch: pytest.Monk
 
 
 def test_blobs_for_strangers_take_so_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "STRANGERS_BYTES_HELD_MAX", 100)
+    monkeypatch.setattr(audience_module, "STRANGERS_BYTES_HELD_MAX", 100)
     audience, ended = Audience(frozenset({MEMBER})), list[str]()
     for now, (remote, size) in enumerate((("a", 60), ("b", 30), (MEMBER, 500), ("c", 30), ("d", 500))):
         seat = seated(audience, remote, now, ended)
@@ -66,7 +66,7 @@ def test_strangers_get_what_is_left() -> None:
     stranger, member = audience.admit("a", lambda: None, 0), audience.admit(MEMBER, lambda: None, 0)
     assert stranger is not None
     assert member is not None
-    rate, busy = settings.STRANGERS_BYTES_A_SECOND, settings.STRANGERS_BYTES_A_SECOND_BUSY
+    rate, busy = audience_module.STRANGERS_BYTES_A_SECOND, audience_module.STRANGERS_BYTES_A_SECOND_BUSY
     assert audience.delay(stranger, rate, 10.0) == 0
     assert audience.delay(stranger, rate, 10.0) == pytest.approx(1.0)
     assert audience.delay(member, 10 * rate, 20.0) == 0

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from node.swarm import settings
-from node.swarm.blobs import read_frame, write_frame
+from node.blobs import blobs
+from node.blobs.blobs import read_frame, write_frame
 from protos.errors import NetworkError
 from protos.v1 import update_pb2
 from tests.unit.node.holders import (
@@ -67,8 +67,8 @@ async def test_holders_that_contradict_each_other_come_to_an_end() -> None:
 async def test_a_slow_holder_has_the_time_for_what_it_offers_and_not_for_what_was_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(settings, "STREAM_IDLE_SECONDS_MAX", 0.5)
-    monkeypatch.setattr(settings, "PATIENT_BYTES_A_SECOND", len(BLOB) / 5)
+    monkeypatch.setattr(blobs, "STREAM_IDLE_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(blobs, "PATIENT_BYTES_A_SECOND", len(BLOB) / 5)
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await send_slowly(writer, await offered(reader, writer), 100, 0.1)

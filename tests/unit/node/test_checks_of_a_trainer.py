@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from node.data.samples import Samples
-from node.loop import Trainer
-from node.replica import Replica
-from node.telemetry import Summary
+from node.training.loop import Trainer
+from node.training.replica import Replica
+from node.training.telemetry import Summary
 from node.wire.codec import Update
 from protos.assignment import Range, Share
 from protos.identity import Identity
 from protos.log import Contribution, Entry, SignedEntry, Tick, Verdict
-from protos.run_config import ClockConfig, OptimizerConfig, RunConfig, TrustConfig
+from protos.optimizer_config import OptimizerConfig
+from protos.run_config import ClockConfig, RunConfig, TrustConfig
 
 RUN, VOCABULARY, CONTEXT, SHARE = bytes(range(32)), 64, 8, 16
 HONEST, FLIPPED, ME = (Identity.from_seed(bytes([n]) * 32) for n in range(3))
@@ -81,7 +82,10 @@ def checker(local_steps: int, stopping: Callable[[], bool], folder: Path, found:
         steps=None,  # type: ignore[arg-type]
         stopping=stopping,  # type: ignore[arg-type]
     )
-    trainer.tick = Tick(1, RUN, 1, shares, POOL, 0)
+    trainer.ticks = {
+        1: Tick(1, RUN, 1, shares, POOL, 0),
+        2: Tick(2, RUN, 1, shares, POOL, 0),
+    }  # the next one is here, too
     return trainer
 
 

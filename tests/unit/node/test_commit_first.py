@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from node.swarm.payloads import Payloads
-from node.swarm.session import Outside, Session
-from node.swarm.settings import OverlaySettings
+from node.blobs.payloads import Payloads
+from node.overlay.settings import OverlaySettings
+from node.swarm.session import Outside, build
 from node.wire.codec import payload_hash
 from protos.errors import NetworkError
 from protos.identity import Identity
@@ -49,11 +49,12 @@ def session(folder: Path, coordinator: Coordinator, *, commits_first: bool) -> A
     async def emit(event: object) -> None:
         raise AssertionError(event)
 
-    outside = Outside(host=lambda *_: mock.Mock(publish=mock.AsyncMock()), client=lambda *_: coordinator)  # type: ignore[arg-type,return-value]
-    made = Session(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
+    host = mock.Mock(publish=mock.AsyncMock(), connected=mock.AsyncMock(return_value={}))
+    outside = Outside(host=lambda *_: host, client=lambda *_: coordinator)  # type: ignore[arg-type,return-value]
+    made = build(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
                    Payloads(folder / "payloads"), emit, outside)  # fmt: skip
-    made._publication.commits_first = commits_first
-    made._reporter.resume()
+    made.parts.view.commits_first = commits_first
+    made.parts.reporter.resume()
     return made
 
 
@@ -70,24 +71,24 @@ async def until(what: Any) -> None:
 async def test_votes_are_shown_once_the_coordinator_has_their_announcement(tmp_path: Path) -> None:
     coordinator = Coordinator(failures=1, refusals=1)
     ada = session(tmp_path, coordinator, commits_first=True)
-    telling = asyncio.ensure_future(ada._reporter.report_forever(ada._publication.answered))
+    telling = asyncio.ensure_future(ada.parts.reporter.report_forever())
     await ada.publish(VOTES, announcement())
     await asyncio.wait_for(coordinator.heard.wait(), SECONDS_MAX)
-    assert ada._publication.shown(SHA256) is None
+    assert ada.parts.publication.shown(SHA256) is None
     ada.host.publish.assert_not_awaited()
     coordinator.answer.set()  # the first time it fails: they stay hidden until the report was taken
-    await until(lambda: ada._publication.shown(SHA256) == VOTES)
+    await until(lambda: ada.parts.publication.shown(SHA256) == VOTES)
     assert (coordinator.failures, coordinator.refusals) == (0, 0), "shown though the coordinator had not taken it"
     await until(lambda: ada.host.publish.await_count)
     await ada.publish(VOTES, announcement())
-    assert ada._publication.shown(SHA256) == VOTES, "said again after a new tick: what was shown stays so"
+    assert ada.parts.publication.shown(SHA256) == VOTES, "said again after a new tick: what was shown stays so"
     telling.cancel()
 
 
 async def test_without_checks_they_are_shown_at_once(tmp_path: Path) -> None:
     ada = session(tmp_path, Coordinator(), commits_first=False)
     await ada.publish(VOTES, announcement())
-    assert ada._publication.shown(SHA256) == VOTES
+    assert ada.parts.publication.shown(SHA256) == VOTES
     ada.host.publish.assert_awaited_once()
 
 
@@ -95,7 +96,7 @@ async def test_what_the_log_names_is_shown_though_no_answer_came(tmp_path: Path)
     ada = session(tmp_path, Coordinator(), commits_first=True)
     await ada.publish(VOTES, announcement())
     entry = seal_entry(COORDINATOR, RUN, Entry(1, RUN, (), 0, b"", (), 0))
-    ada._entries.start(0, RUN)
-    await ada._entries.take(entry.envelope)
+    ada.parts.entries.start(0, RUN)
+    await ada.parts.entries.take(entry.envelope)
     assert ada.committed_step == 1
-    assert ada._publication.shown(SHA256) == VOTES
+    assert ada.parts.publication.shown(SHA256) == VOTES

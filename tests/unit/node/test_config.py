@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from node.config import load_settings
-from node.swarm.client import check_genesis
+from node.link.client import check_genesis
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.invite import Invite

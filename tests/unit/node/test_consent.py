@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from node.commands.consent import Place, must_ask, place_of, request
 from node.config import PeerSettings
-from node.consent import Place, must_ask, place_of, request
 from protos.errors import OperatorError
 from protos.run_config import RunConfig
 

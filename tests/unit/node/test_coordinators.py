@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from node.swarm.client import CoordinatorClient
-from node.swarm.coordinators import Coordinators
+from node.link.client import CoordinatorClient
+from node.link.coordinators import Coordinators
 from protos.errors import NetworkError
 from protos.invite import COORDINATORS_MAX
 from protos.run_config import RunConfig

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from node.snapshot.store import PieceStore
-from node.swarm.coordinators import Coordinators
-from node.swarm.payloads import Payloads
+from node.blobs.payloads import Payloads
+from node.link.coordinators import Coordinators
+from node.snapshot.store import SnapshotStore
 from node.swarm.vow import Vow
-from node.telemetry import StepLog
+from node.training.telemetry import StepLog
 from protos.errors import OperatorError
 from protos.identity import Identity
 
@@ -40,7 +40,7 @@ def test_folders_where_files_belong_are_named(tmp_path: Path) -> None:
     for folder in (piece, payload, tmp_path / "run" / "announced"):
         folder.mkdir(parents=True)
     openings = {
-        piece: lambda: PieceStore(tmp_path / "pieces", 1 << 20),
+        piece: lambda: SnapshotStore(tmp_path / "pieces", 1 << 20),
         payload: lambda: Payloads(tmp_path / "payloads"),
         tmp_path / "run" / "announced": lambda: Vow(tmp_path / "run", bytes(32), bytes(32)),
     }
@@ -55,7 +55,7 @@ def test_files_where_folders_belong_are_named(tmp_path: Path) -> None:
     (tmp_path / "payloads").touch()
     (tmp_path / "steps.jsonl").mkdir()
     for name, opening in {
-        "pieces": lambda: PieceStore(tmp_path / "pieces", 1 << 20),
+        "pieces": lambda: SnapshotStore(tmp_path / "pieces", 1 << 20),
         "payloads": lambda: Payloads(tmp_path / "payloads"),
         "steps.jsonl": lambda: StepLog(tmp_path / "steps.jsonl"),
     }.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from node.swarm.budget import WAITING_BYTES_MAX
 from node.swarm.counters import Counters
 from node.swarm.entries import ENTRIES_AHEAD_MAX, Entries
 from node.swarm.runtime import Runtime
@@ -32,14 +33,15 @@ class Played:
 
     def __init__(self, folder: Path) -> None:
         self.collected: list[int] = []
+        self.entry_bytes = 1000
         self.view = View(RUN, COORDINATOR.public_key)
         self.emit = mock.AsyncMock()
         self.runtime = Runtime(ADA.public_key, self.emit, Counters(), self.view)
         self.entries = Entries(
             ADA.public_key,
             witness=Witness(RUN, COORDINATOR.public_key, folder),
-            collector=mock.Mock(collect=self.collect),
-            announcements=mock.Mock(named_in=lambda entry: {}),
+            collector=mock.Mock(collect=self.collect, bytes_of=lambda signed: self.entry_bytes),
+            announcements=mock.Mock(named_in=lambda entry: {}, disputed=lambda entry: []),
             publication=mock.Mock(named_in=lambda entry: None),
             outbox=mock.Mock(),
             topic=mock.Mock(),
@@ -113,3 +115,21 @@ async def test_what_is_overheard_between_two_followings_is_not_delivered_by_the_
     await turns(5)
     assert played.collected == [3, 4, 5, 6]
     await played.drop()
+
+
+async def test_entries_with_large_votes_wait_for_room_and_a_drop_lets_none_in(tmp_path: Path) -> None:
+    """320 entries of four payloads each, at 1 B parameters 20 GB, waited for the training thread."""
+    played, log = Played(tmp_path), log_of(6)
+    played.entry_bytes = WAITING_BYTES_MAX // 2
+    played.entries.start(0, RUN)
+    for signed in log:
+        played.entries.overhear(signed.envelope)
+        await turns(5)
+    assert played.collected == [1, 2]
+    played.entries.taken(1)
+    await turns(5)
+    assert played.collected == [1, 2, 3]
+    waits = asyncio.create_task(played.entries.take(log[4].envelope))
+    await turns(5)
+    await played.drop(waits)
+    assert played.collected == [1, 2, 3]

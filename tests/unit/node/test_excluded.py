@@ -8,10 +8,11 @@ from unittest import mock
 
 import pytest
 
+from node.blobs.payloads import Payloads
+from node.overlay.settings import OverlaySettings
 from node.swarm.events import Failed
-from node.swarm.payloads import Payloads
-from node.swarm.session import About, Outside, Session
-from node.swarm.settings import OverlaySettings
+from node.swarm.membership import About
+from node.swarm.session import Outside, build
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import Entry, Exclusion, SignedEntry, seal_entry
@@ -43,15 +44,14 @@ def test_an_exclusion_from_before_it_was_admitted_is_over(tmp_path: Path, admitt
     async def live() -> int:
         client = mock.AsyncMock()
         client.join.return_value = pb.JoinResponse(head_step=admitted_at)
-        life = Session(INVITE, ADA, tmp_path / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
+        life = build(INVITE, ADA, tmp_path / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
                        Payloads(tmp_path / "payloads"), emit, Outside(client=lambda *_: client))  # fmt: skip
-        life._about = About(bytes(32), 1, "cpu")
-        await life._join()
+        await life.parts.membership.enter(About(bytes(32), 1, "cpu"))
         life._follow_and_deliver = mock.AsyncMock()  # type: ignore[method-assign]
         await life.follow_from(0, RUN)
         for signed in log(excluded_in=2, steps=3):
-            await life._entries.take(signed.envelope)
-        await life._runtime.stop()
+            await life.parts.entries.take(signed.envelope)
+        await life.parts.runtime.stop()
         return life.committed_step
 
     assert asyncio.run(live()) == 3

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.swarm import settings
-from node.swarm.blobs import BlobServer, WireBytes, read_frame, write_frame
-from node.swarm.fetcher import Asking, Said, Times
-from node.swarm.turns import Attempt, Turns
+from node.blobs import blobs
+from node.blobs import fetcher as fetcher_module
+from node.blobs import turns as turns_module
+from node.blobs.blobs import BlobServer, WireBytes, read_frame, write_frame
+from node.blobs.fetcher import Asking, Said
+from node.blobs.streams import TIMES_KEPT, Times
+from node.blobs.turns import Attempt, Turns
 from protos.errors import NetworkError
 from protos.identity import Identity
 from protos.v1 import update_pb2
@@ -24,8 +27,8 @@ SILENT = [Identity.from_seed(bytes([n]) * 32).public_key for n in range(20, 30)]
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are asked soon; who is asked alone has all the time that it has outside of tests."""
-    monkeypatch.setattr(settings, "HEDGE_SECONDS", 0.05)
-    monkeypatch.setattr(settings, "LACKING_SECONDS", 0.05)
+    monkeypatch.setattr(turns_module, "HEDGE_SECONDS", 0.05)
+    monkeypatch.setattr(turns_module, "LACKING_SECONDS", 0.05)
 
 
 async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,7 +54,7 @@ async def test_a_dead_author_does_not_keep_us_from_those_who_got_the_blob_meanwh
     """Announced by its author to all at once: nobody else holds it yet; then the author is killed."""
     asked: list[int] = []
     holders = {LIAR: silent, ONE: pulling(lambda: len(asked) > 3, asked), OTHER: pulling(lambda: False, [])}
-    async with fetching(holders) as fetcher, asyncio.timeout(settings.STREAM_IDLE_SECONDS_MAX / 2):
+    async with fetching(holders) as fetcher, asyncio.timeout(blobs.STREAM_IDLE_SECONDS_MAX / 2):
         assert await fetcher.fetch(SHA256, len(BLOB), [LIAR, ONE, OTHER]) == BLOB
         assert len(asked) == 4
         assert fetcher.streams.kept.keys() == {ONE, OTHER}, "what may be a dead connection is used again"
@@ -59,9 +62,9 @@ async def test_a_dead_author_does_not_keep_us_from_those_who_got_the_blob_meanwh
 
 async def test_what_most_hold_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the log accepts the payload of an author that was killed: whoever was silent, or lacked it, in an announced pull."""
-    monkeypatch.setattr(settings, "HASTE_SECONDS", 0.01)
+    monkeypatch.setattr(turns_module, "HASTE_SECONDS", 0.01)
     for name in ("HEDGE_SECONDS", "LACKING_SECONDS"):
-        monkeypatch.setattr(settings, name, 1000.0)
+        monkeypatch.setattr(turns_module, name, 1000.0)
     heard, haste = asyncio.Event(), asyncio.Event()
 
     asked: list[int] = []
@@ -87,7 +90,7 @@ def test_haste_brings_company_and_cuts_nobody_off() -> None:
     """A holder far away is not stopped for an answer that takes longer than that."""
     turns, running, now = Turns(SILENT), list[Attempt](), 0.0
     turns.hasten(now)
-    while len(running) < settings.ATTEMPTS_MAX:
+    while len(running) < turns_module.ATTEMPTS_MAX:
         holder = turns.next(now, running)
         assert holder is not None
         running.append(Attempt(holder, 1000, now))
@@ -96,7 +99,7 @@ def test_haste_brings_company_and_cuts_nobody_off() -> None:
         wakes_at = turns.wakes_at(running)
         assert wakes_at is not None
         now = wakes_at
-    patience = settings.HASTE_SECONDS + 1000 / settings.IMPATIENT_BYTES_A_SECOND
+    patience = turns_module.HASTE_SECONDS + 1000 / blobs.IMPATIENT_BYTES_A_SECOND
     assert [attempt.began_at for attempt in running] == pytest.approx([patience * n for n in range(len(running))])
     assert now == running[-1].silent_at
     assert turns.gives_way(now, running) is running[0]
@@ -114,8 +117,8 @@ def test_haste_leaves_who_needs_longer_alone() -> None:
 
 async def test_who_is_far_away_is_raced_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each loser of a race costs a stream, and p2pd opens only so many: how long it was waited for is remembered."""
-    monkeypatch.setattr(settings, "HASTE_SECONDS", 0.01)
-    monkeypatch.setattr(settings, "HEDGE_SECONDS", 1000.0)
+    monkeypatch.setattr(turns_module, "HASTE_SECONDS", 0.01)
+    monkeypatch.setattr(turns_module, "HEDGE_SECONDS", 1000.0)
     hold, usual = asyncio.Event(), list[float]()
     ask = Asking.ask
 
@@ -147,7 +150,7 @@ def test_what_was_not_waited_for_to_the_end_does_not_make_a_holder_quick() -> No
     assert times.usual(LIAR) == 0.8
     times.note(LIAR, 0.1)
     assert times.usual(LIAR) == 0.1
-    for number in range(settings.TIMES_KEPT):
+    for number in range(TIMES_KEPT):
         times.note(number.to_bytes(32, "big"), 1.0)
     assert times.usual(LIAR) == 0.0
 
@@ -160,7 +163,7 @@ def test_haste_grants_one_more_round_to_those_who_lacked_it() -> None:
         assert turns.next(now, [attempt]) == ONE
         turns.lacks(ONE, now)
         asked += 1
-    assert asked == settings.LACKING_ROUNDS_MAX
+    assert asked == turns_module.LACKING_ROUNDS_MAX
     turns.hasten(now)
     assert turns.next(now, [attempt]) == ONE
     turns.lacks(ONE, now)
@@ -170,14 +173,14 @@ def test_haste_grants_one_more_round_to_those_who_lacked_it() -> None:
 @pytest.mark.usefixtures("hasty")
 async def test_those_who_lack_the_blob_are_asked_again_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many they are: one silent author must not have everybody ask everybody."""
-    monkeypatch.setattr(settings, "STREAM_IDLE_SECONDS_MAX", 1.0)
-    monkeypatch.setattr(settings, "LACKING_SECONDS", 0.001)
+    monkeypatch.setattr(blobs, "STREAM_IDLE_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(turns_module, "LACKING_SECONDS", 0.001)
     asked: list[int] = []
     lacking = {key: pulling(lambda: False, asked) for key in SILENT}
     async with fetching({LIAR: silent, **lacking}) as fetcher:
         with pytest.raises(NetworkError, match="does not hold it"):
             await fetcher.fetch(SHA256, len(BLOB), [LIAR, *lacking])
-    assert len(asked) == len(SILENT) + settings.LACKING_ROUND_MAX * settings.LACKING_ROUNDS_MAX
+    assert len(asked) == len(SILENT) + turns_module.LACKING_ROUND_MAX * turns_module.LACKING_ROUNDS_MAX
 
 
 @pytest.mark.usefixtures("hasty")
@@ -205,8 +208,8 @@ async def test_a_slow_start_is_waited_for_and_not_begun_anew() -> None:
 
 async def test_no_byte_is_asked_of_two_that_send(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own link may be what is slow: then all holders are, and more of them at once make it worse."""
-    monkeypatch.setattr(settings, "IMPATIENT_SECONDS", 0.1)
-    monkeypatch.setattr(settings, "IMPATIENT_BYTES_A_SECOND", 1e12)
+    monkeypatch.setattr(turns_module, "IMPATIENT_SECONDS", 0.1)
+    monkeypatch.setattr(blobs, "IMPATIENT_BYTES_A_SECOND", 1e12)
     sent: list[int] = []
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -223,8 +226,8 @@ async def test_no_byte_is_asked_of_two_that_send(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("hasty")
 async def test_of_two_that_begin_to_send_one_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """An author that was silent sends after all, when others have got the blob meanwhile; our link makes all of them slow."""
-    monkeypatch.setattr(settings, "IMPATIENT_SECONDS", 0.3)
-    monkeypatch.setattr(settings, "IMPATIENT_BYTES_A_SECOND", 1e12)
+    monkeypatch.setattr(turns_module, "IMPATIENT_SECONDS", 0.3)
+    monkeypatch.setattr(blobs, "IMPATIENT_BYTES_A_SECOND", 1e12)
     lacked = 0
 
     def slow(silence: float, has: Callable[[], bool]) -> Handler:
@@ -272,7 +275,7 @@ async def test_a_pull_ends_when_nobody_waits_for_it_any_more() -> None:
         asked.append(-1)
         hears.set()
 
-    async with fetching({ONE: mute}) as fetcher, asyncio.timeout(settings.STREAM_IDLE_SECONDS_MAX / 2):
+    async with fetching({ONE: mute}) as fetcher, asyncio.timeout(blobs.STREAM_IDLE_SECONDS_MAX / 2):
         waiting = [asyncio.create_task(fetcher.fetch(SHA256, len(BLOB), [ONE])) for _ in range(2)]
         await hears.wait()
         hears.clear()
@@ -292,9 +295,9 @@ async def test_a_pull_ends_when_nobody_waits_for_it_any_more() -> None:
 
 @pytest.mark.usefixtures("hasty")
 async def test_more_silent_holders_than_are_asked_side_by_side() -> None:
-    assert len(SILENT) > 2 * settings.ATTEMPTS_MAX
+    assert len(SILENT) > 2 * turns_module.ATTEMPTS_MAX
     holders = dict.fromkeys(SILENT, silent) | {ONE: honest}
-    async with fetching(holders) as fetcher, asyncio.timeout(settings.STREAM_IDLE_SECONDS_MAX / 2):
+    async with fetching(holders) as fetcher, asyncio.timeout(blobs.STREAM_IDLE_SECONDS_MAX / 2):
         assert await fetcher.fetch(SHA256, len(BLOB), [*SILENT, ONE]) == BLOB
 
 
@@ -302,8 +305,8 @@ async def test_more_silent_holders_than_are_asked_side_by_side() -> None:
 async def test_a_slow_holder_that_made_room_is_asked_again_and_what_it_sent_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(settings, "STREAM_IDLE_SECONDS_MAX", 3.0)
-    monkeypatch.setattr(settings, "LACKING_ROUNDS_MAX", 0)
+    monkeypatch.setattr(blobs, "STREAM_IDLE_SECONDS_MAX", 3.0)
+    monkeypatch.setattr(turns_module, "LACKING_ROUNDS_MAX", 0)
     offsets: list[int] = []
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -333,11 +336,11 @@ async def trickling(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 async def test_authors_that_are_bad_together_do_not_keep_us_from_the_good(
     bad: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "PULL_TURN_SECONDS", 0.1)
-    monkeypatch.setattr(settings, "IMPATIENT_BYTES_A_SECOND", 1e12)
+    monkeypatch.setattr(fetcher_module, "PULL_TURN_SECONDS", 0.1)
+    monkeypatch.setattr(blobs, "IMPATIENT_BYTES_A_SECOND", 1e12)
     holders = dict.fromkeys(SILENT, bad) | {ONE: honest}
-    assert len(SILENT) > settings.PULLS_MAX
-    async with fetching(holders) as fetcher, asyncio.timeout(settings.STREAM_IDLE_SECONDS_MAX / 2):
+    assert len(SILENT) > fetcher_module.PULLS_MAX
+    async with fetching(holders) as fetcher, asyncio.timeout(blobs.STREAM_IDLE_SECONDS_MAX / 2):
         dead = [asyncio.create_task(fetcher.fetch(key, len(BLOB), [key, *SILENT])) for key in SILENT]
         await asyncio.sleep(0)
         assert await fetcher.fetch(SHA256, len(BLOB), [ONE]) == BLOB
@@ -364,13 +367,13 @@ def test_turns_come_to_an_end_and_nobody_is_left_out(holders: list[bytes], data:
             assert holder not in [attempt.holder for attempt in running], "asked twice at once"
             running.append(Attempt(holder, 1000, now))
             begun[holder] = begun.get(holder, 0) + 1
-            rounds = settings.LACKING_ROUNDS_MAX + 1  # one more for haste
+            rounds = turns_module.LACKING_ROUNDS_MAX + 1  # one more for haste
             assert begun[holder] <= rounds + 2
-            assert sum(begun.values()) <= 2 * len(begun) + rounds * settings.LACKING_ROUND_MAX
+            assert sum(begun.values()) <= 2 * len(begun) + rounds * turns_module.LACKING_ROUND_MAX
         assert holder is not None or slow is not None or not waited, "woken for nothing"
         if not running:
             break
-        assert len(running) <= settings.ATTEMPTS_MAX
+        assert len(running) <= turns_module.ATTEMPTS_MAX
         wakes_at = turns.wakes_at(running)
         waited = wakes_at is not None and data.draw(st.booleans())
         if waited:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from node.patience import RETRY_SECONDS_MIN
 from node.swarm import follower as module
-from node.swarm.client import SessionLostError
 from node.swarm.events import Failed
 from node.swarm.follower import Follower
-from node.swarm.settings import RETRY_SECONDS_MIN
 from protos.errors import NetworkError, RefusedError
+from protos.status import SessionLostError
 
 
 async def test_a_coordinator_that_has_come_back_is_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,16 +50,18 @@ async def test_a_coordinator_that_has_come_back_is_joined_at_once(monkeypatch: p
     log = SimpleNamespace(info=lambda *words, **values: None)
     anything: Any = SimpleNamespace(pause=lambda: None, emit=emit, log=log, step=7)
     client: Any = Client()
+    membership: Any = SimpleNamespace(join=join)
     follower = Follower(
         b"me",
         client,
         entries=anything,
         announcements=anything,
-        snapshots=anything,
+        listener=anything,
+        membership=membership,
+        neighbours=anything,
+        outbox=anything,
         reporter=anything,
-        join=join,
-        hear=anything,
-        expect=anything,
+        snapshots=anything,
         patience_seconds=600,
         view=anything,
         runtime=anything,

@@ -10,9 +10,11 @@ import pytest
 import structlog
 from rich.console import Console
 
-from coordinator import peers
-from node import demo, report, status
-from node.report import PeerRow, peers_table
+from coordinator.commands import peers
+from node.commands import demonstration as demo
+from node.commands import pictures as report
+from node.commands import status
+from node.commands.pictures import PeerRow, peers_table
 from protos.console import configure_logging, exit_with
 from protos.errors import RefusedError
 from protos.identity import Identity
@@ -57,8 +59,8 @@ def test_so_do_the_demo_and_its_report() -> None:
 
 
 def test_so_does_the_operators_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("coordinator.operator.Operator.__init__", lambda self, home: None)
-    monkeypatch.setattr("coordinator.operator.Operator.find", lambda self, run: facts())
+    monkeypatch.setattr("coordinator.commands.operator.Operator.__init__", lambda self, home: None)
+    monkeypatch.setattr("coordinator.commands.operator.Operator.find", lambda self, run: facts())
     monkeypatch.setenv("COLUMNS", "200")
     peers.list_peers("run", Path("home"), False)
     shows_it_plainly(capsys.readouterr().out)

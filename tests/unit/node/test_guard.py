@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node.swarm import guard
+from node.overlay import guard
 
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 PARENT = """

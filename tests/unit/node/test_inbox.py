@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from protos.envelope import Kind, seal
 from protos.equivocation import prove
 from protos.errors import Reason, Refusal
 from protos.identity import Identity
-from protos.log import Equivocation
+from protos.log import Contribution, Entry, Equivocation
 from protos.v1 import envelope_pb2, update_pb2
 
 RUN = b"r" * 32
@@ -97,6 +99,26 @@ def test_two_payloads_are_evidence_only_on_one_log_and_before_the_tick_too() -> 
     assert other_log not in (waiting := box.open_step(2, [ADA.public_key, BOB.public_key])), "of another log: forgotten"
     assert [one for one in waiting if one.author == BOB.public_key] == [first, second]
     assert (box.contradicted(first), box.contradicted(second)) == (None, first)
+
+
+def test_another_payload_of_the_step_that_was_decided_last_is_evidence() -> None:
+    """An author that shows the coordinator one payload and a few peers another is found out after the entry, too."""
+    box = inbox()
+    box.open_step(1, [ADA.public_key, BOB.public_key])
+    first = box.offer(announcement(step=1), BYTES_MAX)
+    named = Contribution(ADA.public_key, b"q" * 32, 10, 1, 1, 1.0)
+    entry = Entry(1, first.parent_hash, (named,), 0, b"", (), 1)
+    assert box.disputed(entry) == [first.envelope]
+    assert box.disputed(replace(entry, contributions=(replace(named, payload_sha256=first.payload_sha256),))) == []
+    box.move_head(1, b"h" * 32)
+    assert reason(box, announcement(BOB, step=1)) is Reason.WRONG_STEP, "nothing of its author is here to contradict"
+    assert reason(box, announcement(step=1)) is Reason.WRONG_STEP, "the same again is none"
+    late = box.offer(announcement(step=1, payload=b"q" * 32), BYTES_MAX)
+    assert box.is_decided(late.step)
+    assert box.contradicted(late) == first
+    assert reason(box, announcement(step=1, payload=b"r" * 32)) is Reason.REPLAYED, "two are enough"
+    box.move_head(2, b"i" * 32)
+    assert reason(box, announcement(step=1, payload=b"s" * 32)) is Reason.WRONG_STEP
 
 
 def test_strangers_cannot_fill_it_for_good() -> None:

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from node.swarm import lives
-from node.swarm.lives import Lives
+from node.overlay import lives
+from node.overlay.lives import Lives
 from protos.errors import NetworkError
 from protos.identity import Identity, public_key_of
 

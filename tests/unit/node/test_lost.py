@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
+from node.blobs import turns
 from node.swarm import pulls as module
-from node.swarm import settings
 from node.swarm.collector import Collector
 from node.swarm.events import Resync, Snapshot
 from node.swarm.inbox import Announced
-from node.swarm.pulls import Pulls
-from node.swarm.settings import ACCEPTED_ROUNDS_MIN
+from node.swarm.pulls import ACCEPTED_ROUNDS_MIN, Pulls
 from protos.errors import NetworkError
 from protos.log import Contribution
 from tests.unit.node.holders import BLOB, LIAR, ONE, SHA256, fetching, honest
@@ -94,8 +93,8 @@ async def test_where_no_snapshot_has_the_step_it_is_looked_for_on_and_on(newest:
 
 async def test_what_the_log_accepts_comes_from_others_than_a_dead_author(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed when some had its payload: those who still wait for it must not miss the next step."""
-    monkeypatch.setattr(settings, "HASTE_SECONDS", 0.01)
-    monkeypatch.setattr(settings, "HEDGE_SECONDS", 1000.0)
+    monkeypatch.setattr(turns, "HASTE_SECONDS", 0.01)
+    monkeypatch.setattr(turns, "HEDGE_SECONDS", 1000.0)
     heard = asyncio.Event()
 
     async def dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

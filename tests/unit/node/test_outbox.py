@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
-from node.swarm.outbox import Outbox
-from node.swarm.payloads import Payloads
+import pytest
+
+from node.blobs.payloads import Payloads
+from node.swarm.facts import Held
+from node.swarm.outbox import WAIT_SECONDS_MAX, WAIT_SECONDS_MIN, Outbox
 from protos import limits
+from protos.assignment import Range, Share
+from protos.holdings import mask_from_bytes
+from protos.log import Equivocation, Tick, Verdict
 
 
 def told(box: Outbox) -> tuple[int, int, int, bool]:
@@ -16,16 +24,24 @@ def told(box: Outbox) -> tuple[int, int, int, bool]:
         return 0, 0, 0, False
     body, facts = report
     box.sent(facts)
-    return len(body.holdings), len(body.applied), len(body.snapshots), body.HasField("announcement")
+    held = mask_from_bytes(body.held.places).bit_count() + len(body.holdings)
+    return held, len(body.applied), len(body.snapshots), body.HasField("announcement")
+
+
+def opened(step: int) -> Tick:
+    roster = tuple(Share(name * 32, 1) for name in (b"a", b"b", b"c"))
+    return Tick(step, bytes(32), 1, roster, (Range(0, 3),), 0)
 
 
 def full() -> Outbox:
     box = Outbox()
-    box.announcement = (5, b"")
-    box.holdings = {(b"a" * 32, b"p" * 32): 5, (b"b" * 32, b"q" * 32): 5}
+    box.open_step(opened(5))
+    box.announce(5, b"")
+    box.hold(5, b"a" * 32, b"p" * 32)
+    box.hold(5, b"b" * 32, b"q" * 32)
     box.add_applied(3, b"x" * 32)
     box.add_applied(4, b"y" * 32)
-    box.snapshots[0] = (b"s" * 32, 100)
+    box.add_snapshot(0, b"s" * 32, 100, kept=True)
     return box
 
 
@@ -33,8 +49,58 @@ def test_everything_is_told_once() -> None:
     box = full()
     assert told(box) == (2, 2, 1, True)
     assert told(box) == (0, 0, 0, False)
-    box.holdings[b"c" * 32, b"r" * 32] = 5
-    assert told(box) == (1, 0, 0, False)
+    box.hold(5, b"c" * 32, b"r" * 32)
+    assert told(box) == (3, 0, 0, False), "all that it holds, with one hash over it"
+
+
+def test_what_the_coordinator_could_not_match_is_told_by_name() -> None:
+    box = full()
+    body, facts = box.take() or (None, [])
+    assert body is not None
+    assert body.held.places == b"\x03"
+    assert body.held.payloads_sha256 == hashlib.sha256(b"p" * 32 + b"q" * 32).digest()
+    unheard = box.name(0b10)
+    assert unheard == [Held(b"a" * 32, b"p" * 32), Held(b"b" * 32, b"q" * 32)], "of a mask, all is taken or nothing"
+    box.sent([fact for fact in facts if fact not in unheard])
+    body, facts = box.take() or (None, [])
+    assert body is not None
+    assert [(held.step, held.public_key, held.payload_sha256) for held in body.holdings] == [(5, b"b" * 32, b"q" * 32)]
+    assert body.held.places == b"\x01", "the other one again, in a mask that can be matched"
+    assert body.held.payloads_sha256 == hashlib.sha256(b"p" * 32).digest()
+    box.sent(facts)
+    assert told(box) == (0, 0, 0, False)
+    box.hold(5, b"c" * 32, b"r" * 32)
+    body, _ = box.take() or (None, [])
+    assert body is not None
+    assert body.held.places == b"\x05", "the one that it named is not said twice"
+    assert not body.holdings
+
+
+def test_an_answer_to_another_roster_names_nothing() -> None:
+    box = full()
+    box.take()
+    box.open_step(opened(5))
+    assert box.name(0b11) == []
+
+
+def test_a_few_payloads_wait_for_more_and_all_do_not() -> None:
+    box = Outbox()
+    box.open_step(opened(5))
+    me = b"a" * 32
+    assert box.patience_seconds(me) == 0.0, "nothing is new"
+    box.hold(5, b"b" * 32, b"q" * 32)
+    assert 0 < box.patience_seconds(me) <= WAIT_SECONDS_MAX
+    assert box.patience_seconds(b"z" * 32) == 0.0, "not in the roster: somebody may wait for its word"
+    box.add_applied(4, b"y" * 32)
+    assert 0 < box.patience_seconds(me) <= WAIT_SECONDS_MAX
+    for name in (b"a", b"c"):
+        box.hold(5, name * 32, name * 32)
+    assert box.patience_seconds(me) == 0.0, "it holds all"
+    told(box)
+    box.add_applied(5, b"y" * 32)
+    assert box.patience_seconds(me) >= WAIT_SECONDS_MIN
+    box.announce(6, b"")
+    assert box.patience_seconds(me) == 0.0, "the clock waits for announcements"
 
 
 def test_a_report_that_failed_is_told_again() -> None:
@@ -53,7 +119,7 @@ def test_a_new_session_hears_everything_that_still_matters() -> None:
 def test_another_roster_hears_payloads_again_only() -> None:
     box = full()
     told(box)
-    box.announce_again()
+    box.open_step(opened(5))
     assert told(box) == (2, 0, 0, True)
 
 
@@ -67,12 +133,13 @@ def test_it_stays_bounded_over_a_long_run() -> None:
     box = Outbox()
     for step in range(1, 3000):
         box.add_applied(step, step.to_bytes(32, "big"))
-        box.snapshots[step] = (step.to_bytes(32, "big"), 1)
-        box.holdings[b"a" * 32, step.to_bytes(32, "big")] = step
+        box.add_snapshot(step, step.to_bytes(32, "big"), 1, kept=step % 3 == 0)
+        box.open_step(opened(step))
+        box.hold(step, b"a" * 32, step.to_bytes(32, "big"))
         told(box)
         box.move_head(step)
     assert len(box.applied) <= limits.APPLIED_MAX
-    assert len(box.snapshots) <= 4
+    assert len(box.snapshots) <= 9
     assert len(box._told) <= 5 * limits.HOLDINGS_MAX
 
 
@@ -95,8 +162,8 @@ def test_payloads_are_bounded_outlive_the_process_and_rot_is_noticed(tmp_path: P
 
 def test_an_abstention_is_told_once_and_again_to_whoever_has_not_heard_it() -> None:
     box = Outbox()
-    box.abstain((7, "the gradient is not finite"))
-    for again in (lambda: None, box.everything_again, box.announce_again):
+    box.abstain(7, "the gradient is not finite")
+    for again in (lambda: None, box.everything_again, lambda: box.open_step(opened(7))):
         again()
         report = box.take()
         assert report is not None
@@ -111,17 +178,61 @@ def test_an_abstention_is_told_once_and_again_to_whoever_has_not_heard_it() -> N
 
 def test_votes_that_come_after_all_end_an_abstention() -> None:
     box = Outbox()
-    box.abstain((7, "x"))
-    box.abstain(None)
+    box.abstain(7, "x")
+    box.take_part()
     assert box.take() is None
 
 
 def test_abstentions_leave_nothing_behind() -> None:
     box = Outbox()
     for step in range(1, 5000):
-        box.abstain((step, "not finite"))
+        box.abstain(step, "not finite")
         report = box.take()
         assert report is not None
         box.sent(report[1])
         box.move_head(step)
     assert not box._told
+
+
+def test_a_new_session_hears_of_the_snapshots_that_are_here() -> None:
+    """A peer that is seldom drawn stores an old one, and knows newer roots: joiners are sent to it for the old one."""
+    box = Outbox()
+    for step in (10, 20, 30, 40):
+        box.add_snapshot(step, step.to_bytes(32, "big"), 1, kept=step == 10)
+        told(box)
+    box.everything_again()
+    report = box.take()
+    assert report is not None
+    assert [(s.step, s.not_kept) for s in report[0].snapshots] == [(10, False), (30, True), (40, True)]
+    box.sent(report[1])
+    box.add_snapshot(10, box.snapshots[10][0].root, 1, kept=False)
+    report = box.take()
+    assert report is not None
+    assert [(s.step, s.not_kept) for s in report[0].snapshots] == [(10, True)]
+    box.sent(report[1])
+    assert sorted(box.snapshots) == [30, 40]
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda box: box.announce(5, b""),
+        lambda box: box.hold(5, b"a" * 32, b"p" * 32),
+        lambda box: box.abstain(5, "x"),
+        lambda box: box.add_applied(4, b"y" * 32),
+        lambda box: box.add_snapshot(0, b"s" * 32, 100, kept=True),
+        lambda box: box.add_bad_snapshot(0, b"s" * 32, 100),
+        lambda box: box.add_verdicts([Verdict(4, b"c" * 32, b"s" * 32, b"p" * 32, 1.0, 1.0)]),
+        lambda box: box.accuse(b"a" * 32, Equivocation(b"1", b"2")),
+        lambda box: box.move_to(("/ip4/192.0.2.1/tcp/1/p2p/x",)),
+        lambda box: box.open_step(opened(5)),
+        lambda box: box.everything_again(),
+    ],
+)
+async def test_each_fact_that_is_added_wakes_the_reporter(add: Callable[[Outbox], object]) -> None:
+    box = Outbox()
+    waiting = asyncio.ensure_future(box.changed())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    add(box)
+    await asyncio.wait_for(waiting, 10)

@@ -8,19 +8,23 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from node.swarm import blobs as blob_module
-from node.swarm import host as host_module
-from node.swarm.blobs import PROTOCOL, BlobServer, WireBytes
-from node.swarm.dht import Discovery, _OwnRecordsOnly, open_record, run_key
-from node.swarm.fetcher import BlobFetcher
-from node.swarm.host import Host, check_port_free
-from node.swarm.settings import OverlaySettings
+from node.blobs import blobs as blob_module
+from node.blobs.blobs import PROTOCOL, BlobServer, WireBytes
+from node.blobs.fetcher import BlobFetcher
+from node.overlay import pubsub
+from node.overlay.daemon import check_port_free
+from node.overlay.dht import Discovery, _OwnRecordsOnly, open_record, run_key
+from node.overlay.host import Host
+from node.overlay.settings import OverlaySettings
+from node.swarm.gossip import Topic
+from node.swarm.view import View
 from protos.envelope import Kind, seal
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import Identity
@@ -32,13 +36,17 @@ NAME = hashlib.sha256(BLOB).digest()
 
 
 @asynccontextmanager
-async def hosts(folder: Path, count: int) -> AsyncIterator[list[Host]]:
+async def hosts(
+    folder: Path, count: int, refused: Callable[[Refusal], None] = lambda refusal: None
+) -> AsyncIterator[list[Host]]:
+    """Hosts that know the first; `refused` hears what the first refuses."""
     made: list[Host] = []
     try:
         for index in range(count):
             path = folder / f"{index}.key"
             bootstrap = tuple((await made[0].addresses())[:1]) if made else ()
-            host = Host(Identity.load_or_create(path), path, OverlaySettings("127.0.0.1", bootstrap=bootstrap))
+            told = () if made else (refused,)
+            host = Host(Identity.load_or_create(path), path, OverlaySettings("127.0.0.1", bootstrap=bootstrap), *told)
             await host.start()
             made.append(host)
         yield made
@@ -151,7 +159,7 @@ async def test_junk_that_a_liar_began_with_is_not_blamed_on_the_honest(tmp_path:
 
 async def test_a_holder_that_trickles_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then breaks no idle limit: another holder is asked soon, and who is alone has to have a pace, too."""
-    monkeypatch.setattr(blob_module.limits, "IMPATIENT_BYTES_A_SECOND", 1e12)
+    monkeypatch.setattr(blob_module, "IMPATIENT_BYTES_A_SECOND", 1e12)
     async with hosts(tmp_path, 3) as (slow, honest, client):
         began = asyncio.Event()
 
@@ -174,8 +182,8 @@ async def test_a_holder_that_trickles_holds_nobody_up(tmp_path: Path, monkeypatc
             assert await fetcher.fetch(NAME, len(BLOB), holders) == BLOB
             assert began.is_set(), "the slow holder was not asked"
             assert refused == []
-            monkeypatch.setattr(blob_module.limits, "STREAM_IDLE_SECONDS_MAX", 0.5)
-            monkeypatch.setattr(blob_module.limits, "PATIENT_BYTES_A_SECOND", 1e12)
+            monkeypatch.setattr(blob_module, "STREAM_IDLE_SECONDS_MAX", 0.5)
+            monkeypatch.setattr(blob_module, "PATIENT_BYTES_A_SECOND", 1e12)
             with pytest.raises(NetworkError, match="no holder gave blob"):
                 await fetcher.fetch(NAME, len(BLOB), [slow.identity.public_key])
 
@@ -249,12 +257,11 @@ async def test_a_flood_of_gossip_is_cut_and_members_are_heard_through_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Strangers share one allowance; what is over it costs no signature check."""
-    monkeypatch.setattr(host_module.limits, "ORIGIN_MESSAGES_MAX", 20)
-    monkeypatch.setattr(host_module.limits, "ORIGIN_MESSAGE_MS", 1e6)
-    async with hosts(tmp_path, 3) as (ada, bob, mallory):
+    monkeypatch.setattr(pubsub, "ORIGIN_MESSAGES_MAX", 20)
+    monkeypatch.setattr(pubsub, "ORIGIN_MESSAGE_MS", 1e6)
+    refused: list[Refusal] = []
+    async with hosts(tmp_path, 3, refused.append) as (ada, bob, mallory):
         heard: list[bytes] = []
-        refused: list[Refusal] = []
-        ada.on_refusal = refused.append
         ada.expect([bob.identity.public_key])
         await ada.subscribe("topic", heard.append)
         for other in (bob, mallory):
@@ -265,6 +272,22 @@ async def test_a_flood_of_gossip_is_cut_and_members_are_heard_through_it(
         assert len([message for message in heard if message.startswith(b"m")]) == 20
         assert {refusal.reason for refusal in refused} == {Reason.TOO_MANY}
         assert mallory.identity.public_key.hex()[-16:] in refused[0].detail
+
+
+async def test_subscribers_are_the_peers_of_a_topic_and_no_relay(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 3) as (relay, ada, bob):
+        for host in (ada, bob):
+            await host.subscribe("run", lambda data: None)
+        for host in (ada, bob):
+            assert await host.connect(await relay.addresses())
+        assert await ada.connect(await bob.addresses())
+        async with asyncio.timeout(20):
+            while await ada.subscribers("run") != {bob.identity.peer_id}:
+                await asyncio.sleep(0.05)
+        assert relay.identity.peer_id in await ada.connected()
+        assert await ada.subscribers("another run") == set()
+        topic = Topic(ada, RUN, View(RUN, ada.identity.public_key), mock.Mock())
+        assert await topic.neighbours() == set(), "nobody listens to that run"
 
 
 async def test_peers_find_each_other_through_a_relay_and_forged_records_are_refused(tmp_path: Path) -> None:

@@ -16,16 +16,17 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from node.recovery import EVIDENCE, Recovery
-from node.replica import Replica
 from node.snapshot.pieces import Manifest, describe, iterate_pieces, pack
-from node.snapshot.store import PieceStore
+from node.snapshot.store import SnapshotStore
 from node.swarm.events import Resync, Snapshot
+from node.training.keeper import Keeper
+from node.training.recovery import EVIDENCE, Recovery
+from node.training.replica import Replica
 from node.wire.codec import Update
 from protos.errors import DivergedError, NetworkError, StoppedError
 from protos.identity import Identity
 from protos.log import Entry, SignedEntry, lr_from_bits, lr_to_bits, seal_entry
-from protos.run_config import OptimizerConfig
+from protos.optimizer_config import OptimizerConfig
 
 RUN = bytes(range(32))
 COORDINATOR = Identity.from_seed(b"c" * 32)
@@ -88,10 +89,16 @@ class World:
         self.withdrawn: set[int] = set()
         self.stopped = False
         self.waits = 0
-        self.replica, self.store = replica(), PieceStore(folder / "pieces", 1 << 30)
+        self.replica, self.store = replica(), SnapshotStore(folder / "pieces", 1 << 30)
         self.folder = folder
+        self.told: list[tuple[int, bool]] = []
+        self.keeper = Keeper(
+            self.replica, self.store, folder / "private.pt", lambda m, kept: self.told.append((m.step, kept)),
+            structlog.get_logger(), behind=False,
+        )  # fmt: skip
+        self.stores = True
         self.recovery = Recovery(
-            self.replica, self, self.store, folder, self, structlog.get_logger(), self.follow,  # type: ignore[arg-type]
+            self.replica, self, self.store, self.keeper, folder, self, structlog.get_logger(), self.follow,  # type: ignore[arg-type]
             agreed_start=agreed_start, patience_seconds=1e9,
         )  # fmt: skip
 
@@ -135,7 +142,7 @@ class World:
     def follow(self, store: bool = True) -> None:
         self.recovery.reached(self.replica.step, self.replica.digest())
         if store:
-            self.replica.snapshot(self.store)
+            self.keeper.snapshot(kept=True)
 
     def plays(self, until: int) -> None:
         """Apply the log; begin again wherever the replica is, when it is somewhere else."""
@@ -146,7 +153,7 @@ class World:
             self.replica.apply(signed, updates_of(signed.entry.step))
             self.recovery.reached(self.replica.step, self.replica.digest())
             if self.replica.step % EVERY == 0:
-                self.replica.snapshot(self.store)
+                self.keeper.snapshot(kept=self.stores)
 
 
 def begun(folder: Path, log: Log) -> World:
@@ -317,14 +324,33 @@ def test_a_state_in_doubt_is_not_given_up_because_votes_are_lost(tmp_path: Path)
     assert (tmp_path / EVIDENCE).exists()
 
 
-def test_the_agreed_snapshot_stays_on_the_disk_until_another_one_is_agreed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_agreed_snapshot_stays_on_the_disk_until_another_one_is_agreed(tmp_path: Path) -> None:
     """An anchor was away for three snapshot periods: nobody had what joiners are offered."""
-    monkeypatch.setattr("node.replica.RETAIN_SECONDS", 0.0)
     world = begun(tmp_path, Log(14))
     world.plays(4)
-    world.replica.agreed_root = world.replica.manifests[-1].root
+    agreed = world.keeper.manifests[-1]
+    world.keeper.agreed(agreed.step, agreed.root)
     world.plays(14)
-    assert [manifest.step for manifest in world.replica.manifests] == [4, 10, 12, 14]
-    assert world.store.get(world.replica.agreed_root) is not None
+    assert [manifest.step for manifest in world.store.manifests()] == [4, 12, 14]
+    assert (10, False) in world.told, "the coordinator is told what is not here any more"
+    world.keeper.agreed(14, world.store.manifests()[-1].root)
+    assert [manifest.step for manifest in world.store.manifests()] == [12, 14]
+
+
+def test_a_memory_that_erred_is_found_with_a_snapshot_that_others_store(tmp_path: Path) -> None:
+    """A peer that was not drawn computed the root, and knows by it what the others' pieces are."""
+    world = begun(tmp_path, Log(8))
+    world.stores = False
+    world.plays(5)
+    assert [m.step for m in world.store.manifests()] == [0]
+    assert [m.step for m in world.keeper.manifests] == [0, 2, 4]
+    assert not world.store.has(world.log.manifests[4][0].root)
+    with torch.no_grad():
+        next(world.replica.model.parameters())[3, 3] += 1.0  # a bit flips
+    world.replica._digest = None
+    world.recovery.reached(5, world.replica.digest())
+    world.serves(*world.log.manifests[4])
+    world.plays(8)
+    assert world.replica.digest() == world.log.digests[8]
+    assert not (tmp_path / EVIDENCE).exists()
+    assert world.store.has(world.log.manifests[4][0].root)

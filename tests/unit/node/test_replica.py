@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,16 @@ import torch
 from node.data.samples import Samples
 from node.model.gradients import GradResult
 from node.model.spec import ModelSpec, build
-from node.replica import Replica
-from node.snapshot.pieces import assemble
-from node.snapshot.store import PieceStore
+from node.snapshot.pieces import iterate_pieces
+from node.snapshot.private import write_private
+from node.snapshot.store import SnapshotStore
+from node.training.replica import Replica
 from node.wire.validate import UpdateDoor
 from protos.assignment import Range
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.log import Contribution, Entry, SignedEntry, lr_to_bits, seal_entry
-from protos.run_config import OptimizerConfig
+from protos.optimizer_config import OptimizerConfig
 from tests.unit.model.test_spec import TINY
 
 RUN = b"r" * 32
@@ -103,22 +106,42 @@ def test_open_votes_of_a_decided_step_go_back_into_the_momentum(tmp_path: Path) 
     assert torch.equal(again.demo.momentum, ada.demo.momentum)
 
 
-def test_a_snapshot_gives_the_same_state_and_old_ones_go(tmp_path: Path) -> None:
-    ada, store = replica(), PieceStore(tmp_path / "pieces", 1 << 20)
-    roots = []
-    for step in range(12):
-        sha256, data = vote(ada, step)
-        apply(ada, entry(ada, (ADA, sha256, data)), data)
-        roots.append(ada.snapshot(store).root)
-    manifest = ada.snapshot(store)
-    late = replica(seed=9)
-    late.load(manifest, assemble(manifest, (store.get(digest) or b"" for digest in manifest.piece_hashes)))
-    assert (late.step, late.head) == (ada.step, ada.head)
-    assert late.digest() == ada.digest()
-    assert late.whole_digest() == ada.whole_digest()
-    assert late.packed()[0].root == ada.packed()[0].root
-    assert store.get(roots[-1]) is not None
-    assert store.total_bytes <= store.bytes_max
+def test_an_image_is_the_state_as_it_was(tmp_path: Path) -> None:
+    """Read before, while and after the replica goes on: the same bytes, and those that a file in memory has."""
+    for read_first in (0, 1, 3):
+        ada, store = replica(), SnapshotStore(tmp_path / f"pieces-{read_first}", 1 << 20)
+        manifest, packed = ada.packed()
+        image = ada.image()
+        pieces = image.pieces(1000)
+        found = [bytes(next(pieces)) for _ in range(read_first)]
+        sha256, data = vote(ada, 1)
+        assert apply(ada, entry(ada, (ADA, sha256, data)), data)
+        assert image.detached
+        assert b"".join([*found, *map(bytes, pieces)]) == packed
+        late = replica(seed=9)
+        described = partial(replace, manifest)
+        stored = store.write(
+            iterate_pieces(packed, manifest.piece_bytes),
+            len(packed),
+            lambda hashes, of=described: of(piece_hashes=hashes),  # type: ignore[misc]
+        )
+        late.load(manifest, store.file(stored.root))
+        assert late.whole_digest() == replica().whole_digest()
+        assert late.packed()[0].root == manifest.root
+
+
+def test_momentum_that_is_being_saved_is_as_it_was(tmp_path: Path) -> None:
+    ada = replica()
+    vote(ada, 1)
+    ada.demo.settle(True)
+    before = ada.demo.momentum.clone()
+    image = ada.private_image()
+    vote(ada, 2)
+    assert not torch.equal(ada.demo.momentum, before)
+    write_private(image.pieces, tmp_path / "private.pt")
+    again = replica()
+    assert again.load_private(tmp_path / "private.pt")
+    assert torch.equal(again.demo.momentum, before)
 
 
 class Hungry(torch.nn.Module):

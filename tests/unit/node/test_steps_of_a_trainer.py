@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from node.loop import Ready, Trainer
 from node.model.gradients import GradResult
-from node.replica import Replica
 from node.swarm.events import Opened
-from node.telemetry import Summary
+from node.training.loop import Ready, Trainer
+from node.training.replica import Replica
+from node.training.telemetry import Summary
 from protos.assignment import Range, Share
 from protos.log import Tick
-from protos.run_config import OptimizerConfig, RunConfig
+from protos.optimizer_config import OptimizerConfig
+from protos.run_config import RunConfig
 from tests.unit.node.test_checks_of_a_trainer import LR, ME, RUN, Table, samples
 
 LR_BITS = int(np.float32(LR).view(np.uint32))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node.telemetry import LINE_BYTES_MAX, StepLog
+from node.training.telemetry import LINE_BYTES_MAX, StepLog
 
 
 @pytest.mark.parametrize("torn", ['{"step": 3, "dig', "", "x" * (LINE_BYTES_MAX // 2)])

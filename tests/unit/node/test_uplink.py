@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.swarm.blobs import Arrivals
-from node.swarm.settings import ARRIVAL_REPORTS_MAX, ARRIVALS_MAX
-from node.uplink import REPORTS_KEPT, VoteSize
+from node.blobs.blobs import ARRIVAL_REPORTS_MAX, ARRIVALS_MAX, Arrivals
+from node.training.uplink import REPORTS_KEPT, VoteSize
 
 BYTES = {8: 8000, 16: 5000, 32: 3000, 64: 1750, 128: 1000}
 LATENCY_MS, COMPUTED_MS, BUDGET = 20.0, 1000.0, 0.25

@@ -9,10 +9,11 @@ from unittest import mock
 
 import pytest
 
+from node.blobs.payloads import Payloads
+from node.overlay.settings import OverlaySettings
+from node.swarm.facts import Held, Published
 from node.swarm.outbox import Outbox
-from node.swarm.payloads import Payloads
-from node.swarm.session import Outside, Session
-from node.swarm.settings import OverlaySettings
+from node.swarm.session import Outside, Session, build
 from node.swarm.vow import NAME, Vow
 from node.wire.codec import payload_hash
 from protos.errors import OperatorError
@@ -34,8 +35,8 @@ def session(folder: Path) -> Any:
         raise AssertionError(event)
 
     async def make() -> Session:
-        host = mock.Mock(publish=mock.AsyncMock())
-        return Session(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
+        host = mock.Mock(publish=mock.AsyncMock(), connected=mock.AsyncMock(return_value={}))
+        return build(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
                        Payloads(folder / "payloads"), emit, Outside(host=lambda *_: host))  # fmt: skip
 
     return asyncio.run(make())
@@ -55,8 +56,8 @@ def test_other_votes_for_the_same_step_are_never_announced(tmp_path: Path) -> No
     assert publish(first, 1, b"votes after a re-sync") == said
     second = session(tmp_path)
     assert publish(second, 1, b"votes of a later life", loss=2.0) == said
-    assert second._outbox.announcement == (1, said)
-    assert second._outbox.holdings == {(ADA.public_key, payload_hash(b"votes")): 1}
+    assert second.parts.outbox.announcement == Published(1, said)
+    assert second.parts.outbox.holdings == {Held(ADA.public_key, payload_hash(b"votes")): 1}
     assert publish(second, 1, b"votes", loss=2.0) == said, "word for word"
     after = publish(second, 2, b"next")
     assert after not in (None, said)
@@ -69,7 +70,7 @@ def test_who_lost_what_it_announced_sits_the_step_out(tmp_path: Path) -> None:
         payload.unlink()
     later = session(tmp_path)
     assert publish(later, 1, b"other votes") is None
-    assert later._outbox.announcement is None
+    assert later.parts.outbox.announcement is None
     assert publish(later, 2, b"next") is not None
 
 

@@ -7,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.optim.payload import Format
-from node.optim.values import TWO_BIT
-from node.optim.votes import vote_bytes
+from node.optim.votes.groups import vote_bytes
+from node.optim.votes.payload import Format
+from node.optim.votes.values import TWO_BIT
 from node.wire.codec import Update, encode_update, payload_hash
 from node.wire.validate import UpdateDoor
 from protos.errors import Reason, Refusal
 from protos.limits import UPDATE_HEADER_BYTES_MAX
-from protos.run_config import GROUP_SIZES
+from protos.optimizer_config import GROUP_SIZES
 from protos.v1 import update_pb2
 
 RUN, LAYOUT, CHUNKS = b"r" * 32, b"l" * 32, 3
@@ -76,6 +76,29 @@ def test_a_door_opens_the_format_of_its_run_only() -> None:
     assert refusal(payload(), door=door) is Reason.OUT_OF_RANGE
     broken = encode_update(RUN, LAYOUT, Update(7, 64, votes[:-1] + b"\0"))
     assert refusal(broken, door=door) is Reason.OUT_OF_RANGE
+
+
+def test_silent_votes_pass_and_a_second_encoding_of_them_does_not() -> None:
+    form = Format()
+    momentum = torch.randn(CHUNKS, 64, 64)
+    momentum[1] = 0.0
+    votes = form.encode([form.choose(momentum, 128)], 128)
+    body, tail = votes[:96], votes[96:]
+    assert tail == b"\2" + bytes([255]) * 4
+    data = encode_update(RUN, LAYOUT, Update(7, 128, votes))
+    assert DOOR.open(data, 7, len(data)) == Update(7, 128, votes)
+    for wrong in (
+        b"\0",
+        b"\2" + bytes(4),
+        b"\2" + bytes([255]) * 3,
+        b"\3" + bytes([255]) * 8,
+        b"\x0a" + bytes([255]) * 8,
+    ):
+        assert refusal(encode_update(RUN, LAYOUT, Update(7, 128, body + wrong))) is Reason.OUT_OF_RANGE
+    every = form.encode([form.choose(torch.zeros(CHUNKS, 64, 64), 8)], 8)
+    data = encode_update(RUN, LAYOUT, Update(7, 8, every))
+    assert len(data) <= DOOR.bytes_max, "the longest payload there is"
+    assert DOOR.open(data, 7).votes == every
 
 
 def test_unknown_fields_cannot_carry_bytes_along() -> None:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.optim import orthogonal
 from node.optim.base import Base, BaseConfig
 from node.optim.digest import state_digest
+from node.optim.exact import orthogonal
+from node.optim.exact.orthogonal import orthogonalised
 from node.optim.layout import Layout
-from node.optim.orthogonal import orthogonalised
-from node.replica import demo_config
-from protos.run_config import OptimizerConfig
+from node.training.methods import demo_config
+from protos.optimizer_config import OptimizerConfig
 
 CPU = torch.device("cpu")
 LAYOUT = Layout.of_shapes([("embed.weight", (130, 64)), ("layer.weight", (128, 64)), ("layer.bias", (70,))])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from node.optim import dct, reference
+from node.optim import reference
+from node.optim.exact import dct
 
 CPU = torch.device("cpu")
 BASIS = reference.integer_basis()

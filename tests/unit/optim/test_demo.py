@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from node.optim import votes
-from node.optim.demo import DeMo, DeMoConfig, NonFiniteGradient, apply_update
+from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.reference import Reference
+from node.optim.step import NonFiniteGradient, apply_update
+from node.optim.votes import groups as votes
 
 SHAPES = [(70, 66), (64, 64), (5,), (), (65, 2, 40)]
 LR = float(np.float32(2e-3))
@@ -64,7 +65,7 @@ def random_entry(demo, sizes, seed=0):
 
 
 def test_thread_count_and_order_change_no_bit(monkeypatch):
-    monkeypatch.setattr("node.optim.demo.TILE_CHUNKS_CPU", 7)
+    monkeypatch.setattr("node.optim.tiles.TILE_CHUNKS_CPU", 7)
     digests = set()
     before = torch.get_num_threads()
     try:

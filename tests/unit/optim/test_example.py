@@ -1,4 +1,4 @@
-"""The example of docs/optimizers.md, run as it says."""
+"""The examples of docs/optimizers.md, run as they say."""
 
 from __future__ import annotations
 
@@ -19,3 +19,15 @@ def test_the_example_trains_with_torchrun() -> None:
     assert len(weights) == 1, "the ranks' weights differ"
     assert {"0", "1"} == said.keys()
     assert all(float(loss) < 0.9 for loss in said.values()), "the loss of a batch is about 1 at first"
+
+
+def test_the_example_of_a_base_of_one_s_own_trains() -> None:
+    example = EXAMPLE.with_name("lion.py")
+    function = re.search(r"def lion.*?return update\n", example.read_text(encoding="utf-8"), re.DOTALL)
+    assert function is not None
+    assert len(function[0].splitlines()) <= 15
+    done = subprocess.run(
+        (sys.executable, str(example)), capture_output=True, text=True, timeout=240, check=False, cwd=EXAMPLE.parents[2]
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert float(done.stdout.split()[-1]) < 0.9, "the loss of a batch is about 1 at first"

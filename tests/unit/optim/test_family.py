@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from node.optim import transforms
 from node.optim.base import BaseConfig
-from node.optim.demo import DeMo, DeMoConfig, NonFiniteGradient
+from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.optim.votes import VotesError
+from node.optim.exact import transforms
+from node.optim.step import NonFiniteGradient
+from node.optim.votes.groups import VotesError
 
 LR = float(np.float32(0.01))
 ROTATION = transforms.given("rotation", np.linalg.qr(np.random.default_rng(3).normal(size=(64, 64)))[0])

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.optim import bits, topk, values
-from node.optim.payload import Format, Selection
-from node.optim.values import GRIDS, scales
-from node.optim.votes import NotANumber, VotesError
+from node.optim.votes import bits, silence, topk, values
+from node.optim.votes import groups as votes
+from node.optim.votes.groups import NotANumber, VotesError
+from node.optim.votes.payload import PLAIN, Ballot, Choice, Format, Selection
+from node.optim.votes.values import GRIDS, scales
 
 CPU = torch.device("cpu")
 FORMATS = [
@@ -50,6 +51,20 @@ def test_what_is_written_is_read(form: Format) -> None:
             )
 
 
+def again(form: Format, ballot: Ballot, size: int) -> bytes:
+    """What `encode` makes of decoded votes."""
+    silent = ballot.values == 0
+    negative, sizes = (ballot.values < 0).to(torch.uint8), ballot.values.abs().to(torch.uint8)
+    found = ballot.where
+    if form.selection == "groups":
+        slots = torch.empty(4096, dtype=torch.int64)
+        slots[votes.coefficients(size, CPU)] = torch.arange(4096)
+        positions = (slots[ballot.where] // votes.groups(size)).to(torch.uint8)
+        found = votes.pack(positions, negative, size)
+    choice = Choice(found, negative, sizes, ballot.codes, silence.pack(silent))
+    return form.encode([choice], size)
+
+
 @every
 def test_another_length_is_refused(form: Format) -> None:
     size = form.sizes[2]
@@ -75,11 +90,12 @@ def test_random_bytes_are_votes_in_range_or_refused(form: Format, data: st.DataO
     try:
         ballot = form.decode(bytes(raw), size, 2, CPU)
     except VotesError:
-        assert form.selection == "topk"
+        assert form != PLAIN
         return
     assert 0 <= int(ballot.where.min()) <= int(ballot.where.max()) < 4096
     assert all(len(set(chunk.tolist())) == chunk.numel() for chunk in ballot.where)
     assert int(ballot.values.abs().max()) <= form.grid.peak
+    assert again(form, ballot, size) == bytes(raw), "two encodings of the same votes"
 
 
 @pytest.mark.parametrize("selection", ["groups", "topk"])
@@ -135,11 +151,33 @@ def test_bits(width: int, codes: list[int]) -> None:
     assert int.from_bytes(packed.numpy().tobytes(), "little") == wanted
 
 
-def test_scales_are_exact_and_their_median_is_nobodys_alone() -> None:
+def test_scales_are_exact() -> None:
     every = scales(torch.arange(256, dtype=torch.uint8))
     assert every[0] == 0
     assert [float(every[values.SCALE_CODE_ONE + 8 * k]) for k in (-3, 0, 3)] == [0.125, 1.0, 8.0]
     ratios = (every[2:] / every[1:-1]).double()
     assert float((ratios - 2**0.125).abs().max()) < 1e-6
-    codes = torch.tensor([[1, 200], [255, 201], [100, 0], [99, 202]], dtype=torch.uint8)
-    assert values.agreed(codes).tolist() == [99, 200]
+
+
+def test_the_agreed_scale_is_nobodys_alone() -> None:
+    codes = torch.tensor([[1, 200, 0, 9], [255, 201, 0, 0], [100, 0, 0, 0], [99, 202, 0, 200]], dtype=torch.uint8)
+    assert values.agreed(codes).tolist() == [100, 201, 0, 200]
+    assert values.agreed(codes[:1]).tolist() == [1, 200, 0, 9]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 255), min_size=1, max_size=12), st.data())
+def test_a_minority_moves_the_agreed_scale_no_further_than_the_others_say(
+    honest: list[int], data: st.DataObject
+) -> None:
+    liars = data.draw(st.lists(st.integers(0, 255), max_size=len(honest) - 1))
+    codes = torch.tensor(honest + liars, dtype=torch.uint8)[:, None]
+    found = int(values.agreed(codes)[0])
+    assert min(honest) <= found <= max(honest)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 255), st.integers(0, 255))
+def test_a_quiet_peer_of_two_does_not_set_the_scale(honest: int, quiet: int) -> None:
+    codes = torch.tensor([[honest], [min(quiet, honest)]], dtype=torch.uint8)
+    assert int(values.agreed(codes)[0]) == honest

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.optim.demo import Portable
+from node.optim.backends.portable import Portable
 from node.optim.layout import Layout
 from node.optim.tiles import core_pairs
 

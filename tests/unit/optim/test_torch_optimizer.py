@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 
-from node.optim import votes
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.local import LocalConfig
 from node.optim.torch_optimizer import DeMoOptimizer, MomentumLost, ReplicasDiffer
+from node.optim.votes import groups as votes
 
 STEPS = 6
 
@@ -43,7 +43,7 @@ def test_alone_it_is_demo():
     model, inputs, target = model_and_data(1)
     other, _, _ = model_and_data(1)
     train(model, DeMoOptimizer(model.parameters(), lr=1e-2, weight_decay=0.1), (inputs, target), STEPS)
-    demo, lr = DeMo(other, DeMoConfig(weight_decay=0.1)), float(np.float32(1e-2))
+    demo, lr = DeMo(other, DeMoConfig(beta=0.95, beta2=0.99, weight_decay=0.1)), float(np.float32(1e-2))
     for _ in range(STEPS):
         other.zero_grad()
         nn.functional.mse_loss(other(inputs), target).backward()
@@ -117,7 +117,7 @@ METHODS = {
 
 def family(model, name, **more):
     lr = 1.0 if name == "DiLoCo" else 1e-2
-    return DeMoOptimizer(model.parameters(), lr=lr, **METHODS[name], **more)
+    return DeMoOptimizer(model.named_parameters(), lr=lr, **METHODS[name], **more)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -138,7 +138,7 @@ def test_every_method_is_saved_and_goes_on_bit_for_bit(name):
     train(other, resumed, (inputs, target), 6)
     assert state_digest(list(model.parameters())) == state_digest(list(other.parameters()))
     with pytest.raises(ValueError, match="saved state"):
-        DeMoOptimizer(other.parameters(), lr=1.0, base=BaseConfig("sgd", momentum=0.9)).load_state_dict(
+        DeMoOptimizer(other.named_parameters(), lr=1.0, base=BaseConfig("sgd", momentum=0.9)).load_state_dict(
             saved["optimizer"]
         )
 
@@ -203,6 +203,32 @@ def test_two_processes_stay_bit_identical(tmp_path):
     assert len(set(methods)) == 3 * len(METHODS)
     assert (none, bad) == (0, 2)
     assert differs
+
+
+def _rank_with_silent_votes(rank, folder):
+    """Rank 1 has no gradient for the second group, so that its payload alone is longer than there is room for."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    model, inputs, target = model_and_data(10 + rank)
+    optimizer = DeMoOptimizer(groups_of(model), lr=1e-2, process_group=dist.group.WORLD)
+    exchanges, exchange = [], optimizer._exchange
+    optimizer._exchange = lambda ballot: exchanges.append(len(ballot)) or exchange(ballot)
+    digests = []
+    for step in range(4):
+        model[2].requires_grad_(rank == 0 or step > 1)
+        train(model, optimizer, (inputs, target), 1)
+        digests.append(state_digest(list(model.parameters())).hex())
+    torch.save((digests, exchanges), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(120)
+def test_a_payload_with_silent_votes_needs_a_second_exchange_and_the_others_none(tmp_path):
+    multiprocessing.spawn(_rank_with_silent_votes, args=(str(tmp_path),), nprocs=2)
+    (one, exchanges), (other, theirs) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert one == other
+    assert exchanges == theirs
+    assert sum(size < 50 for size in exchanges[1:]) == 2, "what is beyond, in the first two steps"
+    assert len(exchanges) == 1 + 4 + 2, "the comparison of the start, four steps, and what was beyond"
 
 
 def _rank_that_loses_its_momentum(rank, folder):

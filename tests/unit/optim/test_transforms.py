@@ -9,8 +9,8 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from node.optim import transforms
-from node.optim.transforms import NAMES, SHIFT, SUM_MAX, Transform
+from node.optim.exact import transforms
+from node.optim.exact.transforms import NAMES, SHIFT, SUM_MAX, Transform
 
 
 def rotation(seed: int) -> Transform:

@@ -6,13 +6,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.optim import reference, votes
+from node.optim import reference
+from node.optim.votes import groups as votes
 
 SIZES = pytest.mark.parametrize("group_size", votes.GROUP_SIZES)
 
 
-def plain(positions, signs):
-    return [list(zip(p, s, strict=True)) for p, s in zip(positions.tolist(), signs.tolist(), strict=True)]
+def plain(positions, signs, silent=None):
+    """As the reference says it: None for a silent vote."""
+    votes = [list(zip(p, s, strict=True)) for p, s in zip(positions.tolist(), signs.tolist(), strict=True)]
+    if silent is None:
+        return votes
+    return [[None if s else v for v, s in zip(*pair, strict=True)] for pair in zip(votes, silent.tolist(), strict=True)]
 
 
 @SIZES
@@ -28,18 +33,19 @@ def test_selects_as_the_reference_does_with_many_ties_and_zeros(group_size):
 def test_every_coefficient_can_win_alone(group_size):
     """One non-zero coefficient in each chunk: it is the one voted for, negative if it is."""
     momentum = -torch.eye(4096)[::7].reshape(-1, 64, 64)
-    packed = votes.pack(*votes.select(momentum, group_size), group_size)
+    packed = votes.pack(*votes.select(momentum, group_size)[:2], group_size)
     where, values = votes.indices(packed, group_size)
     won = torch.zeros(len(momentum), 4096, dtype=torch.int8).scatter_(1, where, (values < 0).to(torch.int8))
     assert torch.equal(won, torch.eye(4096, dtype=torch.int8)[::7])
     assert torch.equal(torch.sort(votes.coefficients(group_size, momentum.device))[0], torch.arange(4096))
 
 
-def test_signs_of_zeros_are_positive_and_infinity_wins():
+def test_zeros_are_no_vote_and_infinity_wins():
     momentum = torch.full((1, 64, 64), -0.0)
-    positions, signs = votes.select(momentum, 128)
+    positions, signs, silent = votes.select(momentum, 128)
     assert not positions.any()
     assert not signs.any()
+    assert silent.all()
     momentum[0, 63, 63] = -torch.inf
     assert votes.select(momentum, 128)[1].sum() == 1
 

@@ -3,76 +3,144 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from node.snapshot.atomic import write_atomic
+from node.snapshot.pieces import Manifest, describe, iterate_pieces
 from node.snapshot.private import PrivateState, PrivateStateError, load_private, save_private
-from node.snapshot.store import PieceStore, StoreFullError
-from protos.disk import DiskError
+from node.snapshot.store import SnapshotStore, StoreFullError
+from protos.disk import DiskError, write_atomic
+from protos.errors import Refusal
 
 RUN, LAYOUT = bytes([1]) * 32, bytes([3]) * 32
 STATE = PrivateState(RUN, LAYOUT, 5, {"momentum": torch.tensor([1.0, -0.0]), "pending": None}, {"tokens": 12})
+PIECE = 16
 
 
 class Killed(BaseException):
     """The process dies here: nothing after it runs, not even a clean-up."""
 
 
-def test_pieces_come_back_after_a_restart(tmp_path: Path) -> None:
-    store = PieceStore(tmp_path / "s", 100)
-    digests = [store.put(piece) for piece in (b"one", b"two", b"one", b"")]
-    assert store.total_bytes == 6
-    again = PieceStore(tmp_path / "s", 100)
-    assert again.hashes() == set(digests)
-    assert again.total_bytes == 6
-    assert [again.get(digest) for digest in digests] == [b"one", b"two", b"one", b""]
+def manifest_of(step: int, data: bytes) -> Manifest:
+    return describe(data, run_id=RUN, step=step, entry_hash=RUN, layout_digest=LAYOUT, piece_bytes=PIECE)
+
+
+def keep(store: SnapshotStore, step: int, data: bytes) -> Manifest:
+    manifest = manifest_of(step, data)
+    kept = store.write(iterate_pieces(data, PIECE), len(data), lambda hashes: replace(manifest, piece_hashes=hashes))
+    assert kept == manifest
+    return kept
+
+
+def test_snapshots_come_back_after_a_restart(tmp_path: Path) -> None:
+    store, data = SnapshotStore(tmp_path / "s", 1000), bytes(range(100))
+    manifest = keep(store, 3, data)
+    assert store.total_bytes == 100
+    again = SnapshotStore(tmp_path / "s", 1000)
+    assert again.roots() == {manifest.root}
+    assert again.file(manifest.root).read_bytes() == data
+    assert again.get(manifest.root) == manifest.encoded
+    pieces = [again.get(digest) for digest in manifest.piece_hashes]
+    assert b"".join(piece or b"" for piece in pieces) == data
     assert again.get(bytes(32)) is None
 
 
 def test_rotten_and_vanished_pieces_are_missing(tmp_path: Path) -> None:
-    store = PieceStore(tmp_path, 100)
-    rotten, gone = store.put(b"good"), store.put(b"gone")
-    (tmp_path / rotten.hex()).write_bytes(b"baad")
-    (tmp_path / gone.hex()).unlink()
-    assert store.get(rotten) is None
-    assert store.get(gone) is None
-    assert not store.hashes()
-    assert store.total_bytes == 0
-    assert store.get(store.put(b"good")) == b"good"
+    store = SnapshotStore(tmp_path, 1000)
+    one, two = keep(store, 1, bytes(range(40))), keep(store, 2, bytes(range(100, 140)))
+    with store.file(one.root).open("r+b") as file:
+        file.seek(20)
+        file.write(b"!")
+    assert [store.get(digest) is not None for digest in one.piece_hashes] == [True, False, True]
+    assert store.piece(one.root, 1) is None
+    store.file(two.root).unlink()
+    assert store.get(two.piece_hashes[0]) is None
 
 
 def test_limit_and_keep(tmp_path: Path) -> None:
-    store = PieceStore(tmp_path, 10)
-    old, new = store.put(b"12345"), store.put(b"67890")
-    with pytest.raises(StoreFullError, match="10 bytes are used and 1 more do not fit its limit of 10"):
-        store.put(b"x")
-    assert store.put(b"12345") == old, "what is here needs no room"
-    assert store.keep([new]) == 1
-    assert store.hashes() == {new}
-    store.put(b"abcde")
+    store = SnapshotStore(tmp_path, 100)
+    old, new = keep(store, 1, bytes(40)), keep(store, 2, bytes(range(60)))
+    with pytest.raises(
+        StoreFullError, match=r"100 bytes are used and 1 more do not fit its limit of 100.*snapshots_gb"
+    ):
+        keep(store, 3, b"x")
+    assert store.keep([new.root]) == 1
+    assert store.roots() == {new.root}
+    assert store.get(old.piece_hashes[0]) is None
+    keep(store, 3, b"x")
 
 
-@pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_kill_leaves_no_half_piece(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_that_somebody_is_loading_stays_as_long_as_there_is_room(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, 100)
+    asked, other = keep(store, 1, bytes(20)), keep(store, 2, bytes(range(20)))
+    assert store.get(asked.piece_hashes[0]) is not None
+    assert store.keep([], 3600.0) == 1
+    assert store.roots() == {asked.root}
+    assert other.root not in store.roots()
+    newer = keep(store, 3, bytes(range(40, 80)))
+    assert store.keep([newer.root], 3600.0) == 1, "half of the room is for what comes next"
+    assert store.roots() == {newer.root}
+
+
+@pytest.mark.parametrize("moment", ["fsync", "replace", "sync_folder"])
+def test_kill_leaves_no_half_snapshot(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: object, **__: object) -> None:
         raise Killed
 
-    store = PieceStore(tmp_path, 100)
+    store, data = SnapshotStore(tmp_path, 1000), bytes(range(50))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", die)  # a dead process cleans nothing up
-        if moment == "fsync":
-            patch.setattr(os, "fsync", die)
-        else:
-            patch.setattr(Path, "replace", die)
+        match moment:
+            case "fsync":
+                patch.setattr(os, "fsync", die)
+            case "replace":
+                patch.setattr(Path, "replace", die)
+            case _:
+                patch.setattr("node.snapshot.store.sync_folder", die)
         with pytest.raises(Killed):
-            store.put(b"half")
-    assert len(list(tmp_path.iterdir())) == 1
-    again = PieceStore(tmp_path, 100)
-    assert not again.hashes()
+            keep(store, 1, data)
+    again = SnapshotStore(tmp_path, 1000)
+    if moment == "sync_folder":  # whole, and named
+        assert again.file(manifest_of(1, data).root).read_bytes() == data
+        return
+    assert not again.roots()
     assert not list(tmp_path.iterdir())
+    assert again.total_bytes == 0
+
+
+def test_what_an_older_version_left_goes(tmp_path: Path) -> None:
+    (tmp_path / ("0" * 64)).write_bytes(b"a piece of its own")
+    (tmp_path / f"{'1' * 64}.state").write_bytes(b"without a manifest")
+    assert not SnapshotStore(tmp_path, 100).roots()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fetch_goes_on_after_a_restart(tmp_path: Path) -> None:
+    data = bytes(range(100))
+    manifest, pieces = manifest_of(4, data), list(iterate_pieces(data, PIECE))
+    receiving = SnapshotStore(tmp_path, 1000).receive(manifest)
+    receiving.put(2, pieces[2])
+    with pytest.raises(Refusal, match="not what the manifest says"):
+        receiving.put(1, pieces[3])
+    receiving.close()
+    store = SnapshotStore(tmp_path, 1000)
+    assert not store.has(manifest.root), "it is not whole"
+    assert store.get(manifest.piece_hashes[2]) is None
+    receiving = store.receive(manifest)
+    assert [receiving.has(index) for index in range(len(pieces))] == [index == 2 for index in range(len(pieces))]
+    for index, piece in enumerate(pieces):
+        receiving.put(index, piece)
+    receiving.finish()
+    receiving.close()
+    assert store.file(manifest.root).read_bytes() == data
+    assert SnapshotStore(tmp_path, 1000).roots() == {manifest.root}
+    other = manifest_of(5, bytes(50))
+    store.receive(other).close()
+    store.receive(manifest_of(6, bytes(60))).close()
+    assert len(list(tmp_path.glob("*.part"))) == 1, "one that was given up takes no room"
 
 
 def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""The entry that decides a step: which of the held payloads count, which samples go back to the pool, who missed it.
+
+Refuses to say when a step is decided (`steps.py`) and to judge votes itself: verdicts are added up in `trust.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from coordinator.clock import electorate, memory, quorum, rules, trust
+from coordinator.clock.effects import Append, SendEntry
+from coordinator.clock.events import Claim
+from coordinator.clock.records import EntryCommitted, Judged
+from coordinator.clock.state import DURATIONS_KEPT, OpenStep, Outcome, Run
+from protos.assignment import assign, merge
+from protos.checks import VERDICT_STEPS
+from protos.limits import POOL_RANGES_MAX
+from protos.log import Contribution, Entry, entry_body, entry_hash
+
+
+def commit(run: Run, now_ms: int) -> Outcome:
+    """Decide the open step by the payloads that its mask `counted` names. The next one is for the caller to open."""
+    current = run.step
+    assert current is not None
+    run, effects = _judged(run, current.tick.step - VERDICT_STEPS)
+    held = {key: c for key, c in current.claims.items() if current.counted >> current.tick.places[key] & 1}
+    accepted, trials = _split(run, held)
+    entry = _entry(run, current, accepted, trials)
+    body = entry_body(entry)
+    record = EntryCommitted(entry, body, entry_hash(body))
+    run = _paced(run, current, accepted.keys() | trials.keys())
+    run = memory.remember(run, record, now_ms)
+    # The time that most peers needed, so a few cannot make the next step wait longer. If most were late, it is the whole
+    # time.
+    duration = max((current.most_at_ms or now_ms) - current.opened_ms, 0)
+    late = quorum.anchor_here(run) and not any(current.anchored & current.bit(author) for author in accepted)
+    if not late:  # what was waited for in vain says nothing about the peers
+        run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
+    run = replace(run, anchor_late=late)
+    return run, [*effects, Append(record), SendEntry(entry.step)]
+
+
+def _judged(run: Run, at_step: int) -> Outcome:
+    """Judge a step's votes by its verdicts, once the time for verdicts is over."""
+    drawn = run.checks.get(at_step)
+    if drawn is None or not drawn.verdicts:
+        return run, []
+    record = Judged(at_step, tuple(drawn.verdicts[name] for name in sorted(drawn.verdicts)), drawn.arrival)
+    return memory.written(run, record)
+
+
+def _split(run: Run, held: Mapping[bytes, Claim]) -> tuple[Mapping[bytes, Claim], Mapping[bytes, Claim]]:
+    """(payloads that count, payloads on probation) of those that are held, in the order in which they were announced.
+
+    The same payload counts once, whoever names it too: a copy is checked like a newcomer's, in a run with checks. If no peer
+    is believed (in the first step, or because none is left), all held payloads count.
+    """
+    first: dict[bytes, bytes] = {}
+    if not run.config.trust.enabled:
+        return {key: c for key, c in held.items() if first.setdefault(c.payload_sha256, key) == key}, {}
+    believed = {key: claim for key, claim in held.items() if electorate.is_believed(run, key)} or held
+    counted = {key: c for key, c in believed.items() if first.setdefault(c.payload_sha256, key) == key}
+    return counted, {key: claim for key, claim in held.items() if key not in counted}
+
+
+def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim], trials: Mapping[bytes, Claim]) -> Entry:
+    tick = current.tick
+    ranges = assign(tick.pool, tick.roster)
+    unused = [part for key, parts in ranges.items() if key not in counted for part in parts]
+    return Entry(
+        step=tick.step,
+        parent_hash=tick.parent_hash,
+        contributions=_contributions(run, current, counted),
+        lr_bits=tick.lr_bits,
+        parent_state_digest=run.agreed_digests.get(tick.step - 1, b""),
+        returned_samples=rules.bounded(merge([*run.returned_samples, *unused]), POOL_RANGES_MAX - 1),
+        next_sample=run.next_sample,
+        trials=_contributions(run, current, trials),
+        exclusions=trust.exclusions(run.standings),
+        readmitted=trust.readmissions(run.standings),
+    )
+
+
+def _contributions(run: Run, current: OpenStep, claims: Mapping[bytes, Claim]) -> tuple[Contribution, ...]:
+    """With how likely each is checked. Not at all after the first attempt: some votes are on that one's samples."""
+    checked = run.config.trust.enabled and current.tick.attempt == 1
+    places = {key: place for place, key in enumerate(current.claims, 1)} if checked else {}
+    found = []
+    for key, c in sorted(claims.items()):
+        permille = run.standings.get(key, trust.Standing()).check_permille if checked else 0
+        facts = c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss
+        found.append(Contribution(key, *facts, check_permille=permille, arrival=places.get(key, 0)))
+    return tuple(found)
+
+
+def _paced(run: Run, current: OpenStep, counted: Iterable[bytes]) -> Run:
+    """Roster members that missed the step get a smaller share of the next, and are waited for more rarely."""
+    counted, peers = set(counted), dict(run.peers)
+    for key in current.tick.places.keys() & peers.keys():
+        awaited = not current.rarely & current.bit(key)
+        peers[key] = rules.paced(peers[key], counted=key in counted, awaited=awaited)
+    return replace(run, peers=peers)

@@ -1,0 +1,155 @@
+"""The events of a run that the machine takes: requests, reports, streams that begin and end, the timer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.clock.records import EntryCommitted, SnapshotFact
+from protos.equivocation import Offence
+from protos.log import Verdict
+from protos.ticket import Ticket
+
+
+@dataclass(frozen=True)
+class JoinAsked:
+    """A peer asks to take part. Its signature and its ticket's are verified. `unix_ms`: the time by the wall clock.
+
+    `network`: the block of public network addresses that it calls from (protos/address.py); empty for a private one.
+    `anchor`: the peer asks to take part as an anchor.
+    """
+
+    public_key: bytes
+    device: str
+    parameters: int
+    layout_digest: bytes
+    addresses: tuple[str, ...]
+    ticket: Ticket | None = None
+    unix_ms: int = 0
+    network: str = ""
+    anchor: bool = False
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The peer's event stream is open and has the whole log."""
+
+    public_key: bytes
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The peer's event stream broke, or the peer left for good (`leaving`)."""
+
+    public_key: bytes
+    leaving: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A payload that its author announced for the open step. `envelope`: the signed announcement."""
+
+    step: int
+    parent_hash: bytes
+    payload_sha256: bytes
+    payload_bytes: int
+    samples: int
+    tokens: int
+    loss: float
+    compute_ms: int
+    envelope: bytes = b""
+
+
+@dataclass(frozen=True)
+class HeldPlaces:
+    """Payloads of a step that a peer holds, as a bit mask over the roster of one attempt at it.
+
+    `digest`: over their hashes (`protos.holdings.digest_of`), 32 bytes.
+    """
+
+    step: int
+    attempt: int
+    mask: int
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Reported:
+    """One report of a peer: its announcement, holdings, applied states (step, digest), snapshots and verdicts.
+
+    `held` names payloads by the places of their authors. `holdings` (step, author, payload hash) has those that the
+    coordinator could not match.
+    """
+
+    public_key: bytes
+    claim: Claim | None = None
+    holdings: tuple[tuple[int, bytes, bytes], ...] = ()
+    applied: tuple[tuple[int, bytes], ...] = ()
+    snapshots: tuple[SnapshotFact, ...] = ()
+    addresses: tuple[str, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    offences: tuple[Offence, ...] = ()
+    """Proven offences of other peers."""
+    bad_snapshots: tuple[SnapshotFact, ...] = ()
+    """Agreed snapshots that the peer loaded and found wrong."""
+    abstained: tuple[int, str] | None = None
+    """The step for which the peer has no votes and will have none, and the reason, in printable text."""
+    held: HeldPlaces | None = None
+
+
+@dataclass(frozen=True)
+class EntriesReturned:
+    """A peer has entries that this coordinator signed and does not have; `newest_step`: of the newest that it has."""
+
+    public_key: bytes
+    entries: tuple[EntryCommitted, ...]
+    newest_step: int
+
+
+@dataclass(frozen=True)
+class TimerFired:
+    """The time that the last `Arm` asked for has come."""
+
+
+@dataclass(frozen=True)
+class TicketAsked:
+    """The operator wants this ticket to count."""
+
+    ticket: Ticket
+    unix_ms: int
+
+
+@dataclass(frozen=True)
+class RevocationAsked:
+    """The operator wants a ticket to admit no further peer. `with_peers`: peers that joined with it have to leave."""
+
+    ticket_id: bytes
+    with_peers: bool
+
+
+@dataclass(frozen=True)
+class ExclusionAsked:
+    """The operator wants a peer to take part no more; `reason`: in the operator's words."""
+
+    public_key: bytes
+    reason: str
+
+
+@dataclass(frozen=True)
+class ReadmissionAsked:
+    """The operator wants an excluded peer to be admitted again."""
+
+    public_key: bytes
+
+
+@dataclass(frozen=True)
+class WithdrawalAsked:
+    """The operator wants the agreed snapshots of this step and later ones not to count, nor the state digests since."""
+
+    step: int
+
+
+Asked = TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked | WithdrawalAsked
+"""The requests of the operator."""
+
+
+Event = JoinAsked | Connected | Disconnected | Reported | EntriesReturned | TimerFired | Asked

@@ -1,0 +1,85 @@
+"""The clock as a pure function: `step(run, event, now_ms) -> (run, effects)`; and `restore`, its memory after a crash.
+
+Each event goes to the module that decides about it: `membership`, `reports` (and from there `agreement`), or `admin`. After
+it, `steps` opens or closes (`entries`) a step, or finishes the run. Records are remembered in `memory`.
+
+Refuses to do anything itself: effects are values, to be carried out in order by the runtime. An `Append` makes an event
+durable before any effect that peers can see. So a crash between any two effects loses nothing. ADR 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator.clock import admin, membership, memory, regained, reports, steps
+from coordinator.clock.effects import Arm, Effect
+from coordinator.clock.events import (
+    Connected,
+    Disconnected,
+    EntriesReturned,
+    Event,
+    ExclusionAsked,
+    JoinAsked,
+    ReadmissionAsked,
+    Reported,
+    RevocationAsked,
+    TicketAsked,
+    TimerFired,
+    WithdrawalAsked,
+)
+from coordinator.clock.records import Record
+from coordinator.clock.state import Outcome, Phase, Run
+from protos.run_config import RunConfig
+
+
+def new_run(run_id: bytes, config: RunConfig, layout_digest: bytes = b"", parameters: int = 0) -> Run:
+    """A run without peers. The hash that the first entry follows is the run id. The layout comes from the genesis."""
+    return Run(run_id=run_id, config=config, head_hash=run_id, layout_digest=layout_digest, parameters=parameters)
+
+
+def restore(run: Run, records: Iterable[Record], now_ms: int) -> Run:
+    """Fold the journal over a new run. An open step stays open, with a whole deadline from now."""
+    for record in records:
+        run = memory.remember(run, record, now_ms)
+    return run
+
+
+def step(run: Run, event: Event, now_ms: int) -> Outcome:
+    """One event. Every event in every phase moves to a known state or refuses with a reason."""
+    before = run
+    match event:
+        case JoinAsked():
+            run, effects = membership.joined(run, event, now_ms)
+        case Connected():
+            run, effects = membership.connected(run, event.public_key, now_ms)
+        case Disconnected():
+            run, effects = membership.disconnected(run, event)
+        case Reported():
+            run, effects = reports.reported(run, event, now_ms)
+        case EntriesReturned():
+            run, effects = regained.returned(run, event, now_ms)
+        case TimerFired():
+            effects = _early(run, now_ms)
+        case TicketAsked() | RevocationAsked() | ExclusionAsked() | ReadmissionAsked() | WithdrawalAsked():
+            run, effects = admin.asked(run, event)
+    if isinstance(event, Reported) and _says_nothing_of_the_step(before, run, event, now_ms):
+        return run, effects
+    run, more = steps.progress(run, now_ms)
+    return run, effects + more
+
+
+def _says_nothing_of_the_step(before: Run, run: Run, event: Reported, now_ms: int) -> bool:
+    """Most reports in a large swarm are about applied states: the open step then stands as it stood."""
+    if run.step is None or run.step is not before.step or now_ms >= run.step.deadline_at_ms:
+        return False
+    was, now = before.peers.get(event.public_key), run.peers.get(event.public_key)
+    return was is not None and now is not None and was.phase is now.phase and run.snapshot is before.snapshot
+
+
+def _early(run: Run, now_ms: int) -> list[Effect]:
+    """A timer that fires before its time (clocks are rounded) is set again."""
+    if run.step is not None and now_ms < run.step.deadline_at_ms:
+        return [Arm(run.step.deadline_at_ms)]
+    if run.phase is Phase.FINISHED and not run.finished_told and now_ms < run.finish_by_ms:
+        return [Arm(run.finish_by_ms)]
+    return []

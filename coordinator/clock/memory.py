@@ -1,0 +1,249 @@
+"""The change that a record makes to a run. It is the same when the record is written and when it is read back.
+
+Refuses to decide anything, and refuses a journal whose ticks and entries do not follow from each other. Facts that are in no
+record (connected peers, holders) are reported again by the peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from coordinator.clock import electorate, holdings, rules, transitions, trust
+from coordinator.clock.effects import Append
+from coordinator.clock.records import (
+    EntryCommitted,
+    Equivocated,
+    Judged,
+    LayoutFixed,
+    PeerExcluded,
+    PeerLeft,
+    PeerReadmitted,
+    Record,
+    SnapshotAgreed,
+    TicketMade,
+    TicketRevoked,
+    TicketUsed,
+    TickOpened,
+    Withdrawn,
+)
+from coordinator.clock.state import (
+    DIGEST_STEPS_KEPT,
+    SNAPSHOT_STEPS_KEPT,
+    SNAPSHOTS_KEPT,
+    WITHDRAWN_KEPT,
+    Issued,
+    OpenStep,
+    Outcome,
+    Peer,
+    PeerPhase,
+    Phase,
+    Run,
+    Voted,
+)
+from protos import figures
+from protos.checks import VERDICT_STEPS
+from protos.log import Entry, Tick
+
+
+def written(run: Run, record: Record, now_ms: int = 0) -> Outcome:
+    """`remember`, with the effect that makes it durable before anyone is told."""
+    return remember(run, record, now_ms), [Append(record)]
+
+
+def remember(run: Run, record: Record, now_ms: int) -> Run:
+    """The run after this record. `now_ms`: deadlines of a step that it opens, or of the run's end, count from then."""
+    match record:
+        case LayoutFixed():
+            return replace(run, layout_digest=record.layout_digest, parameters=record.parameters)
+        case TickOpened():
+            return _remember_tick(run, record.tick, now_ms)
+        case EntryCommitted():
+            return _remember_entry(run, record, now_ms)
+        case PeerLeft():
+            return replace(run, left=run.left | {record.public_key})
+        case SnapshotAgreed():
+            return _remember_snapshot(run, record)
+        case Withdrawn():
+            return _remember_withdrawal(run, record)
+        case Judged():
+            checks = {step: drawn for step, drawn in run.checks.items() if step > record.step}
+            standings, recent = trust.judge(
+                run.config.trust, run.standings, run.recent_checks, record.verdicts, record.arrival
+            )
+            run = replace(run, standings=standings, recent_checks=recent, checks=checks)
+            return _sent_away(run, {verdict.subject for verdict in record.verdicts})
+        case TicketMade() | TicketUsed() | TicketRevoked():
+            return _remember_ticket(run, record)
+        case Equivocated() | PeerExcluded() | PeerReadmitted():
+            return _remember_standing(run, record)
+
+
+def _remember_ticket(run: Run, record: TicketMade | TicketUsed | TicketRevoked) -> Run:
+    match record:
+        case TicketMade():
+            return replace(run, tickets={**run.tickets, record.ticket.ticket_id: Issued(record.ticket)})
+        case TicketUsed():
+            anchors = run.anchor_guests
+            if run.tickets[record.ticket_id].ticket.anchor:
+                anchors |= {record.public_key}
+            return replace(run, guests={**run.guests, record.public_key: record.ticket_id}, anchor_guests=anchors)
+        case TicketRevoked():
+            return _remember_revocation(run, record)
+
+
+def _remember_standing(run: Run, record: Equivocated | PeerExcluded | PeerReadmitted) -> Run:
+    match record:
+        case Equivocated():
+            standings = trust.convicted(run.standings, record.offence)
+            return _without(replace(run, standings=standings), record.offence.author)
+        case PeerExcluded():
+            standings = trust.removed(run.standings, record.public_key, record.reason)
+            return _without(replace(run, standings=standings), record.public_key)
+        case PeerReadmitted():
+            return replace(run, standings=trust.readmitted(run.standings, record.public_key))
+
+
+def _remember_revocation(run: Run, record: TicketRevoked) -> Run:
+    issued = replace(run.tickets[record.ticket_id], revoked=True)
+    run = replace(run, tickets={**run.tickets, record.ticket_id: issued})
+    if not record.with_peers:
+        return run
+    kept = {key: name for key, name in run.guests.items() if name != record.ticket_id}
+    return replace(run, guests=kept, anchor_guests=run.anchor_guests & kept.keys())
+
+
+def _remember_snapshot(run: Run, record: SnapshotAgreed) -> Run:
+    """Keep a new snapshot in the order of steps, the newest last. It may be older than others, if an anchor was away."""
+    others = [fact for fact in run.snapshots if fact.step != record.snapshot.step]
+    snapshots = tuple(sorted([*others, record.snapshot], key=lambda fact: fact.step)[-SNAPSHOTS_KEPT:])
+    kept = {s: r for s, r in run.reported_snapshots.items() if s >= snapshots[0].step}
+    return replace(run, snapshots=snapshots, reported_snapshots=dict(sorted(kept.items())[-SNAPSHOT_STEPS_KEPT:]))
+
+
+def _remember_withdrawal(run: Run, record: Withdrawn) -> Run:
+    """Reports of peers about these steps do not count any more, either."""
+    first = record.from_step
+    return replace(
+        run,
+        withdrawn=(*run.withdrawn, record)[-WITHDRAWN_KEPT:],
+        snapshots=tuple(fact for fact in run.snapshots if fact.step < first),
+        agreed_digests={step: digest for step, digest in run.agreed_digests.items() if step < first},
+        reported_digests={step: reports for step, reports in run.reported_digests.items() if step < first},
+        reported_snapshots={step: reports for step, reports in run.reported_snapshots.items() if step < first},
+    )
+
+
+def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
+    before = run.step
+    if tick.attempt == 1:
+        samples = sum(len(part) for part in tick.pool)
+        pool, left, following = rules.draw(run.returned_samples, run.next_sample, samples)
+        assert pool == tick.pool, "the journal's tick does not follow from the entries before it"
+        run = replace(run, returned_samples=left, next_sample=following)
+    run = replace(run, roster=tuple(share.public_key for share in tick.roster), left=frozenset())
+    turns = {key: replace(run.peers[key], last_turn=tick.step) for key in run.roster if key in run.peers}
+    run = replace(run, peers={**run.peers, **turns})
+    deadline = now_ms + rules.deadline_ms(run.config.clock, run.durations_ms)
+    rarely = rules.rarely_awaited(run.config.clock, tick, run.peers)
+    opened = rules.seen(OpenStep(tick, now_ms, deadline, rarely=rarely), run.peers)
+    if before is not None and before.tick.step == tick.step:
+        opened = _carry_over(before, opened)
+    run = transitions.move(run, Phase.OPEN)
+    return replace(run, step=opened, reason=f"step {tick.step} is open")
+
+
+def _carry_over(before: OpenStep, opened: OpenStep) -> OpenStep:
+    """Claims of peers that are still in the roster stay, and who holds what they claimed."""
+    claims = {key: claim for key, claim in before.claims.items() if key in opened.tick.places}
+    return holdings.carried_over(before, replace(opened, claims=claims))
+
+
+def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
+    entry = record.entry
+    assert entry.step == run.head_step + 1, f"entry {entry.step} after head {run.head_step}"
+    assert entry.parent_hash == run.head_hash, f"entry {entry.step} does not follow the head"
+    run = replace(run, roster=_roster_of(run, entry))
+    peers = dict(run.peers)
+    for c in entry.contributions:
+        peer = electorate.served(run, peers.get(c.public_key, Peer(c.public_key)), entry.step)
+        peers[c.public_key] = replace(peer, votes_accepted=peer.votes_accepted + 1, loss=c.loss)
+    run = transitions.bounded(_remember_trust(replace(run, peers=peers), record))
+    loss = figures.loss_of(entry.contributions, run.loss)
+    agreed = {s: d for s, d in run.agreed_digests.items() if s >= entry.step - DIGEST_STEPS_KEPT}
+    if entry.parent_state_digest:
+        agreed[entry.step - 1] = entry.parent_state_digest
+    run = replace(
+        run,
+        head_step=entry.step,
+        head_hash=record.hash,
+        next_sample=entry.next_sample,
+        returned_samples=entry.returned_samples,
+        voted=_voted(run, entry),
+        reported_digests={s: r for s, r in run.reported_digests.items() if s >= entry.step - _digests_kept(run)},
+        step=None,
+        left=frozenset(),
+        loss=loss,
+        payload_bytes_total=run.payload_bytes_total + sum(c.payload_bytes for c in entry.contributions),
+        agreed_digests=agreed,
+    )
+    if entry.step < run.config.clock.steps:
+        return transitions.move(run, Phase.WAITING)
+    return replace(transitions.move(run, Phase.FINISHED), finish_by_ms=now_ms + run.config.clock.deadline_ms_max)
+
+
+def _roster_of(run: Run, entry: Entry) -> tuple[bytes, ...]:
+    """The roster that an entry decided about; of one that came back without its tick, those that it names."""
+    authors = {c.public_key for c in (*entry.contributions, *entry.trials)}
+    if run.step is not None and run.step.tick.step == entry.step and authors <= set(run.roster):
+        return run.roster
+    return tuple(sorted(authors))
+
+
+def _voted(run: Run, entry: Entry) -> dict[int, Voted]:
+    """Rosters of the last steps, and of the last steps with a snapshot: peers report about these for a while."""
+    every, last = run.config.clock.snapshot_every, run.config.clock.steps
+    steps = sorted([*run.voted, entry.step])
+    due = [step for step in steps if step % every == 0 or step == last][-SNAPSHOT_STEPS_KEPT:]
+    kept = {step: run.voted[step] for step in run.voted if step >= entry.step - 1 or step in due}
+    return {**kept, entry.step: Voted(run.roster, frozenset(c.public_key for c in entry.contributions))}
+
+
+def _digests_kept(run: Run) -> int:
+    """For how many steps reports of digests wait for others: an anchor may be later than the log."""
+    return DIGEST_STEPS_KEPT if run.anchored else 1
+
+
+def _remember_trust(run: Run, record: EntryCommitted) -> Run:
+    """The standings after an entry, and the checks that the entry draws."""
+    entry, peers, checked = record.entry, dict(run.peers), run.config.trust.enabled
+    for exclusion in entry.exclusions:
+        peer = peers.get(exclusion.public_key, Peer(exclusion.public_key))
+        peers[peer.public_key] = replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True)
+    if checked or entry.exclusions or entry.readmitted:
+        run = replace(run, peers=peers, standings=trust.logged(run.standings, entry, run.roster if checked else ()))
+    if not checked:
+        return run
+    drawn = trust.checks_of(run.config.trust, entry, record.hash)
+    kept = {step: earlier for step, earlier in run.checks.items() if step > entry.step - VERDICT_STEPS}
+    return replace(run, checks={**kept, entry.step: drawn})
+
+
+def _sent_away(run: Run, judged: Iterable[bytes]) -> Run:
+    """Peers that the verdicts exclude take part no more at once. The entries name only a few of them at a time."""
+    for key in sorted(judged):
+        peer = run.peers.get(key)
+        if peer is not None and not peer.gone and run.standings.get(key, trust.Standing()).excluded:
+            run = transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))
+    return run
+
+
+def _without(run: Run, public_key: bytes) -> Run:
+    """A peer is out at once: its votes of the open step do not count, and the step does not wait for it."""
+    current = run.step
+    if current is not None:
+        claims = {key: claim for key, claim in current.claims.items() if key != public_key}
+        left = run.left | {public_key} if run.config.clock.strict and public_key in run.roster else run.left
+        run = replace(run, left=left, step=holdings.without(replace(current, claims=claims), public_key))
+    peer = run.peers.get(public_key, Peer(public_key))
+    return transitions.with_peer(run, replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True))

@@ -1,0 +1,138 @@
+"""The records that the journal keeps of a run. Each record is durable before any peer is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protos.equivocation import Offence
+from protos.log import Entry, Tick, Verdict
+from protos.ticket import Ticket
+
+
+@dataclass(frozen=True)
+class SnapshotFact:
+    """A snapshot: the state after `step`, named by the hash of its manifest. `kept`: whether the peer that reports it stores
+    its pieces, too; two snapshots are equal whatever this field says."""
+
+    step: int
+    root: bytes
+    total_bytes: int
+    kept: bool = field(default=True, compare=False)
+
+
+@dataclass(frozen=True)
+class LayoutFixed:
+    """The parameter layout of an anchor, or of the agreed initial state: everyone else's must be the same."""
+
+    layout_digest: bytes
+    parameters: int
+
+
+@dataclass(frozen=True)
+class TickOpened:
+    """A step was opened; its samples are handed out."""
+
+    tick: Tick
+
+
+@dataclass(frozen=True)
+class EntryCommitted:
+    """A step is decided. `body` is what is signed, `hash` its hash."""
+
+    entry: Entry
+    body: bytes
+    hash: bytes
+
+
+@dataclass(frozen=True)
+class PeerLeft:
+    """A roster member of the open strict step said goodbye: the step no longer waits for it."""
+
+    step: int
+    public_key: bytes
+
+
+@dataclass(frozen=True)
+class SnapshotAgreed:
+    """Enough electors stored the same snapshot."""
+
+    snapshot: SnapshotFact
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """Snapshots of these steps, and state digests after them, do not count any more; `to_step` is the last one."""
+
+    from_step: int
+    to_step: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdicts on the votes of a step, all that counted; `arrival`: its authors as they were heard."""
+
+    step: int
+    verdicts: tuple[Verdict, ...]
+    arrival: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class TicketMade:
+    """The operator made a ticket."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True)
+class TicketUsed:
+    """An identity joined with a ticket: it is a guest from now on, and one use is gone."""
+
+    ticket_id: bytes
+    public_key: bytes
+
+
+@dataclass(frozen=True)
+class TicketRevoked:
+    """A ticket admits nobody else; `with_peers`: its guests are guests no more."""
+
+    ticket_id: bytes
+    with_peers: bool
+
+
+@dataclass(frozen=True)
+class Equivocated:
+    """A peer announced two payloads for one step: it takes part no more."""
+
+    offence: Offence
+
+
+@dataclass(frozen=True)
+class PeerExcluded:
+    """The operator excluded a peer: it takes part no more, until the operator readmits it."""
+
+    public_key: bytes
+    reason: str
+
+
+@dataclass(frozen=True)
+class PeerReadmitted:
+    """The operator ended a peer's exclusion: it may join again, and nothing is held against it."""
+
+    public_key: bytes
+
+
+Record = (
+    LayoutFixed
+    | TickOpened
+    | EntryCommitted
+    | PeerLeft
+    | SnapshotAgreed
+    | Withdrawn
+    | Judged
+    | TicketMade
+    | TicketUsed
+    | TicketRevoked
+    | Equivocated
+    | PeerExcluded
+    | PeerReadmitted
+)

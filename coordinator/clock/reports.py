@@ -1,0 +1,143 @@
+"""Reports of peers: payloads that they announce and hold, verdicts of their checks, proof against others.
+
+Refuses parts that do not belong to the open step, and all reports of an excluded or absent peer. `agreement.py` takes the
+parts about states and snapshots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator.clock import agreement, claims, holdings, memory, transitions, trust
+from coordinator.clock.effects import Effect, Refuse, SendAnnouncement, SendNotice
+from coordinator.clock.events import HeldPlaces, Reported
+from coordinator.clock.records import Equivocated
+from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Run
+from protos.equivocation import Offence
+from protos.identity import short
+from protos.limits import EQUIVOCATIONS_MAX
+
+
+def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
+    """Everything that one report says, the peer's own state first: parts that are refused do not hold up the others."""
+    peer = run.peers.get(event.public_key)
+    standing = run.standings.get(event.public_key)
+    if standing is not None and standing.excluded:
+        return run, [Refuse(event.public_key, standing.excluded)]
+    if peer is None or peer.phase is PeerPhase.ABSENT:
+        return run, [Refuse(event.public_key, "you are not connected: join and follow first")]
+    effects: list[Effect] = []
+    run = _checked(run, event)
+    if event.addresses:
+        run = transitions.with_peer(run, replace(peer, addresses=event.addresses))
+    for at_step, digest in event.applied:
+        run, more = agreement.applied(run, event.public_key, at_step, digest)
+        effects += more
+        if any(isinstance(effect, SendNotice) and effect.to == event.public_key for effect in more):
+            break  # it starts again: what it reached after that step does not count
+    for fact in event.snapshots:
+        run, more = agreement.stored(run, event.public_key, fact)
+        effects += more
+    for fact in event.bad_snapshots:
+        run, more = agreement.found_bad(run, event.public_key, fact)
+        effects += more
+    for offence in event.offences:
+        run, more = _accused(run, event.public_key, offence)
+        effects += more
+    if reason := run.standings.get(event.public_key, trust.Standing()).excluded:
+        return run, [*effects, Refuse(event.public_key, reason)]  # by its own word
+    if event.claim is not None:
+        run, more = claims.claimed(run, event.public_key, event.claim, now_ms)
+        effects += more
+        if run.standings.get(event.public_key, trust.Standing()).excluded:
+            return run, effects
+    run, more = _holds(_abstained(run, event), event)
+    return run, effects + more
+
+
+def _abstained(run: Run, event: Reported) -> Run:
+    """A member has no votes for the open step, so the step does not wait for it. An earlier announcement stands."""
+    current = run.step
+    if current is None or event.abstained is None or event.public_key not in current.tick.places:
+        return run
+    step, reason = event.abstained
+    if step != current.tick.step or event.public_key in current.claims:
+        return run
+    return replace(run, step=replace(current, abstained={**current.abstained, event.public_key: reason}))
+
+
+def _accused(run: Run, reporter: bytes, offence: Offence) -> Outcome:
+    """A proven offence of a peer of this run. Offences of other keys are refused: anyone can make keys that offend."""
+    author = offence.author
+    if author not in run.peers and author not in run.roster:
+        return run, [Refuse(reporter, f"evidence against {short(author)} is refused: it is no peer of this run")]
+    standing = run.standings.get(author)
+    if standing is not None and standing.equivocation is not None:
+        return run, []  # others reported it, too
+    record = Equivocated(offence)
+    return memory.written(run, record)
+
+
+def _checked(run: Run, event: Reported) -> Run:
+    """Verdicts on steps that are not judged yet, of checkers that were drawn."""
+    for verdict in event.verdicts:
+        drawn = run.checks.get(verdict.step)
+        if drawn is not None and verdict.checker == event.public_key:
+            run = replace(run, checks={**run.checks, verdict.step: drawn.taken(verdict)})
+    return run
+
+
+def _holds(run: Run, event: Reported) -> Outcome:
+    """Payloads that a member of the roster, or an anchor, says that it holds."""
+    current = run.step
+    if current is None or not (event.holdings or event.held):
+        return run, []
+    peer = run.peers[event.public_key]
+    if event.public_key not in current.tick.places and not peer.anchor:
+        return run, []
+    effects: list[Effect] = []
+    if event.held is not None:
+        current, effects = _by_places(current, event, event.held, anchor=peer.anchor)
+    if event.holdings:
+        current, more = _by_name(current, event, anchor=peer.anchor)
+        effects += more
+    return replace(run, step=current), effects
+
+
+def _by_places(current: OpenStep, event: Reported, said: HeldPlaces, *, anchor: bool) -> tuple[OpenStep, list[Effect]]:
+    """A mask over the roster. The mask counts if every payload in it is the claimed one. Otherwise the reporter has to name
+    the payloads."""
+    if (said.step, said.attempt) != (current.tick.step, current.tick.attempt):
+        return current, []
+    members = len(current.tick.roster)
+    if said.mask >> members:
+        text = f"place {said.mask.bit_length() - 1} held of step {said.step}, whose roster has {members} places"
+        return current, [Refuse(event.public_key, text)]
+    current, right = holdings.taken(current, said)
+    return (holdings.hold(current, event.public_key, said.mask, anchor=anchor) if right else current), []
+
+
+def _by_name(current: OpenStep, event: Reported, *, anchor: bool) -> tuple[OpenStep, list[Effect]]:
+    """Payloads by name. A peer that names another payload than the claimed one gets the author's announcement."""
+    bit, mask, effects = current.bit(event.public_key), 0, list[Effect]()
+    named, by_anchor = dict(current.named), set[holdings.Name]()
+    # One payload an author: a peer that names several fills nobody's memory, and takes no place of an honest word.
+    known = {author for (author, _), holders in named.items() if holders & bit}
+    for at_step, author, payload in event.holdings:
+        if at_step != current.tick.step or author not in current.tick.places:
+            continue
+        claim = current.claims.get(author)
+        if claim is None:
+            if author not in known and bit:
+                named[author, payload] = named.get((author, payload), 0) | bit
+            if author not in known and anchor:
+                by_anchor.add((author, payload))
+            known.add(author)
+        elif claim.payload_sha256 == payload:
+            mask |= current.bit(author)
+        elif len(effects) < EQUIVOCATIONS_MAX and author != event.public_key:
+            effects.append(SendAnnouncement(claim.envelope, to=event.public_key))
+    if named != current.named:
+        current = replace(current, named=named)
+    current = holdings.named_by(current, event.public_key, frozenset(by_anchor))
+    return holdings.hold(current, event.public_key, mask, anchor=anchor), effects

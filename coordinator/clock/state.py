@@ -1,0 +1,273 @@
+"""The state of one run as the coordinator sees it, and which moves between phases are legal. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache, reduce
+from operator import or_
+
+from coordinator.clock.effects import Effect
+from coordinator.clock.events import Claim
+from coordinator.clock.records import SnapshotFact, Withdrawn
+from coordinator.clock.trust import Recent, Standing, StepChecks
+from protos.assignment import Range
+from protos.identity import public_key_of
+from protos.limits import ENTRY_CONTRIBUTIONS_MAX
+from protos.log import Tick
+from protos.run_config import RunConfig
+from protos.ticket import Ticket
+
+DURATIONS_KEPT = 32
+DIGEST_STEPS_KEPT = 64
+SNAPSHOT_STEPS_KEPT = 4
+# Agreed snapshots that a joiner may fall back to: as many as peers keep on their disks (node/training/keeper.py), and one more.
+SNAPSHOTS_KEPT = 4
+WITHDRAWN_KEPT = 64
+# Peers remembered, connected or not: more than can ever be connected or in a roster.
+PEERS_KEPT = 4 * ENTRY_CONTRIBUTIONS_MAX
+# Limits of a run in admission mode `invite`. Nothing is forgotten: a guest stays a guest after its ticket has ended.
+TICKETS_MAX = 4096
+GUESTS_MAX = 16 * ENTRY_CONTRIBUTIONS_MAX
+
+
+class Phase(Enum):
+    """The phase of a run."""
+
+    WAITING = "waiting"
+    OPEN = "open"
+    FINISHED = "finished"
+
+
+class PeerPhase(Enum):
+    """The phase of a peer."""
+
+    ABSENT = "absent"
+    SYNCING = "syncing"
+    READY = "ready"
+
+
+class TicketState(Enum):
+    """The state of a ticket. Only an open ticket admits a new peer; guests stay guests."""
+
+    OPEN = "open"
+    USED_UP = "used up"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
+MOVES: dict[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.WAITING, Phase.OPEN, Phase.FINISHED}),  # finished by an entry that came back
+    Phase.OPEN: frozenset({Phase.OPEN, Phase.WAITING, Phase.FINISHED}),
+    Phase.FINISHED: frozenset({Phase.FINISHED}),
+}
+PEER_MOVES: dict[PeerPhase, frozenset[PeerPhase]] = {
+    PeerPhase.ABSENT: frozenset({PeerPhase.ABSENT, PeerPhase.SYNCING}),
+    PeerPhase.SYNCING: frozenset({PeerPhase.SYNCING, PeerPhase.READY, PeerPhase.ABSENT}),
+    PeerPhase.READY: frozenset({PeerPhase.READY, PeerPhase.SYNCING, PeerPhase.ABSENT}),
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One peer. `applied_step` is -1 until it has reported a state; `samples_per_second` 0 until measured.
+
+    `pace`: the part of the share by speed that the peer gets. `missed`: the number of steps that waited for it in vain, less
+    those that it made up for. `rules.paced` changes both. `gone`: it hung up. An absent peer that is not gone is expected:
+    this coordinator was started a moment ago. `tenure`: in how many snapshot periods (`clock.snapshot_every` steps each) an
+    entry counted its votes, the last of them `last_period`. `anchor`: it applies only. `syncing_since_ms`: when it last
+    began to get the state. `contradicted`: how often in a row what it reported was not what counts. `last_turn`: the last
+    step in whose roster it was.
+    """
+
+    public_key: bytes
+    phase: PeerPhase = PeerPhase.ABSENT
+    gone: bool = False
+    anchor: bool = False
+    network: str = ""
+    layout_digest: bytes = b""
+    parameters: int = 0
+    syncing_since_ms: int = 0
+    contradicted: int = 0
+    last_turn: int = 0
+    tenure: int = 0
+    last_period: int = -1
+    device: str = ""
+    addresses: tuple[str, ...] = ()
+    applied_step: int = -1
+    state_digest: bytes = b""
+    samples_per_second: float = 0.0
+    pace: float = 1.0
+    missed: float = 0.0
+    votes_accepted: int = 0
+    loss: float = 0.0
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is connected."""
+        return self.phase is not PeerPhase.ABSENT
+
+
+@dataclass(frozen=True)
+class Voted:
+    """A decided step: its roster, and those of it whose votes its entry counted."""
+
+    roster: tuple[bytes, ...]
+    counted: frozenset[bytes]
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """The holders that a payload needs: `needed` of the members in the mask `within`; with `anchor`, an anchor."""
+
+    within: int
+    needed: int
+    anchor: bool = False
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """The open step. Masks are over the roster's order.
+
+    `claimed` is the mask of the authors that claimed a payload. `held[reporter]` is the mask of the authors whose claimed
+    payload a member holds, and `by_anchor[anchor]` the same for an anchor. Payloads without a claim are kept by (author,
+    payload hash). `named` has the mask of their holders, and `named_by_anchor` the names that each anchor holds. `abstained`
+    has the members without votes for the step, each with its reason.
+
+    Other masks are `here` (connected), `gone` (hung up) and `rarely` (missed many steps, so this step does not wait for it).
+    `counted` is the mask of the authors whose payload the quorum `counted_by` holds (None: not counted yet). `most_at_ms` is
+    the time at which most of the awaited peers were counted (0: not yet). Two fields follow from others, and are kept
+    because every report needs them. `tally` counts the holders of each author's payload in the quorum (`holdings.py`).
+    `checked` is the last mask of a report, with its digest.
+    """
+
+    tick: Tick
+    opened_ms: int
+    deadline_at_ms: int
+    here: int = 0
+    gone: int = 0
+    rarely: int = 0
+    counted: int = 0
+    counted_by: Quorum | None = None
+    most_at_ms: int = 0
+    claims: Mapping[bytes, Claim] = field(default_factory=dict)
+    claimed: int = 0
+    held: Mapping[bytes, int] = field(default_factory=dict)
+    named: Mapping[tuple[bytes, bytes], int] = field(default_factory=dict)
+    by_anchor: Mapping[bytes, int] = field(default_factory=dict)
+    named_by_anchor: Mapping[bytes, frozenset[tuple[bytes, bytes]]] = field(default_factory=dict)
+    tally: tuple[int, ...] = ()
+    checked: tuple[int, bytes] = (0, b"")
+    abstained: Mapping[bytes, str] = field(default_factory=dict)
+
+    @property
+    def anchored(self) -> int:
+        """Mask of the authors whose claimed payload an anchor holds: such a payload can be had for certain."""
+        return reduce(or_, self.by_anchor.values(), 0)
+
+    @property
+    def anchor_named(self) -> frozenset[tuple[bytes, bytes]]:
+        """The (author, payload hash) of unclaimed payloads that an anchor holds."""
+        return frozenset().union(*self.named_by_anchor.values())
+
+    def bit(self, public_key: bytes) -> int:
+        """The roster member's place in masks; 0 for anyone else."""
+        place = self.tick.places.get(public_key)
+        return 0 if place is None else 1 << place
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A ticket that the operator made."""
+
+    ticket: Ticket
+    revoked: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """The whole state of a run. Peers report again the part that is not restored from the journal."""
+
+    run_id: bytes
+    config: RunConfig
+    phase: Phase = Phase.WAITING
+    reason: str = "no peer has joined yet"
+    # from the journal
+    head_step: int = 0
+    head_hash: bytes = b""
+    roster: tuple[bytes, ...] = ()  # of the last tick
+    left: frozenset[bytes] = frozenset()  # those of it that said goodbye, or were excluded, and have not joined again
+    layout_digest: bytes = b""
+    parameters: int = 0
+    next_sample: int = 0
+    returned_samples: tuple[Range, ...] = ()
+    snapshots: tuple[SnapshotFact, ...] = ()  # agreed and not withdrawn, the newest last
+    withdrawn: tuple[Withdrawn, ...] = ()  # oldest first
+    voted: Mapping[int, Voted] = field(
+        default_factory=dict
+    )  # of the last steps, and of those that a snapshot is due at
+    loss: float = 0.0
+    payload_bytes_total: int = 0
+    standings: Mapping[bytes, Standing] = field(default_factory=dict)
+    recent_checks: Recent = field(default_factory=Recent)  # what is typical nowadays
+    checks: Mapping[int, StepChecks] = field(default_factory=dict)  # of the last steps, until they are judged
+    tickets: Mapping[bytes, Issued] = field(default_factory=dict)  # by ticket id, oldest first
+    guests: Mapping[bytes, bytes] = field(default_factory=dict)  # public key -> ticket id, in the order of joining
+    anchor_guests: frozenset[bytes] = frozenset()  # those of them that joined with an anchor's ticket
+    anchor_late: bool = False
+    """The last step got no word from the anchor that was here: the next does not wait for it before it says something."""
+    # from the peers
+    peers: Mapping[bytes, Peer] = field(default_factory=dict)
+    step: OpenStep | None = None
+    durations_ms: tuple[int, ...] = ()
+    reported_digests: Mapping[int, Mapping[bytes, bytes]] = field(default_factory=dict)
+    agreed_digests: Mapping[int, bytes] = field(default_factory=dict)
+    reported_snapshots: Mapping[int, Mapping[bytes, SnapshotFact]] = field(default_factory=dict)
+    finish_by_ms: int = 0
+    finished_told: bool = False
+    lost_until: int = 0  # the log goes on to this step, as a peer has proven: no step opens before it is there again
+
+    def with_phase(self, phase: PeerPhase) -> list[Peer]:
+        """Peers in a phase, sorted by public key."""
+        return sorted((p for p in self.peers.values() if p.phase is phase), key=lambda p: p.public_key)
+
+    @property
+    def ready(self) -> list[Peer]:
+        """Peers that take part in the next tick: all that are ready but anchors, which do not train."""
+        return [peer for peer in self.with_phase(PeerPhase.READY) if not peer.anchor]
+
+    @property
+    def ready_count(self) -> int:
+        """How many take part in the next tick."""
+        return sum(peer.phase is PeerPhase.READY and not peer.anchor for peer in self.peers.values())
+
+    @property
+    def snapshot(self) -> SnapshotFact | None:
+        """The newest agreed one."""
+        return self.snapshots[-1] if self.snapshots else None
+
+    @property
+    def anchors(self) -> frozenset[bytes]:
+        """Public keys that the operator named, in the configuration or by a ticket that they joined with."""
+        return self.anchor_guests.union(map(_public_key_of, self.config.trust.anchors))
+
+    @property
+    def anchored(self) -> bool:
+        """Whether states and snapshots count only if anchors report them."""
+        return self.config.trust.anchored or bool(self.config.trust.anchors) or bool(self.anchor_guests)
+
+    @property
+    def anchors_here(self) -> set[bytes]:
+        """Anchors that are connected."""
+        return {key for key, peer in self.peers.items() if peer.anchor and peer.is_here}
+
+    def is_withdrawn(self, step: int) -> bool:
+        """Whether the operator withdrew what was agreed about the state after this step."""
+        return any(gone.from_step <= step <= gone.to_step for gone in self.withdrawn)
+
+
+_public_key_of = lru_cache(maxsize=256)(public_key_of)
+
+Outcome = tuple[Run, list[Effect]]
+"""The run after something happened, and what is to be done, in this order."""

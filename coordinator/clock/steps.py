@@ -1,0 +1,140 @@
+"""Clock steps: when one opens, is opened again for others, closes, and when the run is finished.
+
+Goes as far as the rules allow now, and refuses to wait: an `Arm` asks for the time of the next look. ADR 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator.clock import agreement, electorate, entries, memory, quorum, regained, rules, transitions
+from coordinator.clock.effects import Append, Arm, NoticeKind, SendNotice, SendTick
+from coordinator.clock.records import TickOpened
+from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Phase, Run
+from protos.log import Tick, lr_to_bits
+
+
+def progress(run: Run, now_ms: int) -> Outcome:
+    """Open, close, reopen or finish, as far as the rules allow right now."""
+    if missed := regained.is_missed(run):
+        return replace(run, reason=missed), []
+    if run.phase is Phase.WAITING:
+        return _try_open(run, now_ms)
+    if run.phase is Phase.OPEN:
+        return _try_close(run, now_ms)
+    return _try_finish(run, now_ms)
+
+
+def _try_open(run: Run, now_ms: int) -> Outcome:
+    ready, wanted = run.ready_count, run.config.clock.min_peers
+    if ready < wanted:
+        return replace(run, reason=f"{ready} of {wanted} peers needed are ready"), []
+    members = len(rules.members_of(run))
+    if run.snapshot is None and run.head_step == 0:
+        run, effects = agreement.agree_snapshot(run, 0)
+        if run.snapshot is None:
+            return replace(run, reason=agreement.start_problem(run)), effects
+        run, more = _try_open(run, now_ms)
+        return run, effects + more
+    if not members or (members < wanted and not electorate.founded(run)):
+        text = f"{ready} peers are ready, and {members} of {wanted} needed may take part: the others are newcomers on probation"
+        return replace(run, reason=f"{text}, or share a block of network addresses before the first step"), []
+    return _open(run, now_ms)
+
+
+def _open(run: Run, now_ms: int) -> Outcome:
+    members = rules.members_of(run)
+    samples = max(run.config.clock.batch_samples, len(members))
+    pool, _, _ = rules.draw(run.returned_samples, run.next_sample, samples)
+    lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, run.head_step + 1)
+    roster = rules.roster_of(run, members, samples)
+    tick = Tick(run.head_step + 1, run.head_hash, 1, roster, pool, lr_to_bits(lr))
+    return _announce(run, tick, now_ms)
+
+
+def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
+    """The same step and samples again, for the peers that are ready now. Existing payloads stay valid."""
+    current = run.step
+    assert current is not None
+    wanted, ready = run.config.clock.min_peers, run.ready
+    samples = sum(len(part) for part in current.tick.pool)
+    members = rules.members_of(run)[:samples]
+    if len(ready) < wanted or not members or {peer.public_key for peer in members} == set(current.tick.places):
+        text = f"{reason}: {len(ready)} of {wanted} peers needed are ready"
+        deadline = now_ms + run.config.clock.deadline_ms_max
+        run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
+        return run, [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
+    roster = rules.roster_of(run, members, samples)
+    return _announce(run, replace(current.tick, attempt=current.tick.attempt + 1, roster=roster), now_ms)
+
+
+def _ask_again(run: Run, current: OpenStep, now_ms: int) -> Outcome:
+    """A strict step has no deadline. The same tick is sent again, because a message may have been lost."""
+    deadline = now_ms + run.config.clock.deadline_ms_max
+    run = replace(run, step=replace(current, deadline_at_ms=deadline))
+    return run, [SendTick(current.tick, deadline - now_ms), Arm(deadline)]
+
+
+def _announce(run: Run, tick: Tick, now_ms: int) -> Outcome:
+    record = TickOpened(tick)
+    run = memory.remember(run, record, now_ms)
+    assert run.step is not None
+    left = run.step.deadline_at_ms - now_ms
+    return run, [Append(record), SendTick(tick, left), Arm(run.step.deadline_at_ms)]
+
+
+def _try_close(run: Run, now_ms: int) -> Outcome:
+    current = run.step
+    assert current is not None
+    current = quorum.counted(run, current, now_ms)
+    if not current.most_at_ms and quorum.most_counted(run, current, now_ms):
+        current = replace(current, most_at_ms=now_ms)
+    closes, reason = quorum.should_close(run, current, now_ms)
+    run = replace(run, reason=reason, step=current)
+    if closes:
+        run, effects = entries.commit(run, now_ms)
+        run, more = _after_commit(run, now_ms)
+        return run, effects + more
+    if now_ms >= current.deadline_at_ms and run.config.clock.strict:
+        return _ask_again(run, current, now_ms)
+    if now_ms >= current.deadline_at_ms:
+        why = reason if current.abstained else f"no payload of step {current.tick.step} is held by a quorum"
+        return _reopen(run, why, now_ms)
+    wanted, left = run.config.clock.min_peers, quorum.live_mask(current, now_ms).bit_count()
+    deserted = left < min(wanted, len(current.tick.roster))
+    if run.config.clock.strict:
+        deserted = bool(run.left)
+    if deserted and len(run.ready) >= wanted:
+        again_at = min(current.opened_ms + run.config.clock.deadline_ms_min, current.deadline_at_ms)
+        if current.tick.attempt > 1 and now_ms < again_at and not run.config.clock.strict:
+            return run, [Arm(again_at)]  # peers that come and go do not have it opened again and again
+        return _reopen(run, "too few of the roster are left", now_ms)
+    until = quorum.newcomers_until_ms(run, current)
+    return run, [Arm(until)] if run.config.trust.enabled and now_ms < until else []
+
+
+def _after_commit(run: Run, now_ms: int) -> Outcome:
+    if run.phase is Phase.FINISHED:
+        return replace(run, reason="the last step is committed; peers are applying it"), [Arm(run.finish_by_ms)]
+    for peer in run.ready:
+        if peer.applied_step < run.head_step - 1:
+            run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.SYNCING))
+    run, effects = _try_open(run, now_ms)
+    if run.phase is Phase.WAITING:
+        effects.append(SendNotice(NoticeKind.WAITING, run.reason))
+    return run, effects
+
+
+def _try_finish(run: Run, now_ms: int) -> Outcome:
+    """Tell everyone once all connected peers and the last roster have applied the last step, or its deadline has passed."""
+    if run.finished_told:
+        return run, []
+    awaited = {key for key, peer in run.peers.items() if peer.phase is not PeerPhase.ABSENT}
+    awaited |= {key for key in run.roster if key not in run.peers or not run.peers[key].gone}
+    behind = sum(key not in run.peers or run.peers[key].applied_step < run.head_step for key in awaited)
+    if behind and now_ms < run.finish_by_ms:
+        who = "1 peer is" if behind == 1 else f"{behind} peers are"
+        return replace(run, reason=f"the last step is committed; {who} still applying it"), []
+    text = f"finished: {run.head_step} steps"
+    run = replace(run, finished_told=True, reason=text)
+    return run, [SendNotice(NoticeKind.FINISHED, text, run.snapshot)]

@@ -1,0 +1,171 @@
+"""Requests of the operator's commands to the coordinator that serves a home folder, signed with that folder's key."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from coordinator.serving.server import Serving
+from coordinator.serving.tls import TLS_NAME, load_or_create
+from protos.envelope import NO_RUN, Kind, seal
+from protos.errors import NetworkError, OperatorError
+from protos.identity import Identity
+from protos.invite import Invite
+from protos.limits import NONCE_BYTES
+from protos.log import run_id_of
+from protos.run_config import RunConfig, config_from_json
+from protos.status import error_of
+from protos.ticket import seal_ticket, ticket_from_body
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import coordinator_pb2_grpc as rpc
+from protos.v1 import log_pb2, ticket_pb2
+
+CALL_SECONDS_MAX = 10.0
+
+
+class Operator:
+    """One home folder's coordinator."""
+
+    def __init__(self, home: Path) -> None:
+        self.serving = Serving.read(home)
+        self._identity = Identity.load_or_create(home / "identity.key")
+        self._certificate = load_or_create(home)
+
+    def create_run(self, config: RunConfig, layout_digest: bytes = b"", parameters: int = 0) -> Invite:
+        """Create a run; returns its invite. Without a layout, the first anchor's or the agreed initial state's counts."""
+        body = pb.CreateRunBody(
+            config_json=config.canonical_json(),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            layout_digest=layout_digest,
+            parameters=parameters,
+        )
+        request = pb.CreateRunRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        genesis: log_pb2.Genesis = self._call("CreateRun", request).genesis
+        return self.invite(genesis)
+
+    def list_runs(self) -> list[pb.GetRunResponse]:
+        """Every run with its state."""
+        body = pb.ListRunsBody(nonce=secrets.token_bytes(NONCE_BYTES))
+        request = pb.ListRunsRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        return list(self._call("ListRuns", request).runs)
+
+    def anchor_link(self, genesis: log_pb2.Genesis, uses: int) -> Invite:
+        """A link with which so many processes may take part as anchors, for as long as it is not revoked."""
+        return self.invite(genesis, self.create_ticket(genesis, 0, uses, "anchor", anchor=True))
+
+    def withdraw_snapshot(self, genesis: log_pb2.Genesis, step: int) -> None:
+        """Agreed snapshots of `step` and later steps, and the digests since, do not count any more."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        body = pb.WithdrawSnapshotBody(run_id=run_id_of(genesis), nonce=nonce, step=step)
+        envelope = seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)
+        self._call("WithdrawSnapshot", pb.WithdrawSnapshotRequest(envelope=envelope))
+
+    def create_ticket(
+        self, genesis: log_pb2.Genesis, expires_in_ms: int, uses: int, label: str, *, anchor: bool = False
+    ) -> ticket_pb2.Ticket:
+        """A new ticket of a run; `expires_in_ms` 0: it never does. `anchor`: for processes whose word counts."""
+        body = pb.CreateTicketBody(
+            run_id=run_id_of(genesis),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            expires_in_ms=expires_in_ms,
+            uses=uses,
+            label=label,
+            anchor=anchor,
+        )
+        request = pb.CreateTicketRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        ticket: ticket_pb2.Ticket = self._call("CreateTicket", request).ticket
+        return ticket
+
+    def tickets(self, genesis: log_pb2.Genesis) -> list[pb.TicketStatus]:
+        """Every ticket of a run, oldest first."""
+        body = pb.ListTicketsBody(run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES))
+        request = pb.ListTicketsRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        return list(self._call("ListTickets", request).tickets)
+
+    def revoke_ticket(self, genesis: log_pb2.Genesis, ticket: ticket_pb2.Ticket, *, with_peers: bool) -> None:
+        """The ticket admits nobody else; `with_peers`: who joined with it has to leave."""
+        body = pb.RevokeTicketBody(
+            run_id=run_id_of(genesis),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            ticket_id=ticket.ticket_id,
+            with_peers=with_peers,
+        )
+        self._call("RevokeTicket", pb.RevokeTicketRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+
+    def exclude_peer(self, genesis: log_pb2.Genesis, public_key: bytes, reason: str) -> None:
+        """The peer takes part no more, and is told why."""
+        body = pb.ExcludePeerBody(
+            run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES), public_key=public_key, reason=reason
+        )
+        self._call("ExcludePeer", pb.ExcludePeerRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+
+    def readmit_peer(self, genesis: log_pb2.Genesis, public_key: bytes) -> None:
+        """The peer may join again."""
+        body = pb.ReadmitPeerBody(
+            run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES), public_key=public_key
+        )
+        self._call("ReadmitPeer", pb.ReadmitPeerRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+
+    def find_ticket(self, genesis: log_pb2.Genesis, name: str) -> pb.TicketStatus:
+        """The one ticket whose id starts with `name` or whose label it is; OperatorError otherwise."""
+        tickets = self.tickets(genesis)
+        found = [status for status in tickets if name and status.ticket.ticket_id.hex().startswith(name)]
+        found = found or [status for status in tickets if name and status.ticket.label == name]
+        if len(found) != 1:
+            raise OperatorError(
+                f"{len(found)} invites of this run are called {name!r}; `swarmentum-coordinator invite list` shows them"
+            )
+        return found[0]
+
+    def invite(self, genesis: log_pb2.Genesis, ticket: ticket_pb2.Ticket | None = None) -> Invite:
+        """The invite of a run, with a ticket or without."""
+        config = config_from_json(genesis.config_json)
+        run_id = run_id_of(genesis)
+        signed = seal_ticket(self._identity, run_id, ticket_from_body(ticket)) if ticket is not None else b""
+        return Invite(
+            run_id=run_id,
+            coordinators=self.serving.coordinators,
+            coordinator_public_key=genesis.coordinator_public_key,
+            certificate_sha256=bytes.fromhex(self.serving.certificate_sha256),
+            bootstrap=tuple(config.overlay.bootstrap),
+            run_name=config.name,
+            ticket=signed,
+        )
+
+    def find(self, run: str) -> pb.GetRunResponse:
+        """The one run whose id starts with `run` or whose name it is; OperatorError otherwise."""
+        runs = self.list_runs()
+        found = [r for r in runs if run_id_of(r.genesis).hex().startswith(run)]
+        found = found or [r for r in runs if config_from_json(r.genesis.config_json).name == run]
+        if len(found) != 1:
+            known = ", ".join(run_id_of(r.genesis).hex()[:16] for r in runs) or "none"
+            raise OperatorError(f"{len(found)} runs are called {run!r}; this coordinator has: {known}")
+        return found[0]
+
+    def _call(self, name: str, request: Any) -> Any:
+        """Ask this home's coordinator; if it stands by, the others that share its database, with the same keys."""
+        here = f"{self.serving.host}:{self.serving.port}"
+        others = [address for address in self.serving.coordinators if address != self.serving.advertise]
+        problems: list[str] = []
+        for address in (here, *others):
+            try:
+                return self._ask(address, name, request)
+            except NetworkError as error:
+                problems.append(str(error))
+        raise NetworkError("; ".join(problems))
+
+    def _ask(self, address: str, name: str, request: Any) -> Any:
+        credentials = grpc.ssl_channel_credentials(self._certificate.certificate_pem)
+        options = [("grpc.ssl_target_name_override", TLS_NAME)]
+        with grpc.secure_channel(address, credentials, options) as channel:
+            try:
+                return getattr(rpc.OperatorServiceStub(channel), name)(request, timeout=CALL_SECONDS_MAX)
+            except grpc.RpcError as error:
+                found = error_of(error)
+                if type(found) is NetworkError:
+                    text = f"the coordinator at {address} does not answer: {error.details()}; is it still running?"
+                    raise NetworkError(text) from error
+                raise found from error

@@ -1,0 +1,32 @@
+"""Options, settings and exit codes that all commands of `swarmentum-coordinator` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from coordinator.config import CoordinatorSettings
+from protos import toml_file
+from protos.errors import OperatorError
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 unreachable, 4 refused by the coordinator, "
+    "130 interrupted."
+)
+Home = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the key, the certificate and the journal (default: ~/.swarmentum/coordinator)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name, or the start of its id.")]
+
+
+def settings(**flags: Any) -> CoordinatorSettings:
+    """Flags over environment over file; OperatorError says which is wrong."""
+    try:
+        return CoordinatorSettings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        raise OperatorError("wrong settings:\n" + toml_file.describe(error)) from error

@@ -1,0 +1,121 @@
+"""Decisions of `run create` before a run is made: its parameter layout, and whether peers check each other's votes.
+
+Pure but for `layout_of_run`, which asks the node package in a process of its own (the coordinator needs no torch). Refuses
+to change the operator's settings: only settings that run.toml leaves open are decided here, and each decision is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from protos.errors import OperatorError
+from protos.limits import PAYLOADS_GB
+from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
+
+LAYOUT_SECONDS_MAX = 300.0
+OWN_A_ROOT_VOTE = 0.177
+"""The least `own` of an honest peer in docs/security.md (14, of 6,250 votes, with 4 of a share of 32 samples looked at),
+divided by the root of the votes: it grows with that root."""
+SHARE_MEASURED = 32
+PERIODS_KEPT = 3
+BYTES_A_GB = 10**9
+
+
+@dataclass(frozen=True)
+class LayoutFacts:
+    """The facts that `swarmentum layout` printed. `votes`, `payload_bytes`: of one payload."""
+
+    layout_digest: bytes
+    parameters: int
+    votes: int
+    payload_bytes: int
+
+
+def layout_of_run(file: Path) -> tuple[LayoutFacts | None, str]:
+    """The layout of a run.toml's model, or None and why it is not known here. OperatorError if the model cannot be built."""
+    if any(find_spec(name) is None for name in ("torch", "transformers", "node")):
+        return None, "swarmentum[node] is not installed here"
+    command = [sys.executable, "-m", "node", "layout", str(file), "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LAYOUT_SECONDS_MAX, check=False)
+    except subprocess.TimeoutExpired:
+        return None, f"building its model took more than {LAYOUT_SECONDS_MAX:.0f} s"
+    if done.returncode:
+        raise OperatorError(f"{file}: {done.stderr.strip().removeprefix('error: ') or 'its model cannot be built'}")
+    values = json.loads(done.stdout.splitlines()[-1])
+    digest = bytes.fromhex(values["layout_digest"])
+    return LayoutFacts(digest, values["parameters"], values["votes"], values["payload_bytes"]), ""
+
+
+def votes_needed(config: RunConfig) -> int:
+    """How many votes a payload needs so that checks can tell an honest peer's from those that know nothing.
+
+    A check looks at a few samples of a share: the larger the share, the less these say about it.
+    """
+    share = max(config.clock.batch_samples / config.clock.min_peers, SHARE_MEASURED)
+    own = OWN_A_ROOT_VOTE * math.sqrt(SHARE_MEASURED / share)
+    return math.ceil((config.trust.agreement_min / own) ** 2)
+
+
+def room_for_votes(config: RunConfig, payload_bytes: int) -> str:
+    """A warning if peers may lack room for the votes that joiners need; empty if they have it.
+
+    A joiner loads the newest agreed snapshot, or the one before, and replays the log after it. That takes two snapshot
+    periods, and the one in which the next snapshot is agreed.
+    """
+    steps = PERIODS_KEPT * config.clock.snapshot_every
+    a_peer = steps * payload_bytes
+    peers, most = int(PAYLOADS_GB * BYTES_A_GB // a_peer), config.clock.max_peers
+    if peers >= most:
+        return ""
+    fewer = max(int(PAYLOADS_GB * BYTES_A_GB // (PERIODS_KEPT * payload_bytes * most)), 1)
+    return (
+        f"Joiners need the votes of up to {steps} steps: {payload_bytes / 1e6:.1f} MB of each peer and step, "
+        f"{most * a_peer / BYTES_A_GB:.0f} GB with {most} peers. A peer gives them {PAYLOADS_GB:.0f} GB, enough for {peers} "
+        f"peers: with more, joiners may find that votes are gone. Set clock.snapshot_every to {fewer}, clock.max_peers to "
+        f"{max(peers, 1)}, or have peers set payloads_gb."
+    )
+
+
+def planned(config: RunConfig, votes: int | None, *, anchor: bool) -> tuple[RunConfig, str]:
+    """The run with what run.toml left open, and what there is to say about it (empty: nothing).
+
+    `votes`: of one payload, if that is known. `anchor`: the operator asked for one.
+    """
+    trust = config.trust
+    if anchor and not trust.anchored:
+        trust = trust.model_copy(update={"anchored": True})
+    anchored = trust.anchored or bool(trust.anchors)
+    said = ""
+    if config.admission.mode == "open" and "enabled" not in config.trust.model_fields_set:
+        off = _why_no_checks(config, votes) if anchored else _NO_ANCHOR
+        said = f"Peers do not check each other's votes ([trust] enabled): {off}." if anchored and off else off
+        if anchored and not off:
+            trust = trust.model_copy(update={"enabled": True})
+            said = "Peers check each other's votes ([trust] enabled), because the run is open and has an anchor."
+    return config.model_copy(update={"trust": trust}), said
+
+
+_NO_ANCHOR = (
+    "This run is open and has no anchor: strangers with free identities can stop it, and only peers with a tenure decide "
+    "about its state. For a public run use `run create --anchor`, and run the anchor that it prints."
+)
+
+
+def _why_no_checks(config: RunConfig, votes: int | None) -> str:
+    if config.clock.min_peers < TRUSTED_PEERS_MIN:
+        return f"they need clock.min_peers of at least {TRUSTED_PEERS_MIN}, and it is {config.clock.min_peers}"
+    if config.optimizer.method == "paper":
+        return "they do not work with optimizer.method paper"
+    if config.optimizer.overlap:
+        return "they do not work with optimizer.overlap"
+    needed = votes_needed(config)
+    if votes is not None and votes < needed:
+        return f"a payload has {votes} votes, and they need {needed} to judge it"
+    return ""

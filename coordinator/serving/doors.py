@@ -1,0 +1,179 @@
+"""Doors: bytes of a verified request become an event, within their limits. Values in, values out.
+
+Refuses a length, a number or a text that is out of its range, with a `Refusal` that names it. Leaves the decision whether an
+event fits the run to the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator.clock.events import Claim, EntriesReturned, HeldPlaces, JoinAsked, Reported
+from coordinator.clock.records import EntryCommitted, SnapshotFact
+from protos import limits
+from protos.address import usable
+from protos.envelope import Kind, Opened, check, parse
+from protos.equivocation import prove
+from protos.errors import Reason, Refusal
+from protos.holdings import mask_from_bytes
+from protos.identity import peer_id
+from protos.log import entry_body, equivocation_from_body, open_entry, verdict_from_body
+from protos.text import printable
+from protos.ticket import Ticket, open_ticket
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import envelope_pb2, update_pb2
+
+LOSS_MAX = 1e30
+"""A claimed loss beyond this is no number that a model can have; the machine has a tighter range of its own."""
+
+
+def bounded(count: int, most: int, what: str) -> None:
+    """Refusal OUT_OF_RANGE if there are more than `most`."""
+    if count > most:
+        raise Refusal(Reason.OUT_OF_RANGE, f"{count} {what}, at most {most}")
+
+
+def sized(value: bytes, size: int, what: str) -> bytes:
+    """The value; Refusal MALFORMED if its length is not `size` bytes."""
+    if len(value) != size:
+        raise Refusal(Reason.MALFORMED, f"{what} of {len(value)} bytes, expected {size}")
+    return value
+
+
+def exclusion_reason(reason: str) -> str:
+    """The operator's reason for an exclusion, which the peer, the readers of the log and their terminals show."""
+    most = limits.EXCLUSION_REASON_BYTES_MAX
+    if not reason.strip() or len(reason.encode()) > most or not reason.isprintable():
+        text = f"the reason takes 1 to {most} bytes, printable and on one line"
+        raise Refusal(Reason.OUT_OF_RANGE, text)
+    return reason
+
+
+def ticket(data: bytes, run_id: bytes, coordinator: bytes) -> Ticket | None:
+    """The verified ticket in these bytes; None for no bytes."""
+    return open_ticket(data, run_id=run_id, coordinator=coordinator) if data else None
+
+
+def joined(opened: Opened, body: pb.JoinBody, coordinator: bytes, now_unix_ms: int, network: str) -> JoinAsked:
+    """A request to join. `network`: the block of public addresses that the peer calls from."""
+    sized(body.layout_digest, limits.HASH_BYTES, "layout digest")
+    return JoinAsked(
+        opened.public_key,
+        printable(body.device, limits.DEVICE_CHARACTERS_MAX),
+        body.parameters,
+        body.layout_digest,
+        _addresses(body.addresses, opened.public_key),
+        ticket(body.ticket, opened.run_id, coordinator),
+        now_unix_ms,
+        network,
+        body.anchor,
+    )
+
+
+def returned(opened: Opened, request: pb.OfferEntriesRequest, coordinator: bytes, head_step: int) -> EntriesReturned:
+    """Entries beyond the head with the coordinator's own signature.
+
+    The newest is verified first, so a peer that has none costs one verification.
+    """
+    bounded(len(request.entries), limits.ENTRIES_PAGE_MAX, "entries")
+    newest = _own(request.newest, opened.run_id, coordinator)
+    if newest.entry.step <= head_step:
+        return EntriesReturned(opened.public_key, (), newest.entry.step)
+    entries = tuple(_own(envelope, opened.run_id, coordinator) for envelope in request.entries)
+    return EntriesReturned(opened.public_key, entries, newest.entry.step)
+
+
+def reported(opened: Opened, body: pb.ReportBody) -> Reported:
+    """A report with each of its parts within its limits."""
+    bounded(len(body.holdings), limits.HOLDINGS_MAX, "holdings")
+    bounded(len(body.applied), limits.APPLIED_MAX, "applied states")
+    bounded(len(body.snapshots), limits.APPLIED_MAX, "snapshots")
+    bounded(len(body.bad_snapshots), limits.APPLIED_MAX, "bad snapshots")
+    bounded(len(body.verdicts), limits.VERDICTS_MAX, "verdicts")
+    bounded(len(body.equivocations), limits.EQUIVOCATIONS_MAX, "equivocations")
+    claim = _claim(opened, body.announcement) if body.HasField("announcement") else None
+    return Reported(
+        opened.public_key,
+        claim=claim,
+        held=_held(body.held) if body.HasField("held") else None,
+        holdings=tuple(
+            (
+                h.step,
+                sized(h.public_key, limits.PUBLIC_KEY_BYTES, "author"),
+                sized(h.payload_sha256, limits.HASH_BYTES, "payload hash"),
+            )
+            for h in body.holdings
+        ),
+        applied=tuple((a.step, sized(a.state_digest, limits.HASH_BYTES, "state digest")) for a in body.applied),
+        snapshots=_snapshots(body.snapshots),
+        bad_snapshots=_snapshots(body.bad_snapshots),
+        addresses=_addresses(body.addresses, opened.public_key),
+        verdicts=tuple(verdict_from_body(verdict, opened.public_key) for verdict in body.verdicts),
+        # The offender's own signatures prove an offence, so a reporter can invent none.
+        offences=tuple(prove(equivocation_from_body(pair), opened.run_id) for pair in body.equivocations),
+        abstained=_abstained(body.abstained) if body.HasField("abstained") else None,
+    )
+
+
+def _addresses(addresses: Iterable[str], public_key: bytes) -> tuple[str, ...]:
+    """The addresses that lead to the signer. The others are left out, and the request still counts."""
+    return tuple(address.text for address in usable(addresses, peer_id(public_key)))
+
+
+def _own(envelope: envelope_pb2.SignedEnvelope, run_id: bytes, coordinator: bytes) -> EntryCommitted:
+    data = envelope.SerializeToString(deterministic=True)
+    signed = open_entry(data, run_id=run_id, coordinator=coordinator)
+    if entry_body(signed.entry) != envelope.body:
+        raise Refusal(
+            Reason.MALFORMED,
+            f"entry {signed.entry.step} has fields that this coordinator does not know; it needs a newer version of swarmentum",
+        )
+    return EntryCommitted(signed.entry, envelope.body, signed.hash)
+
+
+def _held(body: pb.HeldPlaces) -> HeldPlaces:
+    """A mask of at most as many places as a roster may have. The machine compares the mask with the open step's roster."""
+    bounded(len(body.places), limits.ROSTER_PEERS_MAX // 8, "bytes of places")
+    bounded(body.step, limits.STEP_MAX, "as a step")
+    digest = sized(body.payloads_sha256, limits.HASH_BYTES, "digest of payloads")
+    return HeldPlaces(body.step, body.attempt, mask_from_bytes(body.places), digest)
+
+
+def _snapshots(references: Iterable[pb.SnapshotRef]) -> tuple[SnapshotFact, ...]:
+    """Root and size together name a snapshot."""
+    facts = []
+    for s in references:
+        bounded(s.total_bytes, limits.SNAPSHOT_PIECES_MAX * limits.SNAPSHOT_PIECE_BYTES, "bytes of a snapshot")
+        root = sized(s.root, limits.HASH_BYTES, "snapshot root")
+        facts.append(SnapshotFact(s.step, root, s.total_bytes, kept=not s.not_kept))
+    return tuple(facts)
+
+
+def _abstained(body: pb.Abstention) -> tuple[int, str]:
+    bounded(body.step, limits.STEP_MAX, "as a step")
+    bounded(len(body.reason.encode()), limits.ABSTENTION_REASON_BYTES_MAX, "bytes in a reason")
+    if not body.reason.isprintable():
+        raise Refusal(Reason.OUT_OF_RANGE, "the reason of an abstention does not print on one line")
+    return body.step, body.reason
+
+
+def _claim(opened: Opened, envelope: envelope_pb2.SignedEnvelope) -> Claim:
+    """The author's own announcement. The key that signed the report must have signed the announcement, too."""
+    inner = check(envelope, kind=Kind.KIND_ANNOUNCEMENT, run_id=opened.run_id, signer=opened.public_key)
+    bounded(len(inner.body), limits.ANNOUNCEMENT_BYTES_MAX, "bytes in an announcement")
+    body = parse(update_pb2.Announcement, inner.body)
+    bounded(body.payload_bytes, limits.PAYLOAD_BYTES_MAX, "payload bytes")
+    bounded(body.step, limits.STEP_MAX, "as a step")
+    if not abs(body.loss) < LOSS_MAX:
+        raise Refusal(Reason.OUT_OF_RANGE, f"loss {body.loss}, expected a number below {LOSS_MAX:g}")
+    return Claim(
+        step=body.step,
+        parent_hash=sized(body.parent_hash, limits.HASH_BYTES, "parent hash"),
+        payload_sha256=sized(body.payload_sha256, limits.HASH_BYTES, "payload hash"),
+        payload_bytes=body.payload_bytes,
+        samples=min(body.samples, limits.SAMPLE_INDEX_MAX),
+        tokens=min(body.tokens, limits.SAMPLE_INDEX_MAX),
+        loss=body.loss,
+        compute_ms=body.compute_ms,
+        envelope=inner.raw,
+    )

@@ -1,0 +1,48 @@
+"""Parts of a run's state as messages to peers. Values in, messages out; decides nothing."""
+
+from __future__ import annotations
+
+from coordinator.clock.effects import NoticeKind, SendNotice
+from coordinator.clock.records import SnapshotFact
+from coordinator.clock.state import PeerPhase, Run
+from protos.v1 import coordinator_pb2 as pb
+
+SNAPSHOT_HOLDERS_MAX = 16
+
+_NOTICE_KINDS = {
+    NoticeKind.SNAPSHOT: pb.NoticeKind.NOTICE_KIND_SNAPSHOT,
+    NoticeKind.RESYNC: pb.NoticeKind.NOTICE_KIND_RESYNC,
+    NoticeKind.FINISHED: pb.NoticeKind.NOTICE_KIND_FINISHED,
+    NoticeKind.WAITING: pb.NoticeKind.NOTICE_KIND_WAITING,
+}
+
+
+def withdrawn_of(run: Run) -> list[pb.Withdrawn]:
+    """Withdrawn steps, oldest first."""
+    return [pb.Withdrawn(from_step=gone.from_step, to_step=gone.to_step) for gone in run.withdrawn]
+
+
+def earlier_snapshots(run: Run) -> list[pb.SnapshotRef]:
+    """The agreed ones before the newest, newest first."""
+    return [snapshot_ref(run, fact) for fact in reversed(run.snapshots[:-1])]
+
+
+def snapshot_ref(run: Run, fact: SnapshotFact) -> pb.SnapshotRef:
+    """A snapshot with the connected peers that reported to store it: joiners ask only these for its pieces."""
+    reports = run.reported_snapshots.get(fact.step, {})
+    here = [peer.public_key for peer in run.peers.values() if peer.phase is not PeerPhase.ABSENT]
+    stored = [key for key in here if (said := reports.get(key)) == fact and said is not None and said.kept]
+    holders = stored[:SNAPSHOT_HOLDERS_MAX]
+    return pb.SnapshotRef(step=fact.step, root=fact.root, total_bytes=fact.total_bytes, holders=holders)
+
+
+def notice(run: Run, effect: SendNotice) -> pb.Notice:
+    """A notice to followers, as a message."""
+    snapshot = snapshot_ref(run, effect.snapshot) if effect.snapshot else None
+    return pb.Notice(
+        kind=_NOTICE_KINDS[effect.kind],
+        reason=effect.reason,
+        snapshot=snapshot,
+        step=effect.step,
+        withdrawn=withdrawn_of(run),
+    )

@@ -1,0 +1,216 @@
+"""All runs of one coordinator: restored from the journal when it begins to act, created on the operator's word, described.
+
+A coordinator that stands by has no runs here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import structlog
+
+from coordinator.clock.state import Peer, PeerPhase, Phase, Run
+from coordinator.clock.trust import Standing
+from coordinator.serving import facts
+from coordinator.serving.clocks import monotonic_ms
+from coordinator.serving.metrics import Metrics
+from coordinator.serving.reading import Reading
+from coordinator.serving.runtime import RunRuntime
+from coordinator.store.folded import Folded, FoldedRuns, run_of
+from coordinator.store.journal import Journal, JournalError
+from protos.identity import Identity
+from protos.log import run_id_of
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import log_pb2
+
+STATUS_PEERS_MAX = 1024
+STATUS_EXCLUSIONS_MAX = 256
+# A run of many peers changes with each report, its description takes milliseconds, and strangers may ask for it.
+DESCRIBED_PEERS_MIN = 64
+DESCRIBED_MS_MAX = 1_000
+
+_PHASES = {
+    Phase.WAITING: pb.Phase.PHASE_WAITING,
+    Phase.OPEN: pb.Phase.PHASE_OPEN,
+    Phase.FINISHED: pb.Phase.PHASE_FINISHED,
+}
+_PEER_PHASES = {
+    PeerPhase.SYNCING: pb.PeerPhase.PEER_PHASE_SYNCING,
+    PeerPhase.READY: pb.PeerPhase.PEER_PHASE_READY,
+    PeerPhase.ABSENT: pb.PeerPhase.PEER_PHASE_ABSENT,
+}
+
+
+class Hub:
+    """Runs by run id. One writer thread: records of one run are never written out of order."""
+
+    def __init__(self, journal: Journal, identity: Identity, metrics: Metrics) -> None:
+        self.identity = identity
+        self.metrics = metrics
+        self.runs: dict[bytes, RunRuntime] = {}
+        self.left_out: dict[bytes, str] = {}
+        """Runs of the journal that cannot be read, and why."""
+        self.noted: Callable[[bytes, str], None] = lambda run_id, name: None
+        """Told of each run that is served, with its name."""
+        self.stands_by: str | None = None
+        """Why this coordinator does not act; None while it does."""
+        self.coordinators: tuple[str, ...] = ()
+        """The addresses of all coordinators, the acting one first; empty if there is only one."""
+        self._genesis: dict[bytes, log_pb2.Genesis] = {}
+        self._journal = self._acting = journal
+        self._fenced: Callable[[], None] = lambda: None
+        self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._reading = Reading(journal.reader())
+        self._described: dict[bytes, tuple[Run, pb.GetRunResponse, int]] = {}
+
+    def restore(self) -> None:
+        """Read every run back from the journal, and act. Called inside the event loop, before serving."""
+        folds = FoldedRuns(self._journal)
+        folds.catch_up()
+        self.act(folds, self._journal, lambda: None)
+
+    def act(self, folds: FoldedRuns, journal: Journal, fenced: Callable[[], None]) -> None:
+        """Go on with the runs that were read, writing to `journal`; `fenced` is called when it refuses a write for good."""
+        self._acting, self._fenced, self.stands_by = journal, fenced, None
+        self.metrics.acts.set(1)
+        for folded in folds.runs():
+            self._add(folded)
+        self.left_out = folds.left_out
+        for run_id, why in self.left_out.items():
+            where, name = journal.place, run_id.hex()[:16]
+            log = structlog.get_logger("coordinator")
+            log.error(
+                "a run in the journal cannot be read, so it is not served",
+                journal=where,
+                run=name,
+                why=why,
+                step="-",
+                peer="-",
+            )
+
+    def stand_by(self, reason: str) -> None:
+        """Act no more, at once. A write in progress may succeed or not: this coordinator tells no peer.
+
+        It waits for nothing, because the database may not answer.
+        """
+        self.stands_by = reason
+        self.metrics.acts.set(0)
+        runs, self.runs, self._genesis, self._described = list(self.runs.values()), {}, {}, {}
+        for runtime in runs:
+            runtime.abandon()
+        self._io.shutdown(wait=False, cancel_futures=True)
+        self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
+
+    async def create_run(self, genesis: log_pb2.Genesis) -> bytes:
+        """Journal a new run and serve it; returns its id."""
+        run_id = run_id_of(genesis)
+        journal = self._acting
+        await asyncio.get_running_loop().run_in_executor(self._io, journal.create_run, run_id, genesis)
+        if journal is not self._acting or self.stands_by is not None:
+            raise JournalError("the run is created, and another coordinator acts since: it has it")
+        self._add(Folded(genesis, run_of(run_id, genesis)))
+        return run_id
+
+    def _add(self, folded: Folded) -> None:
+        run_id = folded.run.run_id
+        self._genesis[run_id] = folded.genesis
+        self.noted(run_id, folded.run.config.name)
+        self.runs[run_id] = RunRuntime(
+            folded, self._acting, self.identity, self.metrics, self._io, self._fenced, self._reading
+        )
+        self.metrics.observe(self.runs[run_id].run)
+
+    async def stop(self) -> None:
+        """End every stream; nothing more is written after this."""
+        await asyncio.gather(*(runtime.stop() for runtime in self.runs.values()))
+
+    def close(self) -> None:
+        """Release the journal."""
+        self._io.shutdown(wait=True)
+        self._reading.close()
+        self._journal.close()
+
+    def describe(self, runtime: RunRuntime) -> pb.GetRunResponse:
+        """The facts that `status` prints, without bootstrap addresses. Those of a large run are at most DESCRIBED_MS_MAX
+        old."""
+        run, now_ms = runtime.run, monotonic_ms()
+        before, made, made_ms = self._described.get(run.run_id, (None, pb.GetRunResponse(), 0))
+        fresh = len(run.peers) > DESCRIBED_PEERS_MIN and now_ms - made_ms < DESCRIBED_MS_MAX
+        if before is None or (before is not run and not fresh):
+            made = self._facts(runtime)
+            self._described[run.run_id] = run, made, now_ms
+        answer = pb.GetRunResponse()
+        answer.CopyFrom(made)
+        return answer
+
+    def _facts(self, runtime: RunRuntime) -> pb.GetRunResponse:
+        run = runtime.run
+        peers = sorted(run.peers.values(), key=lambda peer: (peer.phase is PeerPhase.ABSENT, peer.public_key))
+        return pb.GetRunResponse(
+            genesis=self._genesis[run.run_id],
+            phase=_PHASES[run.phase],
+            head_step=run.head_step,
+            head_hash=run.head_hash,
+            total_steps=run.config.clock.steps,
+            snapshot=facts.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            peers=[_status(run, peer) for peer in peers[:STATUS_PEERS_MAX]],
+            loss=run.loss,
+            reason=run.reason,
+            payload_bytes_total=run.payload_bytes_total,
+            exclusions=_exclusions(run),
+            earlier=facts.earlier_snapshots(run),
+            withdrawn=facts.withdrawn_of(run),
+            anchored=run.anchored,
+        )
+
+
+def _status(run: Run, peer: Peer) -> pb.PeerStatus:
+    return pb.PeerStatus(
+        public_key=peer.public_key,
+        phase=_PEER_PHASES[peer.phase],
+        device=peer.device,
+        applied_step=max(peer.applied_step, 0),
+        state_digest=_public_digest(run, peer),
+        anchor=peer.anchor,
+        votes_accepted=peer.votes_accepted,
+        samples_per_second=peer.samples_per_second,
+        loss=peer.loss,
+        **_standing(run, peer.public_key),
+    )
+
+
+def _public_digest(run: Run, peer: Peer) -> bytes:
+    """A peer's state digest, once the step's is agreed: before, others could only copy it."""
+    return peer.state_digest if peer.applied_step in run.agreed_digests else b""
+
+
+def _standing(run: Run, public_key: bytes) -> dict[str, Any]:
+    """Whether a peer's votes count, and what the checks say about it, in a run that has them."""
+    standing = run.standings.get(public_key, Standing())
+    if not run.config.trust.enabled:
+        return {"standing": "excluded" if standing.excluded else "counted", "standing_reason": standing.excluded}
+    return {
+        "score": standing.score,
+        "check_permille": standing.check_permille,
+        "standing": standing.name,
+        "standing_reason": standing.excluded,
+    }
+
+
+def _exclusions(run: Run) -> list[pb.ExcludedPeer]:
+    """The newest, oldest first; those that the next entry is to say last."""
+    found = [(key, standing) for key, standing in run.standings.items() if standing.excluded]
+    found.sort(key=lambda one: (one[1].logged_step or run.head_step + 1, one[0]))
+    return [
+        pb.ExcludedPeer(
+            public_key=key,
+            step=standing.logged_step,
+            reason=standing.excluded,
+            proven=standing.equivocation is not None,
+            by_operator=standing.by_operator,
+        )
+        for key, standing in found[-STATUS_EXCLUSIONS_MAX:]
+    ]

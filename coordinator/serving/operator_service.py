@@ -1,0 +1,172 @@
+"""The calls of the operator: requests that the coordinator's own key signed. Decides nothing: the machine does."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from coordinator.clock import admission
+from coordinator.clock.events import (
+    Asked,
+    ExclusionAsked,
+    ReadmissionAsked,
+    RevocationAsked,
+    TicketAsked,
+    WithdrawalAsked,
+)
+from coordinator.serving import clocks, doors
+from coordinator.serving.calls import Calls, Context, DeclinedError, answered
+from protos import limits
+from protos.envelope import Kind, parse
+from protos.errors import Reason, Refusal
+from protos.log import FORMAT_VERSION, run_id_of
+from protos.run_config import config_from_json
+from protos.ticket import ticket_body, ticket_from_body
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import coordinator_pb2_grpc as rpc
+from protos.v1 import envelope_pb2, log_pb2, ticket_pb2
+
+_B = TypeVar(
+    "_B",
+    pb.CreateRunBody,
+    pb.ListRunsBody,
+    pb.CreateTicketBody,
+    pb.ListTicketsBody,
+    pb.RevokeTicketBody,
+    pb.ExcludePeerBody,
+    pb.ReadmitPeerBody,
+    pb.WithdrawSnapshotBody,
+)
+
+
+class OperatorService(Calls, rpc.OperatorServiceServicer):
+    """For the operator; protos/v1/coordinator.proto describes each call."""
+
+    @answered
+    async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:  # noqa: N802
+        """A new run from a configuration."""
+        self.check_acts()
+        body = self._body(request.envelope, pb.CreateRunBody)
+        config = config_from_json(body.config_json)
+        config.check_new()
+        if body.layout_digest:
+            doors.sized(body.layout_digest, limits.HASH_BYTES, "layout digest")
+        genesis = log_pb2.Genesis(
+            format_version=FORMAT_VERSION,
+            config_json=config.canonical_json(),
+            coordinator_public_key=self.hub.identity.public_key,
+            nonce=body.nonce,  # so that a request which is played twice makes one run
+            layout_digest=body.layout_digest,
+            parameters=body.parameters,
+        )
+        if run_id_of(genesis) in self.hub.runs:
+            raise Refusal(Reason.REPLAYED, "this run was created before")
+        await self.hub.create_run(genesis)
+        return pb.CreateRunResponse(genesis=genesis)
+
+    @answered
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:  # noqa: N802
+        """Every run of this coordinator."""
+        self.check_acts()
+        self._body(request.envelope, pb.ListRunsBody)
+        return pb.ListRunsResponse(runs=[self.hub.describe(runtime) for runtime in self.hub.runs.values()])
+
+    @answered
+    async def CreateTicket(  # noqa: N802
+        self, request: pb.CreateTicketRequest, context: Context
+    ) -> pb.CreateTicketResponse:
+        """A new ticket of a run."""
+        self.check_acts()
+        body = self._body(request.envelope, pb.CreateTicketBody)
+        doors.bounded(body.expires_in_ms, limits.TICKET_MS_MAX, "ms until it expires")
+        now = clocks.unix_ms()
+        made = ticket_pb2.Ticket(
+            ticket_id=body.nonce,
+            expires_unix_ms=now + body.expires_in_ms if body.expires_in_ms else 0,
+            uses=body.uses,
+            label=body.label,
+            anchor=body.anchor,
+        )
+        await self._ask(body.run_id, TicketAsked(ticket_from_body(made), now))
+        return pb.CreateTicketResponse(ticket=made)
+
+    @answered
+    async def ListTickets(  # noqa: N802
+        self, request: pb.ListTicketsRequest, context: Context
+    ) -> pb.ListTicketsResponse:
+        """Every ticket of a run, with the peers that used it."""
+        body = self._body(request.envelope, pb.ListTicketsBody)
+        run = self.runtime(body.run_id).run
+        users: dict[bytes, list[bytes]] = {}
+        for public_key, came_with in run.guests.items():
+            users.setdefault(came_with, []).append(public_key)
+        now, found = clocks.unix_ms(), []
+        for name, issued in run.tickets.items():
+            used = users.get(name, [])
+            state, _ = admission.ticket_state(issued, len(used), now)
+            found.append(pb.TicketStatus(ticket=ticket_body(issued.ticket), users=used, state=state.value))
+        return pb.ListTicketsResponse(tickets=found)
+
+    @answered
+    async def RevokeTicket(  # noqa: N802
+        self, request: pb.RevokeTicketRequest, context: Context
+    ) -> pb.RevokeTicketResponse:
+        """A ticket admits no further peer."""
+        self.check_acts()
+        body = self._body(request.envelope, pb.RevokeTicketBody)
+        await self._ask(body.run_id, RevocationAsked(body.ticket_id, body.with_peers))
+        return pb.RevokeTicketResponse()
+
+    @answered
+    async def ExcludePeer(  # noqa: N802
+        self, request: pb.ExcludePeerRequest, context: Context
+    ) -> pb.ExcludePeerResponse:
+        """A peer takes part no more."""
+        self.check_acts()
+        body = self._body(request.envelope, pb.ExcludePeerBody)
+        doors.sized(body.public_key, limits.PUBLIC_KEY_BYTES, "public key")
+        await self._ask(body.run_id, ExclusionAsked(body.public_key, doors.exclusion_reason(body.reason)))
+        self.sessions.end(body.run_id, body.public_key)
+        return pb.ExcludePeerResponse()
+
+    @answered
+    async def ReadmitPeer(  # noqa: N802
+        self, request: pb.ReadmitPeerRequest, context: Context
+    ) -> pb.ReadmitPeerResponse:
+        """An excluded peer may join again."""
+        self.check_acts()
+        body = self._body(request.envelope, pb.ReadmitPeerBody)
+        doors.sized(body.public_key, limits.PUBLIC_KEY_BYTES, "public key")
+        await self._ask(body.run_id, ReadmissionAsked(body.public_key))
+        return pb.ReadmitPeerResponse()
+
+    @answered
+    async def WithdrawSnapshot(  # noqa: N802
+        self, request: pb.WithdrawSnapshotRequest, context: Context
+    ) -> pb.WithdrawSnapshotResponse:
+        """Agreed snapshots of this step and later ones, and the digests since, do not count any more."""
+        self.check_acts()
+        body = self._body(request.envelope, pb.WithdrawSnapshotBody)
+        doors.bounded(body.step, limits.STEP_MAX, "as a step")
+        await self._ask(body.run_id, WithdrawalAsked(body.step))
+        return pb.WithdrawSnapshotResponse()
+
+    async def _ask(self, run_id: bytes, event: Asked) -> None:
+        """The event through the machine. Raises DeclinedError with the machine's reason."""
+        if refusals := await self.runtime(run_id).handle(event):
+            raise DeclinedError(refusals[0])
+
+    def _body(self, envelope: envelope_pb2.SignedEnvelope, body_type: type[_B]) -> _B:
+        """The body of a request of the operator, used once. Raises Refusal."""
+        opened = self.opened(envelope, Kind.KIND_ADMIN, signer=self.hub.identity.public_key)
+        body = parse(body_type, opened.body)
+        if len(UnknownFieldSet(body)):
+            # All requests share one kind of envelope, so a signed exclusion must not pass as another request.
+            raise Refusal(
+                Reason.MALFORMED, f"not a {body_type.__name__}: it has fields that this coordinator does not know"
+            )
+        nonce: bytes = body.nonce
+        doors.sized(nonce, limits.NONCE_BYTES, "nonce")
+        self.sessions.use_nonce(nonce)
+        return body

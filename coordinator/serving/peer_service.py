@@ -1,0 +1,218 @@
+"""The calls of peers. Each call opens its request, passes it through a door, and hands the event to the run.
+
+Decides nothing: `doors.py` checks bytes, the machine decides, and `calls.py` maps errors to gRPC statuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from coordinator.clock import admission, holdings, rules
+from coordinator.clock.events import Disconnected, Reported
+from coordinator.clock.state import Run
+from coordinator.serving import clocks, doors, facts
+from coordinator.serving.bootstrap import bootstrap
+from coordinator.serving.calls import (
+    Calls,
+    Context,
+    DeclinedError,
+    NoSessionError,
+    NotAdmittedError,
+    StandsByError,
+    answered,
+)
+from coordinator.serving.gate import admitted
+from coordinator.serving.hub import Hub
+from coordinator.serving.reading import BusyError
+from coordinator.serving.runtime import RunRuntime
+from coordinator.serving.sessions import Sessions
+from protos import limits
+from protos.address import block_of, network_of, site
+from protos.envelope import Kind, Opened, parse
+from protos.holdings import mask_bytes
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import coordinator_pb2_grpc as rpc
+from protos.v1 import envelope_pb2
+
+
+class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
+    """For peers; protos/v1/coordinator.proto describes each call."""
+
+    def __init__(self, hub: Hub, sessions: Sessions) -> None:
+        super().__init__(hub, sessions)
+        self._telling: set[asyncio.Task[Any]] = set()
+        self._ended = False
+
+    @answered
+    async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:  # noqa: N802
+        """Public facts of a run."""
+        runtime = self.runtime(request.run_id)
+        if request.bootstrap_only:
+            return pb.GetRunResponse(bootstrap=self._bootstrap(runtime, context, without=b""))
+        answer = self.hub.describe(runtime)
+        answer.bootstrap.extend(self._bootstrap(runtime, context, without=b""))
+        return answer
+
+    @answered
+    async def GetChallenge(  # noqa: N802
+        self, request: pb.GetChallengeRequest, context: Context
+    ) -> pb.GetChallengeResponse:
+        """A single-use challenge for Join."""
+        self.runtime(request.run_id)
+        if context.peer() and not self.sessions.may_ask(site(network_of(context.peer())), clocks.monotonic_ms()):
+            raise BusyError("too many peers join from your network address; try again in a minute")
+        return pb.GetChallengeResponse(challenge=self.sessions.challenge(clocks.monotonic_ms()))
+
+    @answered
+    async def MayJoin(self, request: pb.MayJoinRequest, context: Context) -> pb.MayJoinResponse:  # noqa: N802
+        """Whether the run admits a peer, asked before the peer builds its model. Nothing is kept: Join decides."""
+        runtime = self.runtime(request.envelope.run_id)
+        opened, body = self._join(request.envelope)
+        ticket = doors.ticket(body.ticket, opened.run_id, self.hub.identity.public_key)
+        network = block_of(network_of(context.peer()))
+        denial, reason = admission.may_enter(
+            runtime.run,
+            opened.public_key,
+            ticket,
+            clocks.unix_ms(),
+            network,
+            clocks.monotonic_ms(),
+            anchor=body.anchor,
+        )
+        if denial is not None:
+            self.hub.metrics.not_admitted(runtime.run, denial)
+            raise NotAdmittedError(reason)
+        return pb.MayJoinResponse()
+
+    @answered
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:  # noqa: N802
+        """Admit a peer and open a session."""
+        runtime = self.runtime(request.envelope.run_id)
+        opened, body = self._join(request.envelope)
+        network = network_of(context.peer())
+        coordinator = self.hub.identity.public_key
+        event = doors.joined(opened, body, coordinator, clocks.unix_ms(), block_of(network))
+        if refusals := await runtime.handle(event):
+            raise NotAdmittedError(refusals[0])
+        self.hub.metrics.refused_addresses(len(body.addresses) - len(event.addresses))
+        run = runtime.run
+        return pb.JoinResponse(
+            session_id=self.sessions.open(run.run_id, opened.public_key, network),
+            head_step=run.head_step,
+            head_hash=run.head_hash,
+            snapshot=facts.snapshot_ref(run, run.snapshot) if run.snapshot else None,
+            earlier=facts.earlier_snapshots(run),
+            withdrawn=facts.withdrawn_of(run),
+            bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
+        )
+
+    def _join(self, envelope: envelope_pb2.SignedEnvelope) -> tuple[Opened, pb.JoinBody]:
+        """A request to join that answers a challenge of this coordinator. Raises Refusal."""
+        opened = self.opened(envelope, Kind.KIND_JOIN)
+        body = parse(pb.JoinBody, opened.body)
+        self.sessions.answer(body.challenge, clocks.monotonic_ms())
+        return opened, body
+
+    def _bootstrap(self, runtime: RunRuntime, context: Context, without: bytes) -> list[str]:
+        """Addresses of other peers that this peer can dial when it starts."""
+        run, network = runtime.run, network_of(context.peer())
+        return bootstrap(run, self.sessions.networks(run.run_id), network, without, site(network).encode())
+
+    @answered
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> None:  # noqa: N802
+        """The log, then events as they happen. Each is written by itself, so a peer that hangs up ends the stream at once."""
+        runtime = self.runtime(request.envelope.run_id)
+        opened = self.opened(request.envelope, Kind.KIND_FOLLOW)
+        body = parse(pb.FollowBody, opened.body)
+        self._in_session(opened, body.session_id, body.sequence)
+        async with aclosing(runtime.follow(opened.public_key, body.from_step)) as events:
+            async for event in events:
+                await context.write(event)
+
+    @answered
+    async def Tell(self, requests: AsyncIterator[pb.ReportRequest], context: Context) -> None:  # noqa: N802
+        """Report after report; each is answered before the next is read. The stream ends when this coordinator stops."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._telling.add(task)
+        try:
+            async for request in requests:
+                await context.write(await self.Report(request, context))
+        except asyncio.CancelledError:
+            if not self._ended:
+                raise
+            task.uncancel()  # without a status, the peer would wait for the end of the call
+            raise StandsByError("this coordinator stops") from None
+        finally:
+            self._telling.discard(task)
+
+    def end_telling(self) -> None:
+        """End the streams of reports, so that they do not hold up a stop."""
+        self._ended = True
+        for task in self._telling:
+            task.cancel()
+
+    @answered
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:  # noqa: N802
+        """Take the payloads, states and snapshots that a peer reports."""
+        runtime = self.runtime(request.envelope.run_id)
+        opened, body = self._report(request.envelope, context, "reports")
+        event = doors.reported(opened, body)
+        self._in_session(opened, body.session_id, body.sequence)
+        self.hub.metrics.refused_addresses(len(body.addresses) - len(event.addresses))
+        refusals = await runtime.handle(event)
+        if body.leaving:
+            await runtime.handle(Disconnected(opened.public_key, leaving=True))
+        return self._answer(runtime.run, event, refusals)
+
+    def _report(
+        self, envelope: envelope_pb2.SignedEnvelope, context: Context, what: str
+    ) -> tuple[Opened, pb.ReportBody]:
+        """A report whose connection has not sent too many. Raises BusyError or Refusal."""
+        if not self.sessions.may_report(context.peer(), clocks.monotonic_ms()):
+            raise BusyError(f"your connection sends too many {what}; send again in a second")
+        opened = self.opened(envelope, Kind.KIND_REPORT)
+        return opened, parse(pb.ReportBody, opened.body)
+
+    def _answer(self, run: Run, event: Reported, refusals: list[str]) -> pb.ReportResponse:
+        taken = event.claim is not None and rules.heard(run, event.public_key, event.claim)
+        anchor = event.public_key in run.peers and run.peers[event.public_key].anchor
+        unclear = holdings.unclear(run.step, event.public_key, event.held, anchor=anchor)
+        return pb.ReportResponse(
+            refusals=refusals,
+            announcement_taken=taken,
+            coordinators=self.hub.coordinators,
+            unclear=mask_bytes(unclear),
+        )
+
+    @answered
+    async def OfferEntries(  # noqa: N802
+        self, request: pb.OfferEntriesRequest, context: Context
+    ) -> pb.OfferEntriesResponse:
+        """Take back entries that the journal has lost."""
+        runtime = self.runtime(request.envelope.run_id)
+        opened, body = self._report(request.envelope, context, "offers")
+        self._in_session(opened, body.session_id, body.sequence)
+        event = doors.returned(opened, request, self.hub.identity.public_key, runtime.run.head_step)
+        if refusals := await runtime.returned(event):
+            raise DeclinedError(refusals[0])
+        return pb.OfferEntriesResponse(head_step=runtime.run.head_step)
+
+    @answered
+    async def ListEntries(  # noqa: N802
+        self, request: pb.ListEntriesRequest, context: Context
+    ) -> pb.ListEntriesResponse:
+        """One page of the log."""
+        runtime = self.runtime(request.run_id)
+        first = min(max(request.from_step, 1), limits.STEP_MAX)
+        page = await runtime.entries(first, follows=False)
+        return pb.ListEntriesResponse(entries=page, head_step=runtime.run.head_step)
+
+    def _in_session(self, opened: Opened, session_id: bytes, sequence: int) -> None:
+        """The call belongs to a session of its signer. Raises NoSessionError, or Refusal for a number used before."""
+        if not self.sessions.check(session_id, opened.run_id, opened.public_key, sequence):
+            raise NoSessionError("no such session: join again")
+        admitted(session_id)

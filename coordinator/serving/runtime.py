@@ -1,0 +1,382 @@
+"""A run, alive: takes events one at a time, asks the machine, carries out the effects in order.
+
+The runtime alone owns a run's state. It decides nothing, and writes the journal before it tells a peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import structlog
+
+from coordinator.clock import machine
+from coordinator.clock.effects import (
+    Append,
+    Arm,
+    Denial,
+    Effect,
+    EndStream,
+    NoticeKind,
+    Refuse,
+    SendAnnouncement,
+    SendEntry,
+    SendNotice,
+    SendTick,
+)
+from coordinator.clock.events import Connected, Disconnected, EntriesReturned, Event, Reported, TimerFired
+from coordinator.clock.records import EntryCommitted, Record
+from coordinator.clock.state import Phase, Run
+from coordinator.serving import facts
+from coordinator.serving.clocks import monotonic_ms
+from coordinator.serving.metrics import Metrics
+from coordinator.serving.reading import Page, Reading
+from coordinator.serving.streams import BehindError, Events, FullError, NotJoinedError, Streams
+from coordinator.store.folded import Folded
+from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalError
+from protos.errors import Refusal
+from protos.identity import Identity, short
+from protos.limits import ENTRIES_PAGE_MAX
+from protos.log import seal_tick
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import envelope_pb2
+
+JOURNAL_RETRY_MS = 1_000
+STANDS_BY = "this coordinator no longer acts; another one does"
+
+T = TypeVar("T")
+
+
+class Refusals(list[str]):
+    """The reasons of everything that was refused. `full`: the run has no place left."""
+
+    full = False
+
+
+class RunRuntime:
+    """One run, and its fold of the journal (`folded`). `handle` returns the refusals, for the peer that asked."""
+
+    def __init__(
+        self,
+        folded: Folded,
+        journal: Journal,
+        identity: Identity,
+        metrics: Metrics,
+        io: ThreadPoolExecutor,
+        fenced: Callable[[], None],
+        reading: Reading,
+    ) -> None:
+        self.run = run = folded.at(monotonic_ms())
+        self._folded = folded
+        self._journal = journal
+        self._identity = identity
+        self._metrics = metrics
+        self._io = io
+        self._fenced = fenced
+        self._reading = reading
+        self._lock = asyncio.Lock()
+        self.streams = Streams()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stale = False
+        self._stopped = False
+        self._abandoned = False
+        self._entry = b""
+        self._due: Checkpoint | None = None
+        self._tasks: set[asyncio.Task[Refusals]] = set()
+        self._log = structlog.get_logger("coordinator").bind(run=run.run_id.hex()[:16])
+        self._arm_restored()
+
+    async def handle(self, event: Event) -> Refusals:
+        """One event through the machine; its effects are done when this returns.
+
+        A caller that is cancelled (a peer hung up during its request) does not stop the event half-way. Raises JournalError if
+        the event was not taken, or not wholly; then the journal counts.
+        """
+        refusals = self._at_once(event)
+        if refusals is not None:
+            return refusals
+        task = asyncio.get_running_loop().create_task(self._handle(event))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                self._check_acts()
+            raise
+
+    def _at_once(self, event: Event) -> Refusals | None:
+        """The event, if no other one waits and nothing is to be written, as for most reports. None: not taken."""
+        if self._tasks or self._lock.locked() or self._stale or self._abandoned or not isinstance(event, Reported):
+            return None  # events are taken in the order in which they came
+        run, effects = machine.step(self.run, event, monotonic_ms())
+        if any(isinstance(effect, Append) for effect in effects):
+            return None
+        refusals = Refusals()
+        for effect in effects:
+            self._tell(effect, run, refusals)
+        before, self.run = self.run, run
+        self._observe(before, run)
+        return refusals
+
+    def _ended(self, task: asyncio.Task[Refusals]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # a caller that hung up does not read it, and asyncio would log it
+
+    async def _handle(self, event: Event) -> Refusals:
+        async with self._lock:
+            try:
+                self._check_acts()
+                if self._stale:
+                    await self._restore()
+                if isinstance(event, Disconnected) and not event.leaving and event.public_key in self.streams.newest:
+                    return Refusals()  # the peer has a newer stream
+                return await self._take(event)
+            except FencedError as error:
+                self._log.warning(
+                    "the database refused a write, because another coordinator acts",
+                    step=self.run.head_step,
+                    peer="-",
+                    why=str(error),
+                )
+                self._fenced()
+                raise
+            except JournalError:
+                self._arm(monotonic_ms() + JOURNAL_RETRY_MS)
+                raise
+
+    async def _take(self, event: Event) -> Refusals:
+        before = self.run
+        run, effects = machine.step(before, event, monotonic_ms())
+        refusals = Refusals()
+        self._stale = True  # until all is done: if a write fails, the journal counts
+        records = [effect.record for effect in effects if isinstance(effect, Append)]
+        if records:  # an entry and the next tick are one write
+            await self._in_thread(lambda: self._journal.append(run.run_id, *records))
+        for effect in effects:
+            self._tell(effect, run, refusals)
+        self.streams.flush()
+        self._stale = False
+        self.run = run
+        self._observe(before, run)
+        await self._checkpoint()
+        return refusals
+
+    async def _checkpoint(self) -> None:
+        """Keep the run, if a checkpoint is due. If that fails, a restart reads more records, and nothing is lost."""
+        run_id, due = self.run.run_id, self._due
+        if due is None:
+            return
+        self._due = None
+        try:
+            await self._in_thread(lambda: self._journal.keep(run_id, due))
+        except FencedError:
+            raise
+        except JournalError as error:
+            self._log.warning(
+                "the checkpoint could not be written; the next entry tries again",
+                step=self.run.head_step,
+                peer="-",
+                why=str(error),
+            )
+        else:
+            self._folded.kept_step = self.run.head_step
+
+    async def _restore(self) -> None:
+        """After a failed write, as after a crash: the journal counts, and peers connect and report again."""
+        before = self.run
+        try:
+            await self._in_thread(lambda: self._folded.read(self._journal))
+        except Refusal as refusal:
+            raise JournalError(f"the journal cannot be read at record {self._folded.number}: {refusal}") from refusal
+        self.run = self._folded.at(monotonic_ms())
+        self._stale = False
+        self._observe(before, self.run)
+        self.streams.end_all()
+        self._arm_restored()
+
+    def _arm_restored(self) -> None:
+        if self.run.step is not None:
+            self._arm(self.run.step.deadline_at_ms)
+        elif self.run.phase is Phase.FINISHED:
+            self._arm(self.run.finish_by_ms)
+
+    def _written(self, run: Run, record: Record) -> None:
+        """Note that a record is in the journal."""
+        self._folded.take(record)
+        if isinstance(record, EntryCommitted):
+            self._due = self._folded.due() or self._due
+            self._entry = self._journal.seal(run.run_id, record).envelope
+
+    def _tell(self, effect: Effect, run: Run, refusals: Refusals) -> None:
+        match effect:
+            case Append():
+                self._written(run, effect.record)
+            case SendEntry():
+                self.streams.hold(envelope_pb2.SignedEnvelope.FromString(self._entry))
+            case SendTick():
+                envelope = seal_tick(self._identity, run.run_id, effect.tick)
+                tick = pb.TickEvent(envelope=envelope, deadline_ms=max(effect.deadline_ms, 0))
+                self.streams.send_tick(effect.to, tick)
+            case SendAnnouncement():
+                announcement = envelope_pb2.SignedEnvelope.FromString(effect.envelope)
+                self.streams.send(effect.to, pb.FollowResponse(announcement=announcement))
+            case SendNotice():
+                if effect.kind is NoticeKind.RESYNC:
+                    self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()
+                self.streams.send(effect.to, pb.FollowResponse(notice=facts.notice(run, effect)))
+                self._log.info(effect.reason, step=run.head_step, peer=short(effect.to) if effect.to else "all")
+            case Arm():
+                self._arm(effect.at_ms)
+            case Refuse():
+                refusals.append(effect.reason)
+                refusals.full |= effect.denial is Denial.FULL
+                if effect.denial is not None:
+                    self._metrics.not_admitted(run, effect.denial)
+                peer = short(effect.public_key) if effect.public_key else "-"
+                self._log.info("a request was refused", step=run.head_step, peer=peer, reason=effect.reason)
+            case EndStream():
+                self.streams.end(effect.public_key)
+
+    def _observe(self, before: Run, run: Run) -> None:
+        self._metrics.observe(run)
+        if run.head_step == before.head_step:
+            return
+        name = run.run_id.hex()[:16]
+        self._metrics.entries.labels(name).inc(run.head_step - before.head_step)
+        seconds = run.durations_ms[-1] / 1000 if run.durations_ms else 0.0
+        self._metrics.step_seconds.labels(name).observe(seconds)
+        self._log.info("a step is decided", step=run.head_step, peer="-", loss=round(run.loss, 4), seconds=seconds)
+
+    # ---- followers ---------------------------------------------------------------------------------------------------
+
+    async def follow(self, key: bytes, from_step: int) -> AsyncGenerator[bytes, None]:
+        """The log after `from_step`, then events as they happen, serialised. A second stream of one peer ends the first.
+
+        Raises NotJoinedError, FullError or JournalError, and BehindError for a step that this log has not reached.
+        """
+        if from_step > self.run.head_step:
+            raise BehindError(f"no step {from_step} to follow from: the head is {self.run.head_step}")
+        queue = self.streams.open(key)
+        try:
+            sent = from_step
+            while not await self._registered(key, queue, sent):
+                page = await self.entries(sent + 1, follows=True)
+                for envelope in page:
+                    yield pb.FollowResponse(entry=envelope).SerializeToString()
+                sent += len(page)
+            if self.streams.following.get(key) is queue and (refusals := await self.handle(Connected(key))):
+                raise FullError(refusals[0]) if refusals.full else NotJoinedError(refusals[0])
+            while (event := await queue.get()) is not None:
+                yield event
+        finally:
+            if self.streams.closed(key, queue):
+                self._spawn(Disconnected(key))
+
+    async def returned(self, event: EntriesReturned) -> Refusals:
+        """Take back entries that the journal had lost. Returns the refusals."""
+        before = self.run.head_step
+        refusals = await self.handle(event)
+        if self.run.head_step > before:
+            log = self._log.bind(step=self.run.head_step, peer=short(event.public_key))
+            log.warning("the journal had lost its last entries, and a peer gave them back", from_step=before + 1)
+        return refusals
+
+    async def entries(self, from_step: int, *, follows: bool) -> Page:
+        """One page of signed entries, for a peer that `follows` or for a stranger. Raises JournalError or BusyError."""
+        self._check_acts()
+        head = self.run.head_step
+        page = await self._reading.page(self.run.run_id, from_step, ENTRIES_PAGE_MAX, head, follows=follows)
+        self._check_acts()
+        return page
+
+    async def _registered(self, key: bytes, queue: Events, sent: int) -> bool:
+        """Become a follower if no entry is left to read. The lock makes sure that no entry is missed or doubled.
+
+        A stream ends here if a newer one replaced it, or if the coordinator stops.
+        """
+        async with self._lock:
+            if self._stopped or not self.streams.is_newest(key, queue):
+                queue.put_nowait(None)
+                return True
+            if self._stale:
+                raise JournalError("the last write to the journal failed; the coordinator reads it again in a second")
+            if sent < self.run.head_step:
+                return False
+            self.streams.following[key] = queue
+            return True
+
+    async def stop(self) -> None:
+        """The coordinator stops: end every stream, and finish the events that were begun."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.streams.end_all()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Another coordinator acts: end every stream and cancel the events that were begun. The journal is not waited for."""
+        self._stopped = self._abandoned = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.streams.end_all()
+        for task in list(self._tasks):
+            task.cancel()
+
+    # ---- time and threads --------------------------------------------------------------------------------------------
+
+    def _arm(self, at_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._stopped:
+            return
+        delay = max(at_ms - monotonic_ms(), 0) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay, self._spawn, TimerFired())
+
+    def _spawn(self, event: Event) -> None:
+        if self._stopped:
+            return
+        task = asyncio.get_running_loop().create_task(self._handle_logged(event))
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned_ended)
+
+    def _spawned_ended(self, task: asyncio.Task[Refusals]) -> None:
+        """A bug of ours is logged with its traceback, and the clock goes on."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error(
+                "the coordinator has a bug: an event failed; please report this traceback",
+                step=self.run.head_step,
+                peer="-",
+                exc_info=error,
+            )
+            self._arm(monotonic_ms() + JOURNAL_RETRY_MS)
+
+    async def _handle_logged(self, event: Event) -> Refusals:
+        try:
+            return await self.handle(event)
+        except JournalError as error:
+            self._log.error(
+                "the journal failed; the coordinator tries again in a second",
+                step=self.run.head_step,
+                peer="-",
+                error=str(error),
+            )
+            return Refusals()
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        self._check_acts()
+        future = asyncio.get_running_loop().run_in_executor(self._io, function)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self._check_acts()
+            raise
+
+    def _check_acts(self) -> None:
+        if self._abandoned:
+            raise JournalError(STANDS_BY)

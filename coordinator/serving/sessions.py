@@ -1,0 +1,142 @@
+"""Challenges, sessions and sequence numbers, so that no captured request can be played again.
+
+Everything is bounded and in memory: after a restart peers simply join again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protos.address import Network, site
+from protos.errors import Reason, Refusal
+from protos.limits import CHALLENGE_BYTES, SESSION_ID_BYTES
+from protos.rate import Rate
+
+CHALLENGES_MAX = 4096
+CHALLENGE_MS_MAX = 60_000
+SESSIONS_MAX = 16_384
+ADMIN_NONCES_MAX = 4096
+# One network address may have this number of challenges at once, and one more each ADDRESS_CHALLENGE_MS. A peer needs two
+# (it asks before it builds its model), and a NAT with hundreds of peers passes.
+ADDRESS_CHALLENGES_MAX = 600
+ADDRESS_CHALLENGE_MS = 100
+ADDRESSES_KEPT = 4096
+# One connection may send this number of reports at once, and one more each CONNECTION_REPORT_MS. A peer makes some three a
+# step.
+CONNECTION_REPORTS_MAX = 1000
+CONNECTION_REPORT_MS = 5
+# Requests of one session may overtake each other by this much (a report in flight while the stream is opened again).
+SEQUENCE_WINDOW = 64
+
+
+@dataclass
+class _Session:
+    run_id: bytes
+    public_key: bytes
+    network: Network
+    sequence: int = 0
+    seen: int = 0  # bit i: sequence - i was used
+
+
+class Sessions:
+    """Single-use challenges, one session a peer and run, single-use sequence numbers and operator nonces."""
+
+    def __init__(self) -> None:
+        self._challenges: OrderedDict[bytes, int] = OrderedDict()
+        self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
+        self._ids: dict[tuple[bytes, bytes], bytes] = {}
+        self._networks: dict[bytes, dict[bytes, Network]] = {}  # by run and peer
+        self._sites: Counter[str] = Counter()
+        self._nonces: OrderedDict[bytes, None] = OrderedDict()
+        self._asking = Rate(ADDRESS_CHALLENGES_MAX, ADDRESS_CHALLENGE_MS, ADDRESSES_KEPT)
+        self._reporting = Rate(CONNECTION_REPORTS_MAX, CONNECTION_REPORT_MS, SESSIONS_MAX)
+
+    def may_ask(self, address: str, now_ms: int) -> bool:
+        """Whether a network address may have one more challenge."""
+        return self._asking.may(address, now_ms)
+
+    def may_report(self, connection: str, now_ms: int) -> bool:
+        """Whether one more report may come over a connection: asked before its signature is looked at."""
+        return self._reporting.may(connection, now_ms)
+
+    def challenge(self, now_ms: int) -> bytes:
+        """A new challenge; the oldest unanswered one is forgotten when there are too many."""
+        value = secrets.token_bytes(CHALLENGE_BYTES)
+        self._challenges[value] = now_ms
+        while len(self._challenges) > CHALLENGES_MAX:
+            self._challenges.popitem(last=False)
+        return value
+
+    def answer(self, challenge: bytes, now_ms: int) -> None:
+        """Use a challenge up; Refusal REPLAYED if it was never given, is used or is too old."""
+        given = self._challenges.pop(challenge, None)
+        if given is None or now_ms - given > CHALLENGE_MS_MAX:
+            raise Refusal(Reason.REPLAYED, "the challenge is unknown, used or too old; ask for a new one")
+
+    def open(self, run_id: bytes, public_key: bytes, network: Network = None) -> bytes:
+        """A new session of a peer that comes from `network`; the peer's earlier session of the run ends."""
+        self.end(run_id, public_key)
+        session_id = secrets.token_bytes(SESSION_ID_BYTES)
+        self._sessions[session_id] = _Session(run_id, public_key, network)
+        self._ids[run_id, public_key] = session_id
+        self._networks.setdefault(run_id, {})[public_key] = network
+        self._sites[site(network)] += 1
+        while len(self._sessions) > SESSIONS_MAX:
+            self._drop(next(iter(self._sessions)))
+        return session_id
+
+    def end(self, run_id: bytes, public_key: bytes) -> None:
+        """The peer has no session of the run any more: it has to join again."""
+        session_id = self._ids.get((run_id, public_key))
+        if session_id is not None:
+            self._drop(session_id)
+
+    def _drop(self, session_id: bytes) -> None:
+        session = self._sessions.pop(session_id)
+        del self._ids[session.run_id, session.public_key]
+        del self._networks[session.run_id][session.public_key]
+        if not self._networks[session.run_id]:
+            del self._networks[session.run_id]
+        at = site(session.network)
+        self._sites[at] -= 1
+        if not self._sites[at]:
+            del self._sites[at]
+
+    def networks(self, run_id: bytes) -> Mapping[bytes, Network]:
+        """The network address of each peer of a run that has a session."""
+        return self._networks.get(run_id, {})
+
+    def at(self, where: str) -> bool:
+        """Whether a peer with a session comes from this site."""
+        return where in self._sites
+
+    def check(self, session_id: bytes, run_id: bytes, public_key: bytes, sequence: int) -> bool:
+        """False: no such session (join again). Refusal REPLAYED: the number was used before, or is far behind."""
+        session = self._sessions.get(session_id)
+        if session is None or (session.run_id, session.public_key) != (run_id, public_key):
+            return False
+        behind = session.sequence - sequence
+        if sequence < 1 or behind >= SEQUENCE_WINDOW or (behind >= 0 and session.seen >> behind & 1):
+            raise Refusal(Reason.REPLAYED, f"sequence {sequence} after {session.sequence}")
+        if behind < 0:
+            session.seen = (session.seen << min(-behind, SEQUENCE_WINDOW)) & ((1 << SEQUENCE_WINDOW) - 1)
+            session.sequence, behind = sequence, 0
+        session.seen |= 1 << behind
+        return True
+
+    def forget(self) -> None:
+        """Another coordinator acted meanwhile: every peer joins again."""
+        self._challenges.clear()
+        for session_id in list(self._sessions):
+            self._drop(session_id)
+
+    def use_nonce(self, nonce: bytes) -> None:
+        """Refusal REPLAYED if an operator request with this nonce was seen."""
+        if nonce in self._nonces:
+            raise Refusal(Reason.REPLAYED, "this operator request was made before")
+        self._nonces[nonce] = None
+        while len(self._nonces) > ADMIN_NONCES_MAX:
+            self._nonces.popitem(last=False)

@@ -1,0 +1,1 @@
+"""The parts that survive a crash: the journal and its checkpoints, the lease of several coordinators, runs read back."""

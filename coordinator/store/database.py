@@ -1,0 +1,102 @@
+"""The database of a coordinator: one file in its home (SQLite), or a server that several share (PostgreSQL).
+
+Every statement on a server is a transaction of its own, so that a coordinator that stalls holds no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
+
+from protos.errors import OperatorError
+
+# A short timeout gives up a server that does not answer, so that its coordinator sees in time that the lease has ended. The
+# values are seconds; tcp_user_timeout is ms. They are libpq's, which ignores options that the platform does not have.
+_POSTGRES_CONNECT = {
+    "connect_timeout": 2,
+    "tcp_user_timeout": 2_000,
+    "keepalives_idle": 1,
+    "keepalives_interval": 1,
+    "keepalives_count": 2,
+    "application_name": "swarmentum-coordinator",
+}
+# One number for all of swarmentum: two coordinators do not make tables at once ("swarment" as a number).
+_TABLES_LOCK = int.from_bytes(b"swarment", "big")
+
+
+def parsed(url: str | sa.URL) -> sa.URL:
+    """A SQLAlchemy URL, PostgreSQL always over psycopg 3; OperatorError if it is none."""
+    try:
+        found = sa.make_url(url)
+    except SQLAlchemyError as error:
+        raise OperatorError(
+            f"`database` is not a SQLAlchemy URL, e.g. postgresql+psycopg://host/name: {error}"
+        ) from error
+    return found.set(drivername="postgresql+psycopg") if found.drivername in ("postgresql", "postgres") else found
+
+
+def shared(url: sa.URL) -> bool:
+    """Whether several coordinators may share this database: there is a lease in it."""
+    return url.get_backend_name() == "postgresql"
+
+
+def hidden(url: sa.URL) -> str:
+    """For messages: without the password."""
+    return url.render_as_string(hide_password=True)
+
+
+def connected(url: sa.URL, *, writes: bool = True) -> sa.Engine:
+    """An engine (connections are made when they are needed); OperatorError if its driver is not installed.
+
+    Without `writes`, the database itself refuses to change anything for it.
+    """
+    try:
+        if shared(url):
+            reads_only = {} if writes else {"options": "-c default_transaction_read_only=on"}
+            return sa.create_engine(url, isolation_level="AUTOCOMMIT", connect_args=_POSTGRES_CONNECT | reads_only)
+        engine = sa.create_engine(url)
+    except ImportError as error:
+        hint = "pip install '.[postgres]' in the folder of the repository" if shared(url) else "install it"
+        raise OperatorError(f"the journal {hidden(url)!r} cannot be opened: {error}; {hint}") from error
+    except SQLAlchemyError as error:
+        raise OperatorError(f"the journal {hidden(url)!r} cannot be opened: {error}; check `database`") from error
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _durable_sqlite if writes else _read_only_sqlite)
+    return engine
+
+
+@contextmanager
+def making_tables(engine: sa.Engine, metadata: sa.MetaData) -> Iterator[sa.Connection]:
+    """One transaction in which the tables are there, made by one coordinator at a time; OperatorError if that fails."""
+    try:
+        with engine.connect() as connection:
+            if shared(engine.url):
+                connection.execution_options(isolation_level="READ COMMITTED")
+            with connection.begin():
+                if shared(engine.url):
+                    connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _TABLES_LOCK})
+                metadata.create_all(connection)
+                yield connection
+    except SQLAlchemyError as error:
+        raise OperatorError(
+            f"the journal {hidden(engine.url)!r} cannot be opened: {error}; check `database` and the disk"
+        ) from error
+
+
+def _durable_sqlite(connection: object, _: object) -> None:
+    """WAL so that readers never wait; FULL so that a commit survives the machine, not only the process."""
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _read_only_sqlite(connection: object, _: object) -> None:
+    """The file is in WAL mode already: a reader neither waits for the writer nor holds it up."""
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    cursor.execute("PRAGMA query_only=ON")
+    cursor.close()

@@ -1,0 +1,265 @@
+"""The journal: the records that must survive a crash, in order, in a database (SQLite by default, any SQLAlchemy URL).
+
+A record is durable when `append` returns, and is never changed or deleted. Entries are kept as the signed envelopes that
+travel. So a peer gets the same bits after a restart as before. If several coordinators share a database, only the one with
+the newest token of the lease can write (`fenced`). Checkpoints have a table of their own, and hold nothing that does not
+follow from the records. Only the newest two of each run are kept. ADR 2.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from coordinator.clock.records import EntryCommitted, Record
+from coordinator.store import codec
+from coordinator.store.codec import ENTRY, Context
+from coordinator.store.database import connected, making_tables, parsed
+from protos.envelope import parse
+from protos.errors import Refusal, SwarmentumError
+from protos.identity import Identity
+from protos.log import SignedEntry, entry_hash
+from protos.v1 import envelope_pb2, log_pb2
+
+_METADATA = sa.MetaData()
+_RUNS = sa.Table(
+    "runs",
+    _METADATA,
+    sa.Column("run_id", sa.LargeBinary(32), primary_key=True),
+    sa.Column("genesis", sa.LargeBinary, nullable=False),
+)
+_RECORDS = sa.Table(
+    "records",
+    _METADATA,
+    sa.Column("run_id", sa.LargeBinary(32), sa.ForeignKey("runs.run_id"), primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("step", sa.BigInteger, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("records_by_step", "run_id", "kind", "step"),
+)
+_CHECKPOINTS = sa.Table(
+    "checkpoints",
+    _METADATA,
+    sa.Column("run_id", sa.LargeBinary(32), sa.ForeignKey("runs.run_id"), primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("head_hash", sa.LargeBinary(32), nullable=False),
+    sa.Column("sha256", sa.LargeBinary(32), nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+CHECKPOINTS_KEPT = 2
+"""The newest, and one more in case that the newest does not fit."""
+VERIFIED_LAST = 8
+"""The number of newest entries that are verified when they are read: each holds the hash of all before it."""
+LEASE = sa.Table(
+    "lease",
+    sa.MetaData(),
+    sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("expires", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("address", sa.String(256), nullable=False),
+)
+"""The right to write, if several coordinators share the database; coordinator/store/lease.py makes the table."""
+
+
+class JournalError(SwarmentumError):
+    """The database refused: disk full, read-only, gone. Nothing was announced that is not in it; whether the last record
+    is in it, only the database knows."""
+
+
+class FencedError(JournalError):
+    """Another coordinator acts on this database since: nothing was written, and nothing more may be."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run as its first `number` records made it; the last of them is the entry whose hash is `head_hash`."""
+
+    number: int
+    head_hash: bytes
+    body: bytes
+
+
+class Journal:
+    """All runs of one coordinator. Calls block: the runtime makes them from a worker thread."""
+
+    def __init__(self, url: str | sa.URL, identity: Identity) -> None:
+        self._identity = identity
+        self._numbers: dict[bytes, int] = {}
+        self._token: int | None = None
+        self._url = parsed(url)
+        self._engine = connected(self._url)
+        with making_tables(self._engine, _METADATA):
+            pass
+
+    def fenced(self, token: int) -> Journal:
+        """The same journal, which writes only while no newer token of the lease was given: FencedError from then on."""
+        made = copy.copy(self)
+        made._numbers, made._token = {}, token
+        return made
+
+    def reader(self) -> Journal:
+        """The same journal over connections of its own that cannot write, so that long reads delay no write."""
+        made = copy.copy(self)
+        made._engine = connected(self._url, writes=False)
+        return made
+
+    @staticmethod
+    def sqlite_url(home: Path) -> str:
+        """URL of the default database in a home folder."""
+        return f"sqlite:///{home / 'journal.sqlite3'}"
+
+    @property
+    def place(self) -> str:
+        """The place of the journal, for people, without a password."""
+        return self._engine.url.render_as_string(hide_password=True)
+
+    def close(self) -> None:
+        """Release the database."""
+        self._engine.dispose()
+
+    def create_run(self, run_id: bytes, genesis: log_pb2.Genesis) -> None:
+        """Record a new run; JournalError if it is there already."""
+        self._insert(_RUNS, {"run_id": run_id, "genesis": genesis.SerializeToString(deterministic=True)})
+
+    def runs(self) -> list[tuple[bytes, bytes]]:
+        """Every run's id with the bytes of its genesis: whether they are one is for the reader."""
+        with self._reading() as connection:
+            rows = connection.execute(sa.select(_RUNS.c.run_id, _RUNS.c.genesis).order_by(_RUNS.c.run_id)).all()
+        return [(row.run_id, row.genesis) for row in rows]
+
+    def append(self, run_id: bytes, *records: Record) -> None:
+        """Write these records, in order, all or none; durable on return."""
+        number = self._next_number(run_id)
+        # A failed commit may have written after all: only the database knows, so it is asked again the next time.
+        self._numbers.pop(run_id, None)
+        rows, context = [], Context(run_id, self._identity)
+        for at, record in enumerate(records, number):
+            kind, step, body = codec.encode(context, record)
+            rows.append({"run_id": run_id, "number": at, "kind": kind, "step": step, "body": body})
+        self._insert(_RECORDS, *rows)
+        self._numbers[run_id] = number + len(rows)
+
+    def _insert(self, table: sa.Table, *rows: dict[str, Any]) -> None:
+        """One transaction: the rows are written, and the token is still the newest, or neither.
+
+        FOR SHARE lets no other coordinator take the lease between the look at the token and the commit.
+        """
+        with self._writing() as connection:
+            for row in rows:
+                if self._token is None:
+                    connection.execute(table.insert().values(row))
+                    continue
+                values = sa.select(*(sa.literal(value, table.c[name].type) for name, value in row.items()))
+                held = values.select_from(LEASE).where(LEASE.c.token == self._token).with_for_update(read=True)
+                insert = table.insert().from_select(list(row), held)
+                if connection.execute(insert, execution_options={"preserve_rowcount": True}).rowcount != 1:
+                    raise FencedError(f"another coordinator acts: the lease has a newer token than {self._token}")
+
+    def records(self, run_id: bytes, first: int = 0) -> Iterator[Record]:
+        """Every record of a run from the number `first` on, in order; numbers have no gaps.
+
+        The coordinator's own signatures are verified on the newest entries only.
+        """
+        newest = sa.select(_RECORDS.c.number).where(_RECORDS.c.run_id == run_id, _RECORDS.c.kind == ENTRY)
+        newest = newest.order_by(_RECORDS.c.step.desc()).limit(VERIFIED_LAST)
+        columns = _RECORDS.c.number, _RECORDS.c.kind, _RECORDS.c.step, _RECORDS.c.body
+        query = sa.select(*columns).where(_RECORDS.c.run_id == run_id, _RECORDS.c.number >= first)
+        with self._reading() as connection:
+            verified = min(connection.execute(newest).scalars(), default=0)
+            for row in connection.execute(query.order_by(_RECORDS.c.number)):
+                context = Context(run_id, self._identity, verified=row.number >= verified)
+                yield codec.decode(context, row.kind, row.step, row.body)
+
+    def keep(self, run_id: bytes, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, instead of the oldest. Checkpoints of records that the journal has lost since are deleted,
+        too."""
+        number, body = checkpoint.number, checkpoint.body
+        self._drop(_CHECKPOINTS.c.run_id == run_id, _CHECKPOINTS.c.number >= number)
+        digest = hashlib.sha256(body).digest()
+        row = {"run_id": run_id, "number": number, "head_hash": checkpoint.head_hash, "sha256": digest, "body": body}
+        self._insert(_CHECKPOINTS, row)
+        newest = sa.select(_CHECKPOINTS.c.number).where(_CHECKPOINTS.c.run_id == run_id)
+        with self._reading() as connection:
+            numbers = connection.execute(newest.order_by(_CHECKPOINTS.c.number.desc())).scalars().all()
+        if len(numbers) > CHECKPOINTS_KEPT:
+            self._drop(_CHECKPOINTS.c.run_id == run_id, _CHECKPOINTS.c.number < numbers[CHECKPOINTS_KEPT - 1])
+
+    def _drop(self, *which: sa.ColumnElement[bool]) -> None:
+        statement = sa.delete(_CHECKPOINTS).where(*which)
+        if self._token is not None:
+            statement = statement.where(sa.exists().where(LEASE.c.token == self._token))
+        with self._writing() as connection:
+            connection.execute(statement)
+
+    def checkpoints(self, run_id: bytes) -> tuple[list[Checkpoint], list[str]]:
+        """The checkpoints that fit the records, newest first, and the reasons why the others do not."""
+        query = sa.select(_CHECKPOINTS).where(_CHECKPOINTS.c.run_id == run_id)
+        found, unfit = [], []
+        with self._reading() as connection:
+            for row in connection.execute(query.order_by(_CHECKPOINTS.c.number.desc())).all():
+                entry = sa.select(_RECORDS.c.body).where(
+                    _RECORDS.c.run_id == run_id, _RECORDS.c.number == row.number - 1, _RECORDS.c.kind == ENTRY
+                )
+                body = connection.execute(entry).scalar()
+                if hashlib.sha256(row.body).digest() != row.sha256:
+                    unfit.append(f"the one of {row.number} records is damaged")
+                elif body is None or _hash_of(body) != row.head_hash:
+                    unfit.append(f"the one of {row.number} records names an entry that the journal does not have")
+                else:
+                    found.append(Checkpoint(row.number, row.head_hash, row.body))
+        return found, unfit
+
+    def entries(self, run_id: bytes, from_step: int, count: int) -> list[bytes]:
+        """Signed envelopes of at most `count` entries from `from_step` on."""
+        query = sa.select(_RECORDS.c.body).where(
+            _RECORDS.c.run_id == run_id, _RECORDS.c.kind == ENTRY, _RECORDS.c.step >= from_step
+        )
+        with self._reading() as connection:
+            return [row.body for row in connection.execute(query.order_by(_RECORDS.c.step).limit(count))]
+
+    def _next_number(self, run_id: bytes) -> int:
+        if run_id not in self._numbers:
+            query = sa.select(sa.func.max(_RECORDS.c.number)).where(_RECORDS.c.run_id == run_id)
+            with self._reading() as connection:
+                last = connection.execute(query).scalar()
+            self._numbers[run_id] = 0 if last is None else last + 1
+        return self._numbers[run_id]
+
+    def _writing(self) -> AbstractContextManager[sa.Connection]:
+        return failing_as_journal_error(self._engine.begin, "written")
+
+    def _reading(self) -> AbstractContextManager[sa.Connection]:
+        return failing_as_journal_error(self._engine.connect, "read")
+
+    def seal(self, run_id: bytes, record: EntryCommitted) -> SignedEntry:
+        """The entry, signed by this coordinator. The same record always gives the same bytes."""
+        return codec.seal(Context(run_id, self._identity), record)
+
+
+def _hash_of(envelope: bytes) -> bytes:
+    """The hash of the entry in it; empty if there is none."""
+    try:
+        return entry_hash(parse(envelope_pb2.SignedEnvelope, envelope).body)
+    except Refusal:
+        return b""
+
+
+@contextmanager
+def failing_as_journal_error(
+    begin: Callable[[], AbstractContextManager[sa.Connection]], what: str
+) -> Iterator[sa.Connection]:
+    """A connection or transaction whose failure, at any point of it, is a JournalError."""
+    try:
+        with begin() as connection:
+            yield connection
+    except SQLAlchemyError as error:
+        raise JournalError(f"the journal cannot be {what}: {error}") from error

@@ -1,0 +1,127 @@
+"""Puts the parts of one peer together: its files, its session, its trainer. The program and the simulator both use it.
+
+Refuses to build a model or to read settings; node/app.py does that for the program, tests/sim/world.py for the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from node.archive.record import Recorder
+from node.blobs.payloads import Payloads
+from node.data.samples import Samples
+from node.overlay.settings import OverlaySettings
+from node.snapshot.store import SnapshotStore
+from node.swarm.api import Swarm
+from node.swarm.events import Event
+from node.swarm.session import REAL, Outside, Session, build
+from node.training.loop import Trainer
+from node.training.recovery import Stopping
+from node.training.replica import Replica
+from node.training.telemetry import StepLog, Summary
+from node.training.uplink import VoteSize
+from node.wire.validate import UpdateDoor
+from protos.identity import Identity
+from protos.invite import Invite
+from protos.run_config import RunConfig
+
+
+class LateDoor:
+    """The payload door of a run whose layout is known only once the model is built; a peer joins after that."""
+
+    door: UpdateDoor | None = None
+
+    @property
+    def bytes_max(self) -> int:
+        """The longest payload that passes."""
+        return self._known().bytes_max
+
+    def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Any:
+        """See `UpdateDoor.open`."""
+        return self._known().open(data, step, named_bytes)
+
+    def fit(self, replica: Replica) -> None:
+        """The model is built: from now on the door takes payloads of its layout."""
+        demo = replica.demo
+        self.door = UpdateDoor(replica.run_id, replica.layout_digest, demo.layout.chunks, demo.form)
+
+    def _known(self) -> UpdateDoor:
+        assert self.door is not None, "the model is built before the run is joined"
+        return self.door
+
+
+@dataclass(frozen=True)
+class Home:
+    """The files of one peer in one run, and the door that foreign payloads pass on their way there."""
+
+    folder: Path
+    store: SnapshotStore
+    payloads: Payloads
+    door: LateDoor = field(default_factory=LateDoor)
+
+    def session(
+        self,
+        invite: Invite,
+        identity: Identity,
+        identity_path: Path,
+        overlay: OverlaySettings,
+        emit: Callable[[Event], Awaitable[None]],
+        outside: Outside = REAL,
+        *,
+        archive: bool = False,
+    ) -> Session:
+        """The peer's network side. Call it on the network thread's loop."""
+        return build(
+            invite,
+            identity,
+            identity_path,
+            overlay,
+            self.door,
+            self.store.get,
+            self.payloads,
+            emit,
+            outside,
+            archive=archive,
+        )
+
+
+def assemble(
+    home: Home,
+    config: RunConfig,
+    replica: Replica,
+    swarm: Swarm,
+    samples: Samples | None,
+    summary: Summary,
+    stopping: Stopping,
+    *,
+    patience_seconds: float,
+    micro_batch: int,
+    autocast: Any,
+    anchored: bool = False,
+    vote_size: VoteSize | None = None,
+    archive: Recorder | None = None,
+    behind: bool = True,
+) -> Trainer:
+    """The peer's training side, once the model is built. See `Trainer` for the arguments."""
+    home.door.fit(replica)
+    return Trainer(
+        config=config,
+        replica=replica,
+        swarm=swarm,
+        samples=samples,
+        store=home.store,
+        private_path=home.folder / "private.pt",
+        micro_batch=micro_batch,
+        autocast=autocast,
+        summary=summary,
+        steps=StepLog(home.folder / "steps.jsonl"),
+        stopping=stopping,
+        anchored=anchored,
+        patience_seconds=patience_seconds,
+        vote_size=vote_size,
+        archive=archive,
+        behind=behind,
+    )

@@ -1,0 +1,1 @@
+"""Bytes by hash: who serves them, who is asked, and in which order."""

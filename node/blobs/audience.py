@@ -1,0 +1,102 @@
+"""Who is served blobs: members of the roster at once, all others from what is left. Pure: the time is given.
+
+A member of the open step's roster has streams of its own. Everybody else is a stranger, also a peer that is still loading a
+snapshot and replaying the log, so strangers are served the same blobs; but all strangers together have so many streams, so
+many bytes in memory and so many bytes a second, few while a member is served. When another stranger comes and there is no
+room, the one that has kept us waiting longest goes. Refuses strangers when nobody keeps us waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+STREAMS_A_PEER_MAX = 32
+STREAMS_A_STRANGER_MAX = 16
+STRANGERS_STREAMS_MAX = 128
+# What strangers are being sent at once (blobs in memory), and how much a second: while a member of the roster is served (and a
+# moment after its last byte), and otherwise. A joiner is a stranger until it is in a roster, and has several holders.
+STRANGERS_BYTES_HELD_MAX = 256 << 20
+STRANGERS_BYTES_A_SECOND_BUSY = 1 << 20
+STRANGERS_BYTES_A_SECOND = 64 << 20
+MEMBERS_BUSY_SECONDS = 0.25
+
+
+@dataclass(eq=False)
+class Seat:
+    """One stream. `waits_since`: since when we wait for its other side; None while the other side waits for us."""
+
+    remote: str
+    end: Callable[[], None]
+    waits_since: float | None
+    held_bytes: int = 0
+
+
+class Audience:
+    """Of one peer. Without `members` (None) everybody is one."""
+
+    def __init__(self, members: frozenset[str] | None = None) -> None:
+        self.members = members
+        self._seats: dict[Seat, None] = {}
+        self._free_at = 0.0
+        self._member_at = -MEMBERS_BUSY_SECONDS
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def is_member(self, remote: str) -> bool:
+        """Whether this peer id is in the roster."""
+        return self.members is None or remote in self.members
+
+    def admit(self, remote: str, end: Callable[[], None], now: float) -> Seat | None:
+        """A seat for one more stream of a peer; `end` ends the stream if its seat is needed. None: no room."""
+        member = self.is_member(remote)
+        most = STREAMS_A_PEER_MAX if member else STREAMS_A_STRANGER_MAX
+        own = [seat for seat in self._seats if seat.remote == remote]
+        if len(own) >= most and not (not member and self._evict(own)):
+            return None
+        strangers = self._strangers()
+        if not member and len(strangers) >= STRANGERS_STREAMS_MAX and not self._evict(strangers):
+            return None
+        seat = Seat(remote, end, now)
+        self._seats[seat] = None
+        return seat
+
+    def leave(self, seat: Seat) -> None:
+        """The stream has ended."""
+        self._seats.pop(seat, None)
+
+    def hold(self, seat: Seat, size: int) -> None:
+        """The stream is sent a blob of so many bytes, which stay in memory meanwhile; 0: no more."""
+        seat.held_bytes = size
+        if self.is_member(seat.remote):
+            return
+        others = [other for other in self._strangers() if other is not seat and other.held_bytes]
+        while sum(other.held_bytes for other in others) + size > STRANGERS_BYTES_HELD_MAX:
+            if not self._evict(others):
+                return
+            others = [other for other in others if other in self._seats]
+
+    def delay(self, seat: Seat, size: int, now: float) -> float:
+        """Seconds to wait before so many bytes are sent: none for a member."""
+        if self.is_member(seat.remote):
+            self._member_at = now
+            return 0.0
+        busy = now - self._member_at < MEMBERS_BUSY_SECONDS
+        rate = STRANGERS_BYTES_A_SECOND_BUSY if busy else STRANGERS_BYTES_A_SECOND
+        begins_at = max(self._free_at, now)
+        self._free_at = begins_at + size / rate
+        return begins_at - now
+
+    def _strangers(self) -> list[Seat]:
+        return [seat for seat in self._seats if not self.is_member(seat.remote)]
+
+    def _evict(self, seats: list[Seat]) -> bool:
+        """End the stream whose other side has kept us waiting longest; whether there was one."""
+        waiting = [(seat.waits_since, place, seat) for place, seat in enumerate(seats) if seat.waits_since is not None]
+        if not waiting:
+            return False
+        seat = min(waiting)[2]
+        del self._seats[seat]
+        seat.end()
+        return True

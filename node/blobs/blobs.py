@@ -1,0 +1,186 @@
+"""Blobs by hash: the protocol on a stream, and its serving side; `fetcher.py` is the asking side.
+
+Waits here end with `asyncio.timeout`: `wait_for` of Python 3.11 swallows a cancellation that comes when its result does.
+Framing: uint32 big-endian length + protobuf BlobRequest; the same + BlobResponse, then the raw bytes; then the next request.
+Knows no payloads or snapshots: what a blob means is checked by those who asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from node.blobs.audience import Audience, Seat
+from protos.envelope import parse
+from protos.errors import Reason, Refusal
+from protos.limits import HASH_BYTES
+from protos.v1 import update_pb2
+
+STREAM_IDLE_SECONDS_MAX = 20.0
+IMPATIENT_BYTES_A_SECOND = 64_000
+PATIENT_BYTES_A_SECOND = 2_000
+# Blob streams: how long a server keeps an idle one, how many it takes from a member of the roster, from another peer and from
+# all others together, how many a client keeps to a holder.
+STREAM_KEPT_SECONDS = 900.0
+# What pullers say about our blobs: blobs remembered, and words on each.
+ARRIVALS_MAX = 64
+ARRIVAL_REPORTS_MAX = 64
+
+PROTOCOL = "/swarmentum/blob/1"
+FRAME_BYTES_MAX = 256
+CHUNK_BYTES = 1 << 16
+
+Lookup = Callable[[bytes], bytes | None]
+
+
+@dataclass
+class WireBytes:
+    """Bytes on blob streams, framing included, and the part of them that is blob."""
+
+    sent: int = 0
+    received: int = 0
+    blob_sent: int = 0
+    blob_received: int = 0
+
+
+class Arrivals:
+    """How long blobs of ours took to arrive, as those who pulled them say: nobody else can tell. Bounded."""
+
+    def __init__(self) -> None:
+        self._took: OrderedDict[bytes, list[int]] = OrderedDict()
+
+    def add(self, sha256: bytes, milliseconds: int) -> None:
+        """One puller's word on one blob."""
+        reports = self._took.setdefault(sha256, [])
+        if len(reports) < ARRIVAL_REPORTS_MAX:
+            reports.append(milliseconds)
+        if len(self._took) > ARRIVALS_MAX:
+            self._took.popitem(last=False)
+
+    def milliseconds(self, sha256: bytes) -> float | None:
+        """The median of the pullers' words: one who is slow himself, or lies, does not decide. None: nobody said."""
+        reports = self._took.get(sha256)
+        return statistics.median(list(reports)) if reports else None
+
+
+async def drained(writer: asyncio.StreamWriter) -> None:
+    """Wait until there is room for more."""
+    async with asyncio.timeout(STREAM_IDLE_SECONDS_MAX):
+        await writer.drain()
+
+
+async def write_frame(writer: asyncio.StreamWriter, data: bytes) -> int:
+    """One frame; returns its bytes on the stream."""
+    writer.write(len(data).to_bytes(4, "big") + data)
+    await drained(writer)
+    return 4 + len(data)
+
+
+async def read_frame(reader: asyncio.StreamReader, wait_seconds: float = STREAM_IDLE_SECONDS_MAX) -> bytes:
+    """One frame; it may take `wait_seconds` to begin."""
+    async with asyncio.timeout(wait_seconds):
+        size = int.from_bytes(await reader.readexactly(4), "big")
+    if size > FRAME_BYTES_MAX:
+        raise Refusal(Reason.TOO_LARGE, f"frame of {size} bytes, at most {FRAME_BYTES_MAX}")
+    async with asyncio.timeout(STREAM_IDLE_SECONDS_MAX):
+        return await reader.readexactly(size)
+
+
+class BlobServer:
+    """Answers blob requests from `lookup`, one after the other on each stream. Holds nothing while it waits for the others
+    but the blob itself, once, however many are sent it; who is served when is `audience`'s to say."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        wire: WireBytes,
+        refused: Callable[[Refusal], None],
+        audience: Audience | None = None,
+        arrivals: Arrivals | None = None,
+    ) -> None:
+        self._lookup = lookup
+        self._wire = wire
+        self._refused = refused
+        self.audience = Audience() if audience is None else audience
+        self.arrivals = Arrivals() if arrivals is None else arrivals
+        self._shared: dict[bytes, tuple[bytes, int]] = {}  # blobs that are being sent, and how often
+
+    async def handle(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One stream, until the other side closes it, says nothing for long, or says something wrong."""
+        seat = self.audience.admit(remote, writer.transport.abort, _now())
+        if seat is None:
+            self._refused(Refusal(Reason.TOO_MANY, f"a blob stream of {remote[-8:]}"))
+            return
+        whole = b""  # the blob that this stream carried last, from its first byte
+        try:
+            while True:
+                seat.waits_since = _now()
+                frame = await read_frame(reader, STREAM_KEPT_SECONDS)
+                seat.waits_since = None
+                request = parse(update_pb2.BlobRequest, frame)
+                if len(request.sha256) != HASH_BYTES:
+                    raise Refusal(Reason.MALFORMED, f"hash of {len(request.sha256)} bytes")
+                self._wire.received += 4 + len(frame)
+                if whole and request.previous_ms:
+                    self.arrivals.add(whole, request.previous_ms)
+                found = await self._serve(request, seat, writer)
+                whole = request.sha256 if found and not request.offset else b""
+        except Refusal as refusal:
+            self._refused(refusal)
+        except TimeoutError:
+            writer.transport.abort()  # what it did not read would keep the transport open
+            raise
+        finally:
+            self.audience.leave(seat)
+
+    async def _serve(self, request: update_pb2.BlobRequest, seat: Seat, writer: asyncio.StreamWriter) -> bool:
+        """Whether the blob is here."""
+        blob = self._begin(request.sha256)
+        try:
+            self.audience.hold(seat, len(blob or b""))
+            async with asyncio.timeout(STREAM_IDLE_SECONDS_MAX + len(blob or b"") / PATIENT_BYTES_A_SECOND):
+                await self._answer(request, blob, seat, writer)
+        finally:
+            self.audience.hold(seat, 0)
+            self._end(request.sha256)
+        return blob is not None
+
+    def _begin(self, sha256: bytes) -> bytes | None:
+        blob, times = self._shared.get(sha256, (None, 0))
+        blob = self._lookup(sha256) if blob is None else blob
+        if blob is not None:
+            self._shared[sha256] = blob, times + 1
+        return blob
+
+    def _end(self, sha256: bytes) -> None:
+        if sha256 in self._shared:
+            blob, times = self._shared.pop(sha256)
+            if times > 1:
+                self._shared[sha256] = blob, times - 1
+
+    async def _answer(
+        self, request: update_pb2.BlobRequest, blob: bytes | None, seat: Seat, writer: asyncio.StreamWriter
+    ) -> None:
+        rest = memoryview(blob or b"")[request.offset :]
+        response = update_pb2.BlobResponse(
+            found=blob is not None, total_bytes=len(blob or b""), remaining_bytes=len(rest)
+        )
+        seat.waits_since = _now()
+        self._wire.sent += await write_frame(writer, response.SerializeToString())
+        skipped = len(blob or b"") - len(rest)  # it was read and hashed, too
+        for start in range(0, len(rest), CHUNK_BYTES) or (0,):
+            part = rest[start : start + CHUNK_BYTES]
+            seat.waits_since = None
+            await asyncio.sleep(self.audience.delay(seat, len(part) + (0 if start else skipped), _now()))
+            seat.waits_since = _now()
+            writer.write(bytes(part))
+            await drained(writer)
+            self._wire.sent += len(part)
+            self._wire.blob_sent += len(part)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

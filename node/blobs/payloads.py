@@ -1,0 +1,106 @@
+"""The payloads that this peer holds, on its disk, by hash; forgotten by step, once no joiner needs them.
+
+Bounded in bytes, too: beyond that the oldest step goes first, and is said. The newest are in memory as well, so that one which
+many pull is read and hashed once. They outlive the process, so that a swarm whose peers all died can replay its log. Not synced
+to the disk one by one: a file that a power cut has damaged does not have its hash, and counts as missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+from protos.disk import check_no_folder, writing
+from protos.limits import PAYLOADS_GB
+
+PAYLOADS_BYTES_MAX = int(PAYLOADS_GB * 10**9)
+RECENT_BYTES_MAX = 64 << 20
+"""Of payloads that are in memory, too: those of the open step, unless they are very large."""
+_NAME = re.compile(r"(\d{1,13})-([0-9a-f]{64})")
+
+
+class Payloads:
+    """A folder of files `<step>-<sha256>`. Not thread-safe: belongs to the network thread."""
+
+    def __init__(self, folder: Path, bytes_max: int = PAYLOADS_BYTES_MAX) -> None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._bytes_max = folder, bytes_max
+        self._steps: dict[bytes, int] = {}
+        self._sizes: dict[bytes, int] = {}
+        for path in folder.iterdir():
+            check_no_folder(path)
+            if match := _NAME.fullmatch(path.name):
+                sha256 = bytes.fromhex(match[2])
+                self._steps[sha256], self._sizes[sha256] = int(match[1]), path.stat().st_size
+            else:
+                path.unlink(missing_ok=True)  # half written when the process was killed
+        self._total = sum(self._sizes.values())
+        self._recent: OrderedDict[bytes, bytes] = OrderedDict()
+        self._recent_bytes = 0
+        self.dropped_step = 0
+        """The newest step whose payloads went for want of room, while a joiner might have needed them; 0: none did."""
+
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return self._folder
+
+    def get(self, sha256: bytes) -> bytes | None:
+        """The payload, verified; None if it is not here."""
+        if sha256 not in self._steps:
+            return None
+        if sha256 in self._recent:
+            return self._recent[sha256]
+        try:
+            data = self._path(sha256).read_bytes()
+        except FileNotFoundError:
+            data = b""
+        if hashlib.sha256(data).digest() != sha256:
+            self._forget(sha256)
+            return None
+        self._remember(sha256, data)
+        return data
+
+    def _remember(self, sha256: bytes, data: bytes) -> None:
+        """Keep a verified payload at hand; the oldest ones are on the disk only."""
+        if len(data) > RECENT_BYTES_MAX // 2:
+            return
+        self._recent[sha256] = data
+        self._recent_bytes += len(data)
+        while self._recent_bytes > RECENT_BYTES_MAX:
+            self._recent_bytes -= len(self._recent.popitem(last=False)[1])
+
+    def put(self, step: int, sha256: bytes, data: bytes) -> bool:
+        """Keep a payload (its hash is checked already); False if it was here. Raises DiskError."""
+        if sha256 in self._steps:
+            return False
+        with writing(self._folder):
+            self._write(self._folder / "incoming", data, self._folder / f"{step}-{sha256.hex()}")
+        self._steps[sha256], self._sizes[sha256] = step, len(data)
+        self._total += len(data)
+        self._remember(sha256, data)
+        while self._total > self._bytes_max and (oldest := min(self._steps.values())) < step:
+            self.dropped_step = max(self.dropped_step, oldest)
+            self.forget_until(oldest)
+        return True
+
+    def _write(self, temporary: Path, data: bytes, path: Path) -> None:
+        temporary.write_bytes(data)
+        temporary.rename(path)
+
+    def forget_until(self, step: int) -> None:
+        """Drop the payloads of this step and of all before."""
+        for sha256 in [name for name, at in self._steps.items() if at <= step]:
+            self._forget(sha256)
+
+    def _forget(self, sha256: bytes) -> None:
+        self._path(sha256).unlink(missing_ok=True)
+        del self._steps[sha256]
+        self._recent_bytes -= len(self._recent.pop(sha256, b""))
+        self._total -= self._sizes.pop(sha256)
+
+    def _path(self, sha256: bytes) -> Path:
+        return self._folder / f"{self._steps[sha256]}-{sha256.hex()}"

@@ -1,0 +1,349 @@
+"""`swarmentum demo`: a real swarm on this machine. Every part is the one that a user has, each in its own process.
+
+Starts a coordinator, a relay and the peers on loopback; shows the run while it goes; checks at the end that all replicas
+are equal and that the loss fell. Leaves the results in the output folder and nothing running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import tomllib
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from node.commands.pictures import PeerRow, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
+from node.commands.processes import Processes
+from node.commands.status import as_values, fetch
+from protos.errors import NetworkError, OperatorError, StoppedError, SwarmentumError
+from protos.invite import Invite
+from protos.run_config import RunConfig
+from protos.signals import asked_to_stop
+from protos.toml_file import describe
+
+POLL_SECONDS = 0.5
+# Generous: a step of the demo's model takes about 2 s on 2 slow cores with 4 peers.
+STEP_SECONDS_MAX = 60.0
+START_SECONDS_MAX = 180.0
+SAMPLES_A_PEER = 16
+SAMPLE_TOKENS = 160
+MARKER = "demo.json"
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """The flags of the command."""
+
+    peers: int
+    steps: int
+    seed: int
+    data: Path | None
+    output: Path
+    group_size: int
+    strict: bool
+    archive: bool
+    as_json: bool
+
+
+def run_toml(options: DemoOptions, bootstrap: str) -> str:
+    """The demo's run.toml: the default model and small batches; a place to start from for a run of one's own."""
+    source = "stdlib" if options.data is None else str(options.data.resolve())
+    return f"""# The run that `swarmentum demo` made. Every key is optional; docs/operating.md lists them all.
+name = "demo"
+seed = {options.seed}
+
+[data]
+source = {json.dumps(source)}
+
+[optimizer]
+group_size = {options.group_size}
+
+[clock]
+steps = {options.steps}
+batch_samples = {SAMPLES_A_PEER * options.peers}
+min_peers = {options.peers}
+strict = {str(options.strict).lower()}
+
+[overlay]
+bootstrap = [{json.dumps(bootstrap)}]
+"""
+
+
+def prepare_output(output: Path) -> None:
+    """An empty folder for results; what is there goes only if a demo made it."""
+    if output.exists() and any(output.iterdir()) and not (output / MARKER).is_file():
+        raise OperatorError(f"--output {output}: is not empty and not a demo's results; choose another folder")
+    if output.exists():
+        shutil.rmtree(output)
+    output.mkdir(parents=True)
+    (output / MARKER).write_text("{}\n")
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Run it all; 0 only if every replica is equal and the loss fell."""
+    if options.data is not None and not options.data.exists():
+        raise OperatorError(f"--data {options.data}: no such file or folder")
+    try:
+        RunConfig.model_validate(tomllib.loads(run_toml(options, "/ip4/127.0.0.1/tcp/1/p2p/12D3KooW")))
+    except ValidationError as error:
+        raise OperatorError("wrong flags:\n" + describe(error)) from error
+    console = Console(stderr=options.as_json, soft_wrap=False)
+    prepare_output(options.output)
+    logs = options.output / "logs"
+    logs.mkdir()
+    with asked_to_stop(_stopped), ExitStack() as stack:
+        homes = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="swarmentum-demo-")))
+        processes = Processes(logs)
+        stack.callback(processes.close)
+        console.print(f"Starting a coordinator, a relay, an anchor and {options.peers} peers on this machine ...")
+        created = _start_coordinator(processes, homes, options)
+        invite = str(created["invite"])
+        _start_anchor(processes, homes, str(created["anchor"]))
+        started = time.monotonic()
+        peers = _start_peers(processes, homes, options, invite)
+        _show_until_done(console, processes, peers, invite, options)
+        summaries = [_summary(processes, f"peer-{index}", child) for index, child in enumerate(peers)]
+        seconds = time.monotonic() - started
+        all_steps = _steps(homes, invite, options)
+    return _report(console, options, summaries, all_steps, seconds)
+
+
+def _stopped(_number: int) -> None:
+    """Ctrl-C, SIGTERM or a closed terminal: what was started is stopped on the way out."""
+    raise StoppedError("stopped")
+
+
+def _start_coordinator(processes: Processes, homes: Path, options: DemoOptions) -> dict[str, Any]:
+    """Coordinator and relay; returns what `run create` printed of a new run: its links."""
+    at = ("--listen", "127.0.0.1:0", "--json")
+    relay = processes.start("relay", "node", "relay", "--home", str(homes / "relay"), "--reachability", "auto", *at)
+    home = str(homes / "coordinator")
+    coordinator = processes.start("coordinator", "coordinator", "serve", "--home", home, *at)
+    addresses = processes.ready("relay", relay)["addresses"]
+    processes.ready("coordinator", coordinator)
+    file = options.output / "run.toml"
+    file.write_text(run_toml(options, addresses[0]))
+    command = ("run", "create", str(file), "--anchor", "--home", home, "--json")
+    return processes.ready("create", processes.start("create", "coordinator", *command))
+
+
+def _start_anchor(processes: Processes, homes: Path, link: str) -> None:
+    """The process whose word on the run's state counts; it only applies."""
+    flags = ("--home", str(homes / "anchor"), "--listen", "127.0.0.1:0", "--threads", "1", "--json")
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    processes.start("anchor", "node", "anchor", link, *flags, environment=environment)
+
+
+def _start_peers(processes: Processes, homes: Path, options: DemoOptions, invite: str) -> list[subprocess.Popen[str]]:
+    """The peers; the first one exports the model. The machine's cores are shared out."""
+    threads = str(max(1, (os.cpu_count() or 1) // options.peers))
+    children = []
+    for index in range(options.peers):
+        export = ("--export", str(options.output / "model")) if index == 0 else ()
+        archive = ("--archive",) if index == 0 and options.archive else ()
+        data = () if options.data is None else ("--data", str(options.data.resolve()))
+        flags = ("--home", str(homes / f"peer-{index}"), "--listen", "127.0.0.1:0", "--threads", threads, "--json")
+        environment = {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        child = processes.start(
+            f"peer-{index}", "node", "join", invite, *flags, *data, *export, *archive, environment=environment
+        )
+        children.append(child)
+    return children
+
+
+# ---- while it runs ---------------------------------------------------------------------------------------------------
+
+
+def _show_until_done(
+    console: Console, processes: Processes, peers: list[subprocess.Popen[str]], link: str, options: DemoOptions
+) -> None:
+    """Poll the coordinator like `status` does, until every peer has ended. Raises when one fails or nothing moves."""
+    invite = Invite.parse(link)
+    moved, step, told = time.monotonic(), 0, -1
+    with Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else ExitStack() as live:
+        while any(child.poll() is None for child in peers):
+            values = _look(invite)
+            if values is not None and values["step"] > step:
+                moved, step = time.monotonic(), values["step"]
+            if isinstance(live, Live) and values is not None:
+                live.update(_view(values), refresh=True)
+            elif values is not None and (step // 10 > told // 10 or step == 1 > told):
+                told = step
+                console.print(_line(values), highlight=False, markup=False)
+            patience = STEP_SECONDS_MAX if step else START_SECONDS_MAX
+            failed = processes.ended()
+            if failed or time.monotonic() - moved > patience:
+                name = failed[0] if failed else "peer-0"
+                problem = f"{name} failed" if failed else f"nothing happened for {patience:.0f} s after step {step}"
+                words = processes.last_words(name)
+                raise SwarmentumError(
+                    f"the demo stopped: {problem}; see {options.output}/logs. The end of its log:\n{words}"
+                )
+            time.sleep(POLL_SECONDS)
+
+
+def _look(invite: Invite) -> dict[str, Any] | None:
+    try:
+        return as_values(*asyncio.run(fetch(invite)), invite.run_id)
+    except NetworkError:
+        return None
+
+
+def _line(values: dict[str, Any]) -> str:
+    loss = "" if values["loss"] is None else f", loss {values['loss']:.3f}"
+    here = sum(peer["phase"] == "ready" and not peer["anchor"] for peer in values["peers"])
+    why = "" if values["phase"] == "open" else f" ({values['reason']})"
+    moved = format_bytes(values["payload_bytes"])
+    return f"step {values['step']:>3} of {values['steps']}{loss}, {here} peers ready, {moved} of votes{why}"
+
+
+def _view(values: dict[str, Any]) -> Table:
+    table = Table(
+        "peer", "phase", "step", "state digest", "votes", "samples/s", "loss", title=Text(_line(values)), expand=True
+    )
+    for peer in values["peers"]:
+        speed, loss = f"{peer['samples_per_second']:.1f}", f"{peer['loss']:.3f}"
+        votes, digest = str(peer["votes_accepted"]), peer["digest"][:16]
+        table.add_row(peer["id"][-8:], peer["phase"], str(peer["step"]), digest, votes, speed, loss)
+    return table
+
+
+# ---- at the end ------------------------------------------------------------------------------------------------------
+
+
+def _summary(processes: Processes, name: str, child: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a peer printed last."""
+    assert child.stdout is not None
+    lines = [line for line in child.stdout.read().splitlines() if line.startswith("{")]
+    if child.returncode != 0 or not lines:
+        raise SwarmentumError(
+            f"{name} ended with exit code {child.returncode}; its last words:\n{processes.last_words(name)}"
+        )
+    values: dict[str, Any] = json.loads(lines[-1])
+    return values
+
+
+def _steps(homes: Path, invite: str, options: DemoOptions) -> list[list[dict[str, Any]]]:
+    """Every peer's steps.jsonl and the anchor's, which also go into the output folder."""
+    run = Invite.parse(invite).run_id.hex()[:16]
+    all_steps = []
+    if options.archive:
+        shutil.copytree(homes / "peer-0" / "runs" / run / "archive", options.output / "archive")
+    for name in (*(f"peer-{index}" for index in range(options.peers)), "anchor"):
+        text = (homes / name / "runs" / run / "steps.jsonl").read_text()
+        (options.output / f"{name}.steps.jsonl").write_text(text)
+        all_steps.append([json.loads(line) for line in text.splitlines()])
+    return all_steps
+
+
+def first_difference(all_steps: list[list[dict[str, Any]]]) -> int | None:
+    """The first step after which two peers' digests differ, or None: they are compared after every step."""
+    by_step: dict[int, set[str]] = {}
+    for steps in all_steps:
+        for line in steps:
+            by_step.setdefault(line["step"], set()).add(line["digest"])
+    return min((step for step, digests in by_step.items() if len(digests) > 1), default=None)
+
+
+def _report(
+    console: Console,
+    options: DemoOptions,
+    summaries: list[dict[str, Any]],
+    all_steps: list[list[dict[str, Any]]],
+    seconds: float,
+) -> int:
+    points = [(line["step"], line["loss"]) for line in all_steps[0]]
+    card = json.loads((options.output / "model" / "swarmentum.json").read_text())
+    different = first_difference(all_steps)
+    digests = {summary["digest"] for summary in summaries}
+    equal = different is None and len(digests) == 1
+    first, last = points[0][1], points[-1][1]
+    result = {
+        "steps": points[-1][0],
+        "loss_first": first,
+        "loss_last": last,
+        "tokens": sum(line["tokens"] for line in all_steps[0]),
+        "seconds": round(seconds, 1),
+        "allreduce_bytes_per_peer_step": allreduce_bytes(card["parameters"]),
+        "parameters": card["parameters"],
+        "checkpoint": str((options.output / "model").resolve()),
+        "digests_equal_at_every_step": equal,
+        "peers": [_peer_result(summary) for summary in summaries],
+    }
+    (options.output / MARKER).write_text(json.dumps(result, indent=2) + "\n")
+    _show(console, options, result, points, summaries)
+    if not equal:
+        where = "at the end" if different is None else f"after step {different}"
+        console.print(f"[bold red]FAILED: the replicas' digests differ {where}.[/]")
+    if last >= first:
+        console.print("[bold red]FAILED: the loss did not fall.[/]")
+    if options.as_json:
+        print(json.dumps(result), flush=True)
+    return 0 if equal and last < first else 1
+
+
+def _peer_result(summary: dict[str, Any]) -> dict[str, Any]:
+    names = (
+        "id",
+        "device",
+        "steps_applied",
+        "digest",
+        "votes_accepted",
+        "payload_bytes_sent",
+        "payload_bytes_received",
+    )
+    return {name: summary[name] for name in (*names, "wire_bytes_sent", "wire_bytes_received")}
+
+
+def _show(
+    console: Console,
+    options: DemoOptions,
+    result: dict[str, Any],
+    points: list[tuple[int, float]],
+    summaries: list[dict[str, Any]],
+) -> None:
+    picture = loss_png({"training loss": points}, options.output / "loss.png", "swarmentum demo")
+    width = min(console.width, 100)
+    console.print(loss_chart(points, width=width, title="loss"), highlight=False, markup=False)
+    console.print(
+        render(peers_table([_row(summary) for summary in summaries], result["parameters"]), width), markup=False
+    )
+    console.print(f"\nA sample of what the model writes after {result['steps']} steps:", style="bold")
+    console.print(_sample(Path(result["checkpoint"]), options.seed), highlight=False, markup=False)
+    equal = "equal on every peer after every step" if result["digests_equal_at_every_step"] else "DIFFERENT"
+    console.print(f"\nState digest {summaries[0]['digest'][:16]}: {equal}.", highlight=False)
+    console.print(
+        f"Loss {result['loss_first']:.3f} to {result['loss_last']:.3f} in {result['seconds']} s.", highlight=False
+    )
+    console.print(f"Model (loads with Hugging Face): {result['checkpoint']}", highlight=False, soft_wrap=True)
+    console.print(f"Loss curve: {picture.resolve()}", highlight=False, soft_wrap=True)
+
+
+def _row(summary: dict[str, Any]) -> PeerRow:
+    return PeerRow(**_peer_result(summary))
+
+
+def _sample(checkpoint: Path, seed: int) -> str:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from node.commands.export import no_progress_bar, sample_text
+    from node.data.tokenizer import ByteTokenizer
+
+    with no_progress_bar():
+        model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    device = torch.device("cpu")
+    return sample_text(model, ByteTokenizer(), "def ", SAMPLE_TOKENS, seed=seed, device=device)

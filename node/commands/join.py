@@ -1,0 +1,226 @@
+"""The commands that take part in a run: `swarmentum join` trains, `swarmentum anchor` applies every step without training."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from node.commands.options import (
+    AllowCode,
+    AllowData,
+    Announce,
+    Archive,
+    Bootstrap,
+    InviteFile,
+    InviteOrStdin,
+    Json,
+    Listen,
+    Metrics,
+    Reachability,
+    Relays,
+    Threads,
+    Verbose,
+    Yes,
+    need_node_extra,
+)
+from protos.console import configure_logging
+from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
+
+if TYPE_CHECKING:
+    from node.config import PeerSettings
+
+
+@leaving_at_once()  # a signal ends the program at once, until it has something to save and handles signals itself
+def join(
+    invite: InviteOrStdin = None,
+    invite_file: InviteFile = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Folder of the identity, snapshots and momentum (default: ~/.swarmentum/peer).")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto (the first of cuda, mps, cpu) or a torch device such as cuda:1.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Number format of the forward pass: auto, bf16 or fp32.")
+    ] = None,
+    threads: Threads = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Samples in one forward pass (default: 8). A smaller value needs less memory.")
+    ] = None,
+    activation_checkpointing: Annotated[
+        bool,
+        typer.Option(
+            "--activation-checkpointing", help="Use less memory for activations; a step takes a third more time."
+        ),
+    ] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")] = False,
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            help="How small this peer's uploads are: 128 sends the least; 8 sends eight times as much and learns more per step "
+            "(default: what the run says)."
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            help="Components that this peer sends of each chunk, in a run with top-k: 4 to 512 (default: what the run says)."
+        ),
+    ] = None,
+    fit_uplink: Annotated[
+        bool,
+        typer.Option("--fit-uplink", help="Adjust the size of the votes to the upload speed that the peer measures."),
+    ] = False,
+    data: Annotated[
+        str | None, typer.Option(help="Training text or tokens on this machine (default: what the run says).")
+    ] = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    bootstrap: Bootstrap = None,
+    relays: Relays = None,
+    reachability: Reachability = None,
+    metrics_listen: Metrics = None,
+    archive: Archive = False,
+    archive_gb: Annotated[float | None, typer.Option(help="Largest size of the archive, in GB (default: 20).")] = None,
+    patience_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Leave the run after so many seconds without a coordinator, or without other peers (default: never)."
+        ),
+    ] = None,
+    allow_code: AllowCode = False,
+    allow_data: AllowData = False,
+    yes: Yes = False,
+    export: Annotated[
+        Path | None, typer.Option(help="Folder for the Hugging Face model at the end of the run.")
+    ] = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Take part in a run until it is finished. Ctrl-C leaves cleanly; the other peers go on."""
+    need_node_extra()
+    # A donor's machine has other work too, so waiting threads sleep instead of spinning. OpenMP reads this when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    configure_logging(as_json=as_json, verbose=verbose)
+    from node.config import load_settings
+    from node.ranks.launch import launched
+
+    settings = load_settings(
+        home=home,
+        device=device,
+        precision=precision,
+        threads=threads,
+        micro_batch=micro_batch,
+        activation_checkpointing=activation_checkpointing or None,
+        compile=compiled or None,
+        group_size=group_size,
+        top_k=top_k,
+        fit_uplink=fit_uplink or None,
+        data=data,
+        listen=listen,
+        announce=announce,
+        bootstrap=bootstrap,
+        relays=relays,
+        reachability=reachability,
+        metrics_listen=metrics_listen,
+        archive=archive or None,
+        archive_gb=archive_gb,
+        patience_seconds=patience_seconds,
+        allow_code=allow_code or None,
+        allow_data=allow_data or None,
+        yes=yes or None,
+    )
+    launch = launched(os.environ)
+    if launch is not None and launch.rank:
+        from node.ranks.follow import follow
+
+        follow(launch, settings)
+        return
+    _take_part(invite, invite_file, settings, export, as_json=as_json)
+
+
+def _take_part(
+    invite: str | None,
+    invite_file: Path | None,
+    settings: PeerSettings,
+    export: Path | None,
+    *,
+    as_json: bool,
+    anchor: bool = False,
+) -> NoReturn:
+    """Show the person what the run requests, take part, and print the result."""
+    from node.app import join as join_run
+    from node.commands import person
+    from node.commands.consent import Request, must_ask
+
+    link = person.link_from(invite, invite_file)
+
+    def agree(asked: Request) -> None:
+        if not as_json:
+            person.show(asked)
+        if must_ask(asked, settings, can_ask=not as_json and person.can_be_asked()):
+            person.ask(asked)
+
+    outcome = join_run(link, settings, export, agree, anchor=anchor)
+    summary = outcome.summary
+    if as_json:
+        print(summary.json(), flush=True)
+    else:
+        kept = f"; model: {summary.checkpoint}" if summary.checkpoint else ""
+        votes = "" if anchor else f" {summary.votes_accepted} votes accepted,"
+        print(f"step {summary.step},{votes} state digest {summary.digest[:16]}{kept}", flush=True)
+    if outcome.exit_code == EXIT_INTERRUPTED:
+        leave()  # everything is saved and closed; the interpreter's own shutdown would take over a second
+    raise typer.Exit(outcome.exit_code)
+
+
+@leaving_at_once()  # a signal ends the program at once, until it has something to save and handles signals itself
+def anchor(
+    invite: InviteOrStdin = None,
+    invite_file: InviteFile = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the identity, snapshots and payloads (default: ~/.swarmentum/anchor)."),
+    ] = None,
+    threads: Threads = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    bootstrap: Bootstrap = None,
+    relays: Relays = None,
+    reachability: Reachability = None,
+    metrics_listen: Metrics = None,
+    archive: Archive = False,
+    allow_code: AllowCode = False,
+    allow_data: AllowData = False,
+    yes: Yes = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run an anchor: a peer that applies every step without training, and whose state digests count. Needs no GPU.
+
+    The run's operator starts it beside the coordinator. An anchor serves the newest state, so that peers can always join.
+    """
+    need_node_extra()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    configure_logging(as_json=as_json, verbose=verbose)
+    from node.config import load_settings
+
+    settings = load_settings(
+        home=home or Path.home() / ".swarmentum" / "anchor",
+        device="cpu",
+        threads=threads,
+        listen=listen,
+        announce=announce,
+        bootstrap=bootstrap,
+        relays=relays,
+        reachability=reachability,
+        metrics_listen=metrics_listen,
+        archive=archive or None,
+        allow_code=allow_code or None,
+        allow_data=allow_data or None,
+        yes=yes or None,
+    )
+    _take_part(invite, invite_file, settings, None, as_json=as_json, anchor=True)

@@ -1,0 +1,36 @@
+"""`swarmentum layout`: which parameter layout a run's model has, without building its numbers.
+
+`swarmentum-coordinator run create` asks for it where this package is installed, so that the layout is the genesis' and nobody
+has to be believed about it. Refuses what `join` would refuse of a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from node.data.tokenizer import load_tokenizer
+from node.model.spec import ModelSpec, build_meta, parameter_count
+from node.training.methods import form_of
+from protos.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class LayoutFacts:
+    """`votes` and `payload_bytes`: of one payload, at the run's own group size or k; 32 bytes of digest as hex."""
+
+    layout_digest: str
+    parameters: int
+    votes: int
+    payload_bytes: int
+
+
+def layout_of(config: RunConfig) -> LayoutFacts:
+    """Of a run's model. Raises OperatorError, as `join` would."""
+    spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
+    if spec.config is not None and "vocab_size" not in spec.config:
+        spec = replace(spec, config={"vocab_size": load_tokenizer(config.data.tokenizer).vocabulary, **spec.config})
+    model = build_meta(spec)
+    layout, form = form_of(model, config.optimizer)
+    size = config.optimizer.vote_size
+    votes, payload = form.votes(layout.chunks, size), form.bytes_max(layout.chunks, size)
+    return LayoutFacts(layout.digest().hex(), parameter_count(model), votes, payload)

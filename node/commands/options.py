@@ -1,0 +1,75 @@
+"""Options that several commands of `swarmentum` share, and the exit codes that each command prints in its help."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protos.errors import OperatorError
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed (demo: digests differ or the loss did not fall; verify: a step does not hold), "
+    "2 wrong use or configuration, "
+    "3 unreachable, 4 refused, 5 replicas differ, 130 interrupted (left cleanly)."
+)
+InviteLink = Annotated[
+    str, typer.Argument(metavar="INVITE", help="The run's invite link, swarmentum://..., or - to read it from stdin.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs; logs go to stderr.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more log lines.")]
+Listen = Annotated[
+    str | None, typer.Option(help="IP:port of the overlay, TCP and UDP (default: 0.0.0.0:0, a free port).")
+]
+Announce = Annotated[
+    list[str] | None,
+    typer.Option(help="Multiaddress that other peers should dial, e.g. /ip4/203.0.113.5/tcp/4001; repeatable."),
+]
+Bootstrap = Annotated[list[str] | None, typer.Option(help="Multiaddress of an overlay peer to start from; repeatable.")]
+Reachability = Annotated[str | None, typer.Option(help="auto, public (dialled directly) or private (behind a router).")]
+
+
+InviteOrStdin = Annotated[
+    str | None, typer.Argument(metavar="INVITE", help="The run's invite link, or - to read it from stdin.")
+]
+InviteFile = Annotated[
+    Path | None,
+    typer.Option(help="A file with the link. All users of a machine can see a link on the command line."),
+]
+Threads = Annotated[int | None, typer.Option(help="CPU threads that the peer uses (default: PyTorch's choice).")]
+Relays = Annotated[
+    list[str] | None,
+    typer.Option("--relay", help="Multiaddress of a relay through which other peers reach this one; repeatable."),
+]
+Metrics = Annotated[str | None, typer.Option(help="IP:port of Prometheus metrics (default: off).")]
+Archive = Annotated[bool, typer.Option("--archive", help="Keep the log and every payload, for `swarmentum verify`.")]
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help="Allow the run to call Python code that is installed on this machine (`model.factory`). "
+        "Use it only for operators you trust.",
+    ),
+]
+AllowData = Annotated[
+    bool,
+    typer.Option(
+        "--allow-data",
+        help="Allow the run to name files of this machine (data, tokenizer) and to use them. "
+        "Use it only for operators you trust.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Agree to the run's requests without a question.")]
+
+
+def need_node_extra() -> None:
+    """OperatorError with the install command if torch is missing: the base install serves a coordinator only."""
+    missing = [
+        name for name in ("torch", "hivemind", "transformers", "safetensors", "zstandard") if find_spec(name) is None
+    ]
+    if missing:
+        raise OperatorError(
+            f"this command needs {', '.join(missing)}: pip install '.[node]' in the folder of the repository"
+        )

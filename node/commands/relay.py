@@ -1,0 +1,83 @@
+"""`swarmentum relay`: a public bootstrap and relay peer. Trains nothing, reads nothing, needs no GPU.
+
+Others find each other through its DHT, and reach peers behind routers through its circuits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from node.overlay.dht import Discovery
+from node.overlay.host import Host
+from node.overlay.settings import OverlaySettings
+from protos.console import lock_home
+from protos.identity import Identity
+from protos.signals import heeded, let_go, terminals_of_this_process
+
+
+@dataclass(frozen=True)
+class RelayReady:
+    """What a relay prints: the addresses to put into `overlay.bootstrap`, `--bootstrap` or `--relays`."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+
+
+async def serve(home: Path, overlay: OverlaySettings, as_json: bool) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP."""
+    # With one Go thread p2pd keeps its large relay limit in every run; with more it often falls back to 128 KiB a
+    # circuit (docs/overlay.md). p2pd inherits this process's environment.
+    os.environ.setdefault("GOMAXPROCS", "1")
+    with lock_home(home, "relay"):
+        stop, terminals = asyncio.Event(), terminals_of_this_process()
+
+        def ask(number: int) -> None:
+            if number == signal.SIGHUP:
+                let_go(terminals)
+            stop.set()
+
+        for number in heeded():
+            asyncio.get_running_loop().add_signal_handler(number, ask, number)
+        serving, stopped = asyncio.ensure_future(_serve(home, overlay, as_json)), asyncio.ensure_future(stop.wait())
+        await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()  # it only ends with an error
+        for task in (serving, stopped):
+            task.cancel()
+        await asyncio.gather(serving, stopped, return_exceptions=True)
+
+
+async def _serve(home: Path, overlay: OverlaySettings, as_json: bool) -> None:
+    """Until cancelled."""
+    path = home / "identity.key"
+    identity = Identity.load_or_create(path)
+    host = Host(identity, path, overlay)
+    discovery = Discovery(host, run_id=None)
+    try:
+        await host.start()
+        await discovery.start(list(overlay.bootstrap))
+        ready = RelayReady(identity.peer_id, tuple(await host.addresses()))
+        _announce(ready, as_json)
+        structlog.get_logger("relay").info(
+            "serving", peer=identity.peer_id[-8:], step="-", addresses=len(ready.addresses)
+        )
+        await asyncio.Event().wait()
+    finally:
+        await discovery.stop()
+        await host.stop()
+
+
+def _announce(ready: RelayReady, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"event": "serving", "peer_id": ready.peer_id, "addresses": ready.addresses}), flush=True)
+        return
+    print("Relay serves. Peers start from any of these (run.toml: [overlay] bootstrap; swarmentum join --bootstrap):")
+    for address in ready.addresses:
+        print(f"  {address}", flush=True)

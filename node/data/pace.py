@@ -1,0 +1,31 @@
+"""How long the data takes, beside the rest of a step: says once that a source holds a peer up. Measures nothing itself."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Final
+
+SLOW_PART: Final = 0.5
+SLOW_STEPS: Final = 5
+SLOW_SECONDS: Final = 1.0
+
+
+class Source:
+    """One peer's source of samples. It is slow if reading took more than SLOW_PART of the time of SLOW_STEPS gradients, and
+    more than SLOW_SECONDS."""
+
+    def __init__(self) -> None:
+        self._times: deque[tuple[float, float]] = deque(maxlen=SLOW_STEPS)
+        self._told = False
+
+    def took(self, reading_seconds: float, all_seconds: float) -> int | None:
+        """A gradient took so long, and reading its samples so much of it. The percentage, once, if the source is slow."""
+        self._times.append((reading_seconds, all_seconds))
+        if self._told or len(self._times) < SLOW_STEPS:
+            return None
+        read, whole = (math.fsum(times) for times in zip(*self._times, strict=True))
+        if read <= max(SLOW_PART * whole, SLOW_SECONDS):
+            return None
+        self._told = True
+        return round(100 * read / whole)

@@ -1,0 +1,375 @@
+"""The coordinator, as a peer sees it: gRPC over TLS with the invite's pinned certificate; requests signed by the peer's key.
+
+One session at a time; calls have deadlines. Refuses a server whose certificate is not the pinned one, and a genesis that is
+not the invite's run. Of several coordinators, one acts: `move` finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from node import patience
+from node.link.coordinators import Coordinators
+from protos import limits as contract
+from protos.envelope import Kind, seal
+from protos.errors import NetworkError, OperatorError, RefusedError
+from protos.identity import Identity
+from protos.invite import Invite
+from protos.log import run_id_of
+from protos.run_config import RunConfig, UnknownSetting, config_from_json
+from protos.status import BusyError, error_of
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import coordinator_pb2_grpc as rpc
+from protos.v1 import envelope_pb2, log_pb2
+
+CALL_SECONDS_MAX = 15.0
+# A coordinator that says that it is busy is asked again for so long.
+BUSY_SECONDS_MAX = 60.0
+# Where several coordinators are known: how soon one that does not say whether it acts is given up, how soon one that
+# falls silent is (once it was asked whether it is there, every second), and how long all are asked often until one acts.
+PROBE_SECONDS_MAX = 1.5
+SILENT_SECONDS_MAX = 1.5
+TAKE_OVER_SECONDS_MAX = 15.0
+TAKE_OVER_RETRY_SECONDS_MAX = 0.5
+
+TLS_NAME = "swarmentum-coordinator"
+_OPTIONS = {
+    "grpc.ssl_target_name_override": TLS_NAME,
+    "grpc.keepalive_time_ms": 10_000,
+    "grpc.keepalive_timeout_ms": 10_000,
+    "grpc.http2.ping_timeout_ms": 10_000,  # without it, an answer is waited for a minute, whatever keepalive_timeout_ms says
+    "grpc.http2.max_pings_without_data": 0,
+    "grpc.max_receive_message_length": contract.ENTRIES_PAGE_MAX * (contract.ENTRY_BYTES_MAX + 1024),
+    # a coordinator that was killed is back in seconds: look often
+    "grpc.initial_reconnect_backoff_ms": 200,
+    "grpc.min_reconnect_backoff_ms": 1_000,
+    "grpc.max_reconnect_backoff_ms": 2_000,
+}
+# With others to move to, one that falls silent is noticed soon.
+_OPTIONS_OF_SEVERAL = _OPTIONS | {
+    "grpc.keepalive_time_ms": 1_000,
+    "grpc.keepalive_timeout_ms": int(1000 * SILENT_SECONDS_MAX),
+    "grpc.http2.ping_timeout_ms": int(1000 * SILENT_SECONDS_MAX),
+    "grpc.max_reconnect_backoff_ms": 1_000,
+}
+
+
+# What trying again does not change; everything else (a broken stream, a busy or failing server) may pass.
+def software_version() -> str:
+    """This package's version."""
+    try:
+        return version("swarmentum")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def fetch_certificate(address: str, sha256: bytes, seconds_max: float = CALL_SECONDS_MAX) -> bytes:
+    """PEM of the server's certificate if its sha256 is the pinned one. Blocks at most `seconds_max`.
+
+    Raises NetworkError if nothing answers, RefusedError if another certificate does.
+    """
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the pin is checked below, on the certificate itself
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds_max) as plain,
+            context.wrap_socket(plain, server_hostname=TLS_NAME) as secure,
+        ):
+            certificate = secure.getpeercert(binary_form=True) or b""
+    except (OSError, ValueError) as error:
+        raise NetworkError(f"no coordinator answers at {address}: {error}") from error
+    if hashlib.sha256(certificate).digest() != sha256:
+        raise RefusedError(
+            f"the server at {address} is not the invite's coordinator: its TLS certificate is another one; "
+            "ask the run's operator for a new invite"
+        )
+    return ssl.DER_cert_to_PEM_cert(certificate).encode()
+
+
+class CoordinatorClient:
+    """Calls to the one of the run's coordinators that acts. `known`: the addresses of all (default: the invite's)."""
+
+    def __init__(self, invite: Invite, identity: Identity | None, known: Coordinators | None = None) -> None:
+        self.known = Coordinators(invite.coordinators) if known is None else known
+        self._invite = invite
+        self._identity = identity
+        self._at = ""
+        self._channel: Any = None
+        self._session = b""
+        self._sequence = 0
+        self._telling: Any = None
+        self._telling_on: Any = None
+        self._asking: asyncio.Future[Any] | None = None
+        # All that were opened, until `close`: what is under way on one may only end by itself.
+        self._opened: list[Any] = []
+        # Of several coordinators: the certificate that all have, and a channel to each, which notices silence soon.
+        self._pem = b""
+        self._channels: dict[str, Any] = {}
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another coordinator to move to."""
+        return len(self.known.addresses) > 1
+
+    async def connect(self) -> None:
+        """Open a channel to a coordinator with the pinned certificate; of several, to the one that acts, when one does."""
+        await self.close()
+        if not self.several:
+            [address] = self.known.addresses
+            pem = await asyncio.to_thread(fetch_certificate, address, self._invite.certificate_sha256)
+            self._at, self._channel = address, _channel(address, pem, _OPTIONS)
+            self._opened.append(self._channel)
+            return
+        until = time.monotonic() + TAKE_OVER_SECONDS_MAX
+        while True:
+            try:
+                await self.move()
+                return
+            except NetworkError:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(TAKE_OVER_RETRY_SECONDS_MAX)
+
+    async def move(self) -> bool:
+        """Of several coordinators, go to the one that acts; whether that is another one than before.
+
+        All are asked at once, so that one that is silent keeps nobody. Raises NetworkError if none says that it acts,
+        RefusedError if all have the wrong certificate.
+        """
+        if not self.several:
+            return False
+        asked = [asyncio.ensure_future(self._acts(address)) for address in self.known.addresses]
+        failures: list[NetworkError | RefusedError] = []
+        try:
+            for answer in asyncio.as_completed(asked):
+                try:
+                    address, channel = await answer
+                except (NetworkError, RefusedError) as failure:
+                    failures.append(failure)
+                    continue
+                moved, self._at, self._channel = address != self._at, address, channel
+                if moved:
+                    self._hang_up()  # else a report waits for an answer of the stopped coordinator
+                return moved
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        away = [failure for failure in failures if isinstance(failure, NetworkError)]
+        raise NetworkError("; ".join(map(str, away))) if away else failures[0]
+
+    async def _acts(self, address: str) -> tuple[str, Any]:
+        """This address and the channel to it, if the coordinator there says that it acts."""
+        if not self._pem:
+            self._pem = await asyncio.to_thread(
+                fetch_certificate, address, self._invite.certificate_sha256, PROBE_SECONDS_MAX
+            )
+        if address not in self._channels:
+            self._channels[address] = _channel(address, self._pem, _OPTIONS_OF_SEVERAL)
+            self._opened.append(self._channels[address])
+        channel, request = self._channels[address], health_pb2.HealthCheckRequest()
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PROBE_SECONDS_MAX)
+        except grpc.RpcError as error:
+            raise NetworkError(f"no coordinator answers at {address}: {error.details()}") from error
+        if answer.status != health_pb2.HealthCheckResponse.SERVING:
+            raise NetworkError(f"the coordinator at {address} stands by")
+        return address, channel
+
+    async def close(self) -> None:
+        """Drop the channels."""
+        self._hang_up()
+        opened, self._opened = self._opened, []
+        self._at, self._channel, self._channels = "", None, {}
+        for channel in opened:
+            await channel.close()
+
+    async def get_run(self) -> tuple[pb.GetRunResponse, RunConfig]:
+        """Public facts of the run; RefusedError if they are not the invite's run."""
+        response: pb.GetRunResponse = await self._call("GetRun", pb.GetRunRequest(run_id=self._invite.run_id))
+        return response, check_genesis(response.genesis, self._invite)
+
+    async def bootstrap(self) -> list[str]:
+        """Addresses of some connected peers, and nothing else of the run."""
+        request = pb.GetRunRequest(run_id=self._invite.run_id, bootstrap_only=True)
+        response: pb.GetRunResponse = await self._call("GetRun", request)
+        return list(response.bootstrap)
+
+    async def reach_run(self, patience_seconds: float) -> tuple[pb.GetRunResponse, RunConfig]:
+        """As `get_run`; waits for a coordinator that is away, and goes to another that acts."""
+        give_up, delay = time.monotonic() + patience_seconds, patience.RETRY_SECONDS_MIN
+        while True:
+            try:
+                return await self.get_run()
+            except NetworkError:
+                if time.monotonic() > give_up:
+                    raise
+            with suppress(NetworkError):
+                await self.move()
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
+
+    async def may_join(self, *, anchor: bool = False) -> None:
+        """RefusedError with the reason if the coordinator would not admit this peer, whatever its model is."""
+        challenge = await self._challenge()
+        body = pb.JoinBody(challenge=challenge, ticket=self._invite.ticket, anchor=anchor)
+        await self._call("MayJoin", pb.MayJoinRequest(envelope=self._seal(Kind.KIND_JOIN, body)))
+
+    async def join(self, body: pb.JoinBody) -> pb.JoinResponse:
+        """Open a session. RefusedError if the coordinator does not admit this peer."""
+        body.challenge, body.ticket = await self._challenge(), self._invite.ticket
+        response: pb.JoinResponse = await self._call("Join", pb.JoinRequest(envelope=self._seal(Kind.KIND_JOIN, body)))
+        self._session, self._sequence = response.session_id, 0
+        return response
+
+    async def _challenge(self) -> bytes:
+        request = pb.GetChallengeRequest(run_id=self._invite.run_id)
+        challenge: bytes = (await self._call("GetChallenge", request)).challenge
+        return challenge
+
+    async def follow(self, from_step: int) -> AsyncIterator[pb.FollowResponse]:
+        """The log after `from_step`, then events. Ends or raises NetworkError when the stream breaks."""
+        body = pb.FollowBody(session_id=self._session, from_step=from_step, sequence=self._next())
+        stub = rpc.CoordinatorServiceStub(self._channel)
+        call = stub.Follow(pb.FollowRequest(envelope=self._seal(Kind.KIND_FOLLOW, body)))
+        try:
+            async for event in call:
+                if event.WhichOneof("event") == "decided":
+                    yield pb.FollowResponse(entry=event.decided.entry)
+                    yield pb.FollowResponse(tick=event.decided.tick)
+                else:
+                    yield event
+        except grpc.RpcError as error:
+            raise error_of(error) from error
+        finally:
+            call.cancel()
+
+    async def offer(self, entries: Sequence[bytes], newest: bytes) -> int:
+        """Give entries back that the coordinator has lost; returns the step of its head after that."""
+        body = pb.ReportBody(session_id=self._session, sequence=self._next())
+        request = pb.OfferEntriesRequest(
+            envelope=self._seal(Kind.KIND_REPORT, body),
+            entries=[envelope_pb2.SignedEnvelope.FromString(data) for data in entries],
+            newest=envelope_pb2.SignedEnvelope.FromString(newest),
+        )
+        response: pb.OfferEntriesResponse = await self._call("OfferEntries", request)
+        return response.head_step
+
+    async def report(self, body: pb.ReportBody) -> list[str]:
+        """Send a report in a call of its own; returns what was refused, and why."""
+        response: pb.ReportResponse = await self._call("Report", self._reported(body))
+        return list(response.refusals)
+
+    async def tell(self, body: pb.ReportBody) -> pb.ReportResponse:
+        """Send a report on the stream of reports, and wait for its answer; one at a time."""
+        request = self._reported(body)
+        if self._channel is None:
+            raise NetworkError("not connected to a coordinator")
+        if self._telling is None or self._telling_on is not self._channel:
+            self._hang_up()
+            self._telling, self._telling_on = rpc.CoordinatorServiceStub(self._channel).Tell(), self._channel
+        answered, call = False, self._telling
+        try:
+            async with asyncio.timeout(CALL_SECONDS_MAX):
+                self._asking = asyncio.ensure_future(_asked(call, request))
+                response: pb.ReportResponse = await self._asking
+            answered = isinstance(response, pb.ReportResponse)
+        except asyncio.CancelledError:
+            if call is self._telling:
+                raise
+            raise NetworkError("the peer has moved to another coordinator: the report is sent there") from None
+        except grpc.RpcError as error:
+            raise error_of(error) from error
+        except (TimeoutError, asyncio.InvalidStateError) as error:
+            raise NetworkError(f"the coordinator does not answer a report: {error or 'timeout'}") from error
+        finally:
+            if not answered and call is self._telling:
+                self._hang_up()
+        if not answered:
+            raise NetworkError("the coordinator ended the stream of reports")
+        self.known.learn(response.coordinators)
+        return response
+
+    def _reported(self, body: pb.ReportBody) -> pb.ReportRequest:
+        body.session_id, body.sequence = self._session, self._next()
+        return pb.ReportRequest(envelope=self._seal(Kind.KIND_REPORT, body))
+
+    def _hang_up(self) -> None:
+        """End the stream of reports; the next report opens another one."""
+        call, self._telling, self._telling_on = self._telling, None, None
+        for waiting in (self._asking, call):
+            if waiting is not None:
+                waiting.cancel()
+
+    async def entries(self, from_step: int) -> tuple[list[bytes], int]:
+        """A page of the log as serialised envelopes, and the head's step."""
+        request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=from_step)
+        give_up, delay = time.monotonic() + BUSY_SECONDS_MAX, patience.RETRY_SECONDS_MIN
+        while True:  # who reads a long log is told to wait now and then
+            try:
+                response = await self._call("ListEntries", request)
+                break
+            except BusyError:
+                if time.monotonic() > give_up:
+                    raise
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
+        return [entry.SerializeToString(deterministic=True) for entry in response.entries], response.head_step
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _seal(self, kind: int, body: Any) -> Any:
+        assert self._identity is not None, "this client only reads"
+        return seal(self._identity, kind, self._invite.run_id, body)
+
+    async def _call(self, name: str, request: Any) -> Any:
+        if self._channel is None:
+            raise NetworkError("not connected to a coordinator")
+        try:
+            return await getattr(rpc.CoordinatorServiceStub(self._channel), name)(request, timeout=CALL_SECONDS_MAX)
+        except grpc.RpcError as error:
+            raise error_of(error) from error
+
+
+async def _asked(call: Any, request: pb.ReportRequest) -> Any:
+    """One report on a stream of reports, and its answer.
+
+    A task of its own can be cancelled; a write on a call that never connects does not notice that the call is cancelled.
+    """
+    await call.write(request)
+    return await call.read()
+
+
+def _channel(address: str, pem: bytes, options: dict[str, Any]) -> Any:
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(pem), options=list(options.items()))
+
+
+def check_genesis(genesis: log_pb2.Genesis, invite: Invite) -> RunConfig:
+    """The run's configuration if the genesis is the invite's; RefusedError otherwise.
+
+    Raises OperatorError for a configuration of a newer version.
+    """
+    if run_id_of(genesis) != invite.run_id or genesis.coordinator_public_key != invite.coordinator_public_key:
+        raise RefusedError("the coordinator's run is not the one that the invite names; ask for a new invite")
+    try:
+        return config_from_json(genesis.config_json)
+    except UnknownSetting as error:
+        raise OperatorError(
+            f"the run was made by a newer version: its settings {error.detail} are not known here; upgrade swarmentum"
+        ) from error

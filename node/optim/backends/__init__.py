@@ -1,0 +1,1 @@
+"""Who computes the steps of an optimizer: torch anywhere, numba on a CPU, Triton on a GPU."""

@@ -1,0 +1,88 @@
+"""Every method of the DeMo family but the default, in torch operations: any format of votes, transform and base optimizer.
+
+The calls are those of the default's backends, so that a step, a log entry and a test look alike whatever the method. The step
+is slower: it has whole-model buffers, and no kernels of its own. Votes like the default's can still use kernels (`Mixed`).
+ADR 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from node.optim.backends.base import Taking
+from node.optim.backends.portable import Portable
+from node.optim.base import Base
+from node.optim.exact import aggregate
+from node.optim.exact.transforms import Transform
+from node.optim.layout import CHUNK_ELEMENTS, Layout
+from node.optim.second_moment import SecondMoment
+from node.optim.step import Decay, accumulate, apply_real, as_tensor, decayed, spend_ballot
+from node.optim.votes import groups as votes
+from node.optim.votes.payload import Format
+
+
+class Family(Portable):
+    """`base.Backend` for one method: `form` of the votes, `transform`, and `base`, whose state is replicated."""
+
+    def __init__(
+        self, layout: Layout, device: torch.device, tile_chunks: int, form: Format, transform: Transform, base: Base
+    ) -> None:
+        super().__init__(layout, device, tile_chunks)
+        self._buffer = layout.empty(device)  # gradients on the way in, directions on the way out
+        self._form, self._transform, self._base = form, transform, base
+        self._grows = aggregate.grows(form, base.config)
+
+    def vote(
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        size: int,
+        second: SecondMoment | None = None,
+    ) -> Tensor:
+        if second is not None:
+            second.divide(gradients)
+        chosen = []
+        self._layout.gather(gradients, self._buffer)
+        for tile, scratch in self._tiles():
+            gradient = self._buffer[tile]
+            coefficients = self._transform.forward(gradient, out=gradient, scratch=scratch[0])
+            chosen.append(self._form.choose(accumulate(momentum[tile], coefficients, beta, step), size, scratch))
+        return as_tensor(self._form.encode(chosen, size), self._device)
+
+    def spend(self, momentum: Tensor, payload: Tensor, size: int) -> None:
+        flat = momentum.view(-1, CHUNK_ELEMENTS)
+        spend_ballot(flat, self._form.decode(votes.to_bytes(payload), size, len(flat), self._device), self._form)
+
+    def apply(
+        self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
+    ) -> None:
+        total = aggregate.VoteSum(self._layout.chunks, self._device, self._form, grows=self._grows)
+        for size, payload in ballots:
+            total.add(size, payload)
+        weight_decay = decayed(parameters, lr, weight_decay)
+        squares = 0
+        for tile, _ in self._tiles():
+            squares += aggregate.update(total, tile.start, tile.stop, self._transform, self._buffer[tile])
+        if self._form.scaled:
+            self._buffer.mul_(aggregate.mean_factors(total, self._transform)[:, None, None])
+        else:
+            self._buffer.mul_(aggregate.unit_factor(total, self._transform, squares))
+        self._base.direct(self._buffer)
+        for part, direction in self._layout.pairs(parameters, self._buffer):
+            assert part is not None
+            apply_real(part, direction, lr, weight_decay)
+
+
+class Mixed:
+    """`base.Taking` of two: kernels vote, and `Family` moves the parameters. For group votes of signs, with any base."""
+
+    def __init__(self, voting: Taking, moving: Family) -> None:
+        self.name = voting.name
+        self.norm, self.vote, self.spend = voting.norm, voting.vote, voting.spend
+        self.take, self.put_back = voting.take, voting.put_back
+        self.apply = moving.apply

@@ -1,0 +1,243 @@
+"""The fused step behind the same calls as the portable one: addresses in, threads over ranges of chunks.
+
+It refuses to hold a tensor of the size of the model: gradients are read where they are, parameters written in place. ADR 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from node.optim import second_moment
+from node.optim.backends.numba import inverse, kernels
+from node.optim.backends.numba.plan import Plan
+from node.optim.exact import dct
+from node.optim.layout import CHUNK_SIDE, Layout
+from node.optim.second_moment import SecondMoment
+from node.optim.step import Decay, decay_factor, decayed
+from node.optim.votes import groups as votes
+from node.optim.votes import silence
+from node.optim.votes.payload import PLAIN
+
+RANGE_CHUNKS = 128
+"""Chunks that a thread takes at a time, so that one held up by another program does not hold up the step."""
+
+CACHE_LINE = 64
+
+BALLOTS_MAX = 2**15 - 1
+"""Votes for one coefficient are counted in int16."""
+
+Scratch: TypeAlias = npt.NDArray[np.uint8]
+Addresses: TypeAlias = npt.NDArray[np.int64]
+Values: TypeAlias = npt.NDArray[np.float32]
+_NO_VALUES: Values = np.empty(0, dtype=np.float32)
+
+
+class Fused:
+    """`backends.base.Backend` on a CPU. Tensors are contiguous fp32; scratch is some 60 KiB a thread, and 8 bytes
+    for each vote that is counted for a chunk.
+
+    Every chunk is computed alone, so no result depends on the number of threads, which is torch's. The threads live
+    for one call: a start takes less than 0.1 ms, and a fork or the end of the process finds none.
+    """
+
+    name = "numba"
+
+    def __init__(self, layout: Layout) -> None:
+        plan = Plan.of(layout)
+        self._chunks = plan.chunks
+        self._blocks = plan.blocks
+        self._plan = (plan.core, plan.strips, plan.first_strips)
+        self._coefficients: npt.NDArray[np.int16] = np.stack([_coefficients(size) for size in votes.GROUP_SIZES])
+        basis = dct.integer_basis(torch.device("cpu")).numpy().astype(np.int16)
+        self._inverse = _multiples(basis), second_basis(basis)
+        self._taken = _NO_VALUES  # kept: fresh memory costs a page fault for every 4 KiB
+        self._compile()
+
+    def norm(self, gradients: Sequence[Tensor | None]) -> float:
+        """The norm of all gradients; infinite if the square of it overflows fp32 in one place, as torch's does."""
+        out = np.empty(len(self._blocks), dtype=np.float64)
+        tensors = _addresses(gradients)
+        self._share(lambda *own: kernels.square_sums(*own, self._blocks, tensors, out), len(out))
+        return float(np.sqrt(out.sum()))
+
+    def vote(
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        group_size: int,
+        second: SecondMoment | None = None,
+    ) -> Tensor:
+        """See `Backend.vote`."""
+        return self._vote(gradients, momentum, beta, step, group_size, second, _NO_VALUES)
+
+    def take(
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        group_size: int,
+        second: SecondMoment | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Taking.take`."""
+        if self._taken.size != self._chunks * votes.groups(group_size):
+            self._taken = np.empty(self._chunks * votes.groups(group_size), dtype=np.float32)
+        packed = self._vote(gradients, momentum, beta, step, group_size, second, self._taken)
+        return packed, torch.from_numpy(self._taken)
+
+    def _vote(
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        group_size: int,
+        second: SecondMoment | None,
+        taken: Values,
+    ) -> Tensor:
+        packed = np.empty(votes.vote_bytes(self._chunks, group_size), dtype=np.uint8)
+        silent = np.empty((self._chunks, silence.row_bytes(votes.groups(group_size))), dtype=np.uint8)
+        tensors, flat = _addresses(gradients), momentum.view(-1).numpy()
+        numbers = np.float32(beta), np.float32(step), group_size
+        table = self._table(group_size)
+        squares, division, corrections = tensors[:0], _NO_VALUES, _NO_VALUES
+        if second is not None:
+            squares = np.where(tensors == 0, 0, _addresses(second.squares))
+            corrections = np.array([1 / value for value in second.advance(gradients)], dtype=np.float32)
+            numbers_of = second.beta2, 1 - second.beta2, second_moment.EPSILON
+            division = np.array(numbers_of, dtype=np.float32)
+        given = self._plan, tensors, squares, division, corrections, flat, *numbers, table, packed, silent, taken
+        broken = self._share(lambda *own: kernels.vote(*own, *given))
+        if any(broken):
+            if taken.size:
+                self.put_back(momentum, torch.from_numpy(packed), group_size, torch.from_numpy(taken))
+            raise votes.NotANumber("the momentum holds NaN")
+        tail = silence.encode(torch.from_numpy(silent))
+        return torch.from_numpy(np.concatenate([packed, np.frombuffer(tail, dtype=np.uint8)]) if tail else packed)
+
+    def put_back(self, momentum: Tensor, packed: Tensor, group_size: int, taken: Tensor) -> None:
+        """See `Taking.put_back`."""
+        self._put(momentum, packed, group_size, taken.numpy())
+
+    def spend(self, momentum: Tensor, packed: Tensor, group_size: int) -> None:
+        """See `Backend.spend`."""
+        self._put(momentum, packed, group_size, _NO_VALUES)
+
+    def _put(self, momentum: Tensor, packed: Tensor, group_size: int, values: Values) -> None:
+        flat, codes, table = momentum.view(-1).numpy(), packed.numpy(), self._table(group_size)
+        self._share(lambda *own: kernels.put(*own, flat, group_size, table, codes, values))
+
+    def apply(
+        self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
+    ) -> None:
+        """See `Backend.apply`."""
+        if len(ballots) > BALLOTS_MAX:
+            raise votes.VotesError(
+                f"{len(ballots)} ballots in one step; their votes are counted in 16 bits: at most {BALLOTS_MAX}"
+            )
+        packed = [PLAIN.read(payload, size, self._chunks) for size, payload in ballots]
+        rows = [
+            (
+                own.size,
+                own.found.data_ptr(),
+                votes.vote_bytes(1, own.size),
+                0 if own.silent is None else own.silent.data_ptr(),
+            )
+            for own in packed
+        ]
+        weight_decay = decayed(parameters, lr, weight_decay)
+        listed = np.array(rows, dtype=np.int64).reshape(-1, 4)
+        tensors, numbers = _addresses(parameters), (np.float32(decay_factor(lr, weight_decay)), np.float32(lr))
+        self._share(lambda *own: kernels.apply(*own, self._plan, tensors, listed, *numbers, *self._inverse))
+
+    def _table(self, group_size: int) -> npt.NDArray[np.int16]:
+        table: npt.NDArray[np.int16] = self._coefficients[votes.GROUP_SIZES.index(group_size)]
+        return table
+
+    def _compile(self) -> None:
+        """Run every kernel on no chunk: compiled now, or read from the cache, and not in the middle of a round."""
+        tensors, nothing = np.zeros(len(self._plan[1]) + 1, dtype=np.int64), np.empty(0, dtype=np.float32)
+        one, packed, table = np.float32(1), np.empty(0, dtype=np.uint8), self._coefficients[0]
+        listed = np.empty((0, 4), dtype=np.int64)
+        own = 0, 0, _scratch()
+        kernels.square_sums(*own, self._blocks, tensors, np.empty(0))
+        kernels.vote(
+            *own,
+            self._plan,
+            tensors,
+            tensors,
+            nothing,
+            nothing,
+            nothing,
+            one,
+            one,
+            8,
+            table,
+            packed,
+            packed[:, None],
+            nothing,
+        )
+        kernels.put(*own, nothing, 8, table, packed, nothing)
+        kernels.apply(*own, self._plan, tensors, listed, one, one, *self._inverse)
+
+    def _share(self, work: Callable[[int, int, Scratch], object], count: int | None = None) -> list[object]:
+        """`work(first, last, scratch)` over all chunks (or `count` blocks) by torch's number of threads; in no order."""
+        count = self._chunks if count is None else count
+        starts = range(0, count, RANGE_CHUNKS)
+        waiting, results = iter(starts), []
+
+        def take() -> None:
+            scratch = _scratch()
+            for first in waiting:  # one step of a range's iterator is atomic
+                results.append(work(first, min(first + RANGE_CHUNKS, count), scratch))
+
+        helpers = min(torch.get_num_threads(), len(starts)) - 1
+        if helpers < 1:
+            take()
+            return results
+        with ThreadPoolExecutor(helpers) as pool:
+            taken = [pool.submit(take) for _ in range(helpers)]
+            take()
+        for helper in taken:
+            helper.result()
+        return results
+
+
+def _scratch() -> Scratch:
+    """Memory for one thread, from a multiple of 64 bytes on, so that no vector crosses a cache line."""
+    room = np.empty(kernels.SCRATCH_BYTES + CACHE_LINE, dtype=np.uint8)
+    skip = -room.ctypes.data % CACHE_LINE
+    return room[skip : skip + kernels.SCRATCH_BYTES]
+
+
+def _coefficients(group_size: int) -> npt.NDArray[np.int16]:
+    return votes.coefficients(group_size, torch.device("cpu")).numpy().astype(np.int16)
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> Addresses:
+    return np.array([0 if tensor is None else tensor.data_ptr() for tensor in tensors], dtype=np.int64)
+
+
+def _multiples(basis: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+    """-1, 0 and 1 times the left half of the integer basis [64, 64], even frequencies first: int16 [3, 64, 32]."""
+    left = np.concatenate([basis[::2, : CHUNK_SIDE // 2], basis[1::2, : CHUNK_SIDE // 2]])
+    return np.stack([-left, 0 * left, left])
+
+
+def second_basis(basis: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+    """The integer basis [64, 64] as `inverse.turn_rows` reads it: int16 [48 vectors, 16 places, 2 frequencies].
+
+    Two vectors (places 0 to 15 and 16 to 31) for each pair of odd frequencies, one for each pair of even ones.
+    """
+    pairs = basis[inverse.FREQUENCIES].reshape(CHUNK_SIDE // 2, 2, CHUNK_SIDE).transpose(0, 2, 1)
+    odd = pairs[:16, :32].reshape(32, 16, 2)
+    return np.ascontiguousarray(np.concatenate([odd, pairs[16:, :16]]))

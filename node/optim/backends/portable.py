@@ -1,0 +1,108 @@
+"""The default method's step in torch operations, for any device, by tiles of chunks.
+
+Only the pool has a buffer of its own; cores are read and written in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from node.optim.exact import aggregate, dct
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
+from node.optim.second_moment import SecondMoment
+from node.optim.step import Decay, accumulate, apply_update, as_tensor, decayed, spend, total_norm
+from node.optim.tiles import core_pairs
+from node.optim.votes.payload import PLAIN
+
+_SCRATCH_PLANES = 3
+"""Tiles of scratch that `votes.select` needs. The scratch is reused: fresh memory costs a page fault for every 4 KiB, which
+took longer than the arithmetic."""
+
+
+class Portable:
+    """`base.Backend` for group votes of signs after a DCT, with base `sign`. Scratch is four tiles, and the pool."""
+
+    name = "torch"
+
+    def __init__(self, layout: Layout, device: torch.device, tile_chunks: int) -> None:
+        self._layout = layout
+        self._device = device
+        self._tile_chunks = tile_chunks
+        largest = min(tile_chunks, layout.chunks) * CHUNK_ELEMENTS
+        self._scratch = torch.empty(_SCRATCH_PLANES * largest, dtype=torch.float32, device=device)
+        # The tile holds gradients on the way in, and directions on the way out.
+        self._tile = torch.empty(largest, dtype=torch.float32, device=device).view(-1, CHUNK_SIDE, CHUNK_SIDE)
+        self._pool = self._tile.new_empty(layout.chunks - layout.core_chunks, CHUNK_SIDE, CHUNK_SIDE)
+
+    def norm(self, gradients: Sequence[Tensor | None]) -> float:
+        return total_norm(gradients)
+
+    def vote(
+        self,
+        gradients: Sequence[Tensor | None],
+        momentum: Tensor,
+        beta: float,
+        step: float,
+        group_size: int,
+        second: SecondMoment | None = None,
+    ) -> Tensor:
+        if second is not None:
+            second.divide(gradients)
+        chosen = []
+        self._pool.view(-1)[self._layout.pool_elements :].zero_()
+        _fill(self._layout.pool_pairs(gradients, self._pool.view(-1)))
+        for tile, scratch in self._tiles():
+            gradient = self._room(tile)
+            _fill(core_pairs(self._layout, gradients, tile, gradient))
+            coefficients = dct.forward(gradient, out=gradient, scratch=scratch[0])
+            accumulated = accumulate(momentum[tile], coefficients, beta, step)
+            chosen.append(PLAIN.choose(accumulated, group_size, scratch))
+        return as_tensor(PLAIN.encode(chosen, group_size), self._device)
+
+    def spend(self, momentum: Tensor, packed: Tensor, group_size: int) -> None:
+        spend(momentum, packed, group_size)
+
+    def apply(
+        self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
+    ) -> None:
+        total = aggregate.VoteSum(self._layout.chunks, self._device)
+        for group_size, payload in ballots:
+            total.add(group_size, payload)
+        weight_decay = decayed(parameters, lr, weight_decay)
+        for tile, scratch in self._tiles():
+            out = self._room(tile)
+            sums = total.sums(tile.start, tile.stop, out=out.view(torch.int32))
+            aggregate.direction(sums, out=out, scratch=scratch[:2])
+            _update(core_pairs(self._layout, parameters, tile, out), lr, weight_decay)
+        _update(self._layout.pool_pairs(parameters, self._pool.view(-1)), lr, weight_decay)
+
+    def _room(self, tile: slice) -> Tensor:
+        """A tile's gradients or directions: fp32 [count, 64, 64], of the pool its own."""
+        first = tile.start - self._layout.core_chunks
+        return self._tile[: tile.stop - tile.start] if first < 0 else self._pool[first : first + tile.stop - tile.start]
+
+    def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
+        """Ranges of chunks, of cores or of the pool, each with scratch of its size: fp32 [3, count, 64, 64]."""
+        chunks, cores = self._layout.chunks, self._layout.core_chunks
+        starts = [*range(0, cores, self._tile_chunks), *range(cores, chunks, self._tile_chunks)]
+        for first, last in pairwise([*starts, chunks]):
+            room = self._scratch[: _SCRATCH_PLANES * (last - first) * CHUNK_ELEMENTS]
+            yield slice(first, last), room.view(_SCRATCH_PLANES, last - first, CHUNK_SIDE, CHUNK_SIDE)
+
+
+def _fill(pairs: Iterable[tuple[Tensor | None, Tensor]]) -> None:
+    for part, chunk in pairs:
+        if part is None:
+            chunk.zero_()
+        else:
+            chunk.copy_(part)
+
+
+def _update(pairs: Iterable[tuple[Tensor | None, Tensor]], lr: float, weight_decay: float) -> None:
+    for part, direction in pairs:
+        assert part is not None
+        apply_update(part, direction, lr, weight_decay)

@@ -1,0 +1,117 @@
+"""What a step's votes decide: one direction, the same on every device.
+
+A `VoteSum` adds the votes of any number of peers in whole numbers, so that their order does not matter, and caps each sum.
+It refuses weights: every peer counts one. Votes stay packed and only the chunks asked for are decoded and added up, so that a
+step's sums stay in the processor's cache instead of taking four bytes for each parameter and nine for each vote.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.optim.base import BaseConfig
+from node.optim.exact import dct
+from node.optim.exact.dct import VOTE_SUM_MAX
+from node.optim.exact.transforms import SUM_MAX, Transform
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
+from node.optim.votes import values
+from node.optim.votes.payload import PLAIN, Format, Packed
+
+
+class VoteSum:
+    """The votes of one step, of peers that may each have their own size (group size or k)."""
+
+    def __init__(self, chunks: int, device: torch.device, form: Format = PLAIN, *, grows: bool = False) -> None:
+        """`grows`: sums may grow with the number of peers (`cap`), as for all methods but signs with base `sign`."""
+        self.chunks = chunks
+        self.form = form
+        self._grows = grows
+        self._device = device
+        self._payloads: list[Packed] = []
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    @property
+    def peer_max(self) -> int:
+        """What one peer's vote counts, at the most: twice a typical vote; where its size is said to all, what it says."""
+        return self.form.grid.peak if self.form.scaled else int(VOTE_SUM_MAX * self.form.grid.unit)
+
+    @property
+    def cap(self) -> int:
+        """What sums are capped to: twice a typical vote; if they grow, nothing below what so many peers can say (ADR 29)."""
+        if self._grows or self.form.scaled:
+            return min(max(len(self), 1) * self.peer_max, SUM_MAX)
+        return self.peer_max
+
+    def add(self, size: int, payload: bytes) -> None:
+        """Count one peer's votes for all chunks. Raises `VotesError` if they do not fit, and then counts nothing."""
+        self._payloads.append(self.form.read(payload, size, self.chunks).to(self._device))
+
+    def sums(self, first: int, last: int, out: Tensor | None = None) -> Tensor:
+        """The capped sums for chunks `first` to `last - 1`: int32 [last - first, 64, 64] (`out` if given)."""
+        if out is None:
+            out = torch.empty(last - first, CHUNK_SIDE, CHUNK_SIDE, dtype=torch.int32, device=self._device)
+        total = out.zero_().view(-1, CHUNK_ELEMENTS)
+        for payload in self._payloads:
+            ballot = payload.ballot(first, last)
+            # One peer never votes twice for a coefficient: read, add and write back needs no atomic addition.
+            said = ballot.values.clamp(-self.peer_max, self.peer_max)
+            total.scatter_(1, ballot.where, total.gather(1, ballot.where).add_(said))
+        return out.clamp_(-self.cap, self.cap)
+
+    def scales(self) -> Tensor:
+        """The size of each chunk's votes, if they have one: fp32 [chunks], as the peers agree on it; without any, 0."""
+        codes = [payload.codes for payload in self._payloads if payload.codes is not None]
+        if not codes:
+            return torch.zeros(self.chunks, dtype=torch.float32, device=self._device)
+        return values.scales(values.agreed(torch.stack(codes)))
+
+
+def grows(form: Format, base: BaseConfig) -> bool:
+    """Whether sums of votes grow with the peers: not where signs alone decide, the most robust aggregate (docs/security.md)."""
+    return form.grid is not values.SIGN or base.name != "sign"
+
+
+def direction(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+    """The sign of the exact inverse DCT of sums within +-2 (integers [count, 64, 64]): fp32 of -1, 0 and 1.
+
+    `out` (fp32, the shape of `sums`) and `scratch` (fp32, two planes [2, count, 64, 64]) are made if not given; `sums`
+    may be the memory of `out`. Adding zero turns -0 into 0: Metal's sign keeps the sign of a zero, which would reach a
+    parameter that is -0.
+    """
+    if scratch is None:
+        scratch = torch.empty(2, *sums.shape, dtype=torch.float32, device=sums.device)
+    whole = scratch[0].copy_(sums)
+    return dct.inverse_exact(whole, out, scratch[1]).sign_().add_(0.0)
+
+
+def update(total: VoteSum, first: int, last: int, transform: Transform, out: Tensor) -> int:
+    """The inverse transform of the sums of chunks `first` to `last - 1`, unscaled: fp32 into `out` [last - first, 64, 64].
+
+    Whole numbers rounded once to fp32, the same on every device. Returns the sum of the squares of the sums, which
+    `unit_factor` makes a scale of.
+    """
+    sums = total.sums(first, last)
+    out.copy_(transform.inverse_exact(sums))
+    return int(sums.to(torch.int64).square_().sum())
+
+
+def unit_factor(total: VoteSum, transform: Transform, squares: int) -> float:
+    """What gives `update` a root mean square of 1 over the model: exact in fp32, from whole numbers alone.
+
+    The transform is orthonormal, so the squares of the sums add up to those of the inverse. 0 if nobody voted.
+    """
+    if not squares:
+        return 0.0
+    mean = math.sqrt(squares / (total.chunks * CHUNK_ELEMENTS))
+    return float(np.float32(1 / (transform.scale * mean)))
+
+
+def mean_factors(total: VoteSum, transform: Transform) -> Tensor:
+    """What makes `update` the mean of the peers' votes at their agreed sizes: fp32 [chunks]."""
+    return total.scales() * float(np.float32(1 / (transform.scale * max(len(total), 1))))

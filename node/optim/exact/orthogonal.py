@@ -1,0 +1,211 @@
+"""Muon's orthogonal matrices with the same bits on every device: matrix products in int8, of numbers of two digits.
+
+A product of rounded numbers differs between devices, and fp64, which holds whole numbers up to 2^53, is a 64th as fast as
+fp32 on a home GPU. Here a row of a matrix is `(128 * high + low) * 2^e` with both digits within +-64, so that tensor cores
+and VNNI multiply digits and add them up exactly in int32. What is done element by element is one operation at a time, each
+rounded once as IEEE 754 says. It knows neither layouts nor momentum. ADR 25.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import platform
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.optim.exact.dct import EXACT_INTEGER_MAX, full_precision
+
+STEPS = 5
+COEFFICIENTS = tuple(float(np.float32(value)) for value in (3.4445, -4.7750, 2.0315))
+"""Of the quintic iteration `aX + bXX^TX + c(XX^T)^2X` (K. Jordan, Muon)."""
+
+DIGIT_MAX = 64
+"""Of magnitude. Beyond it a processor whose int8 products add pairs in int16 (before VNNI) would cut sums off."""
+
+SIDE_MAX = (2**31 - 1) // (2 * DIGIT_MAX**2)
+"""Rows or columns of a matrix, at most: sums of twice as many products (two pairs of digits) stay below 2^31."""
+
+ENTRY_MAX = 2.0
+"""Of the iteration's matrices, so that all stays finite. In a sound iteration they, as singular values, are below 1.3."""
+
+_ALIGNED = 32
+"""Rows and columns are filled up with zeros to a multiple of this: cuBLAS asks for 8, tensor cores work best with 32."""
+
+_WHOLE_BITS = 22
+"""The norm is taken in whole numbers up to 2^22: int64 holds the squares of a row."""
+
+_NOTHING = 2.0**-100
+"""A matrix without a larger entry counts as zeros, as it would for a processor that flushes the smallest numbers to zero."""
+
+_SLICE = EXACT_INTEGER_MAX // DIGIT_MAX**2
+"""Columns whose products fp32 adds up exactly, where there is no int8."""
+
+_DITHER_ROWS = 256
+"""After so many rows the dither starts again."""
+
+_EXPONENT_BITS, _FRACTION_BITS, _BIAS = 0x7F800000, 23, 127
+_SMALLEST = 2.0**-40
+"""What a row's largest magnitude counts as, at least: rows below it lose digits, and scales stay within fp32."""
+
+
+class Digits(NamedTuple):
+    """`(128 * high + low) / scale`: int8 [rows, columns], and fp32 powers of two [rows, 1]."""
+
+    high: Tensor
+    low: Tensor
+    scale: Tensor
+
+
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """Roughly `U V^T` of fp32 [height, width] = U S V^T, at a root mean square of about 1: the same bits on every device.
+
+    Muon's quintic Newton-Schulz iteration. Zero gives zero. No side may be longer than `SIDE_MAX`.
+    """
+    assert max(matrix.shape) <= SIDE_MAX, f"a matrix of {tuple(matrix.shape)} has sums beyond 31 bits"
+    peak = float(matrix.abs().max()) if matrix.numel() else 0.0
+    assert math.isfinite(peak), "the aggregate is finite"
+    if peak < _NOTHING:
+        return torch.zeros_like(matrix)
+    tall = matrix.shape[0] > matrix.shape[1]
+    given = matrix.T if tall else matrix
+    rows, columns = (-(-side // _ALIGNED) * _ALIGNED for side in given.shape)
+    x = given.new_zeros(rows, columns)
+    # whole numbers, and their norm, exact in int64
+    _, exponent = math.frexp(peak)
+    whole = given.to(torch.float64).mul_(2.0 ** (_WHOLE_BITS - exponent)).round_()
+    norm = math.isqrt(sum(whole.to(torch.int64).square_().sum(1).tolist())) + 1
+    # a product with the inverse, computed here: CUDA would divide so, a CPU not
+    x[: given.shape[0], : given.shape[1]] = whole.mul_(1.0 / norm)
+    a, b, c = COEFFICIENTS
+    for _ in range(STEPS):
+        own = _digits(x)
+        x = _whole(own)  # what is too small for the digits goes: the products would not see it, and let it grow
+        rest = _square(own)  # XX^T, from which its diagonal goes, which is much larger
+        diagonal = _taken(rest)
+        # (XX^T)^2 = rest^2 + rest * (d_i + d_j), and d_i^2 on the diagonal
+        quartic = _square(_digits(rest)).add_(rest * (diagonal[:, None] + diagonal))
+        square = _taken(quartic).add_(diagonal * diagonal)
+        inner = quartic.mul_(c).add_(rest.mul_(b))
+        x.mul_(square.mul_(c).add_(diagonal.mul_(b)).add_(a)[:, None])
+        x.add_(_product(inner, own)).clamp_(-ENTRY_MAX, ENTRY_MAX)
+    result = x[: given.shape[0], : given.shape[1]] * float(np.float32(math.sqrt(max(matrix.shape))))
+    return (result.T if tall else result).contiguous()
+
+
+def _taken(matrix: Tensor) -> Tensor:
+    """The diagonal, which becomes zeros: fp32 [side]."""
+    diagonal = matrix.diagonal().clone()
+    matrix.fill_diagonal_(0)
+    return diagonal
+
+
+def _digits(matrix: Tensor) -> Digits:
+    """fp32 to two digits, each row by a power of two that brings its largest magnitude to between 2^12 and 2^13.
+
+    The power comes from the bits of the largest, so that nothing is rounded and no device waits for another. Numbers that are
+    all the same should not all be rounded the same way: on a long side that would add up to a singular value of its own.
+    """
+    peak = matrix.abs().amax(1, keepdim=True).clamp_(min=_SMALLEST).view(torch.int32) & _EXPONENT_BITS
+    scale = ((2 * _BIAS + 12 << _FRACTION_BITS) - peak).view(torch.float32)
+    whole = matrix.mul(scale)
+    dither = _dither(matrix.shape[1], matrix.device)
+    for first in range(0, len(whole), _DITHER_ROWS):
+        part = whole[first : first + _DITHER_ROWS]
+        part.add_(dither[: len(part)])
+    whole.round_()
+    high = whole.mul(2.0**-7).round_()
+    low = whole.sub_(high, alpha=2**7)
+    return Digits(high.to(torch.int8), low.to(torch.int8), scale)
+
+
+@functools.lru_cache(maxsize=8)
+def _dither(columns: int, device: torch.device) -> Tensor:
+    """What is added before rounding, the same on every device: fp32 [256, columns] as if drawn from within +-1/2."""
+    number = np.arange(_DITHER_ROWS * columns, dtype=np.uint64)
+    with np.errstate(
+        over="ignore"
+    ):  # mixed as in G. Steele et al., "Fast splittable pseudorandom number generators", 2014
+        number = (number + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        number = (number ^ number >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        number = (number ^ number >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    drawn = ((number ^ number >> np.uint64(31)) >> np.uint64(48)).astype(np.float32)
+    within = (drawn + np.float32(0.5)) * np.float32(2.0**-16) - np.float32(0.5)
+    return torch.from_numpy(within).view(_DITHER_ROWS, columns).to(device)
+
+
+def _whole(digits: Digits) -> Tensor:
+    """What the digits say: fp32, exact."""
+    return digits.high.to(torch.float32).mul_(2.0**7).add_(digits.low).mul_(_inverse(digits.scale))
+
+
+def _square(one: Digits) -> Tensor:
+    """The product with one's own transpose, fp32."""
+    high, low = one.high.T, one.low.T
+    across = _sums(one.high, low)
+    across.add_(across.T.clone())
+    inverse = _inverse(one.scale)
+    return _joined(_sums(one.high, high), across, _sums(one.low, low)).mul_(inverse).mul_(inverse.T)
+
+
+def _product(one: Tensor, other: Digits) -> Tensor:
+    """fp32. The scales of the right factor's rows go to the left one's columns first."""
+    left = _digits(one * _inverse(other.scale).T)
+    across = _sums(torch.cat((left.high, left.low), 1), torch.cat((other.low, other.high), 0))
+    total = _joined(_sums(left.high, other.high), across, _sums(left.low, other.low))
+    return total.mul_(_inverse(left.scale))
+
+
+def _joined(high: Tensor, across: Tensor, low: Tensor) -> Tensor:
+    """`2^14 * high + 2^7 * across + low` of int32, as fp32: the sums are rounded, the powers of two are exact."""
+    total = high.to(torch.float32).mul_(2.0**7).add_(across.to(torch.float32))
+    return total.mul_(2.0**7).add_(low.to(torch.float32))
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    """Of powers of two."""
+    return ((2 * _BIAS << _FRACTION_BITS) - scale.view(torch.int32)).view(torch.float32)
+
+
+def _sums(one: Tensor, other: Tensor) -> Tensor:
+    """The matrix product of int8 digits, exact: int32."""
+    if _multiplies_int8(one.device):
+        return _int8(one, other)
+    total = torch.zeros(one.shape[0], other.shape[1], dtype=torch.int32, device=one.device)
+    with full_precision(one.device):
+        for first in range(0, one.shape[1], _SLICE):
+            part = slice(first, first + _SLICE)
+            total += (one[:, part].to(torch.float32) @ other[part].to(torch.float32)).to(torch.int32)
+    return total
+
+
+def _int8(one: Tensor, other: Tensor) -> Tensor:
+    """On CUDA with the right factor turned, the order that every GPU's int8 has."""
+    return torch._int_mm(one, other.T.contiguous().T if other.is_cuda else other)
+
+
+@functools.cache
+def _multiplies_int8(device: torch.device) -> bool:
+    """Whether the device has int8 products worth using, exact where they are hardest; asked once a process.
+
+    Sums are beyond what fp32 holds, the largest digits stand side by side, and the right factor lies in either order. torch
+    multiplies in plain loops where oneDNN does not: then fp32 is faster.
+    """
+    if device.type == "cpu":
+        onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        if not onednn or platform.machine() not in {"x86_64", "AMD64"}:
+            return False
+    columns = 4 * _SLICE
+    digits = torch.randint(1, DIGIT_MAX + 1, (2, 64, columns), generator=torch.Generator().manual_seed(0))
+    digits[:, :, : columns // 2] = DIGIT_MAX
+    digits[1, ::2] *= -1
+    wanted = (digits[0].double() @ digits[1].double().T).to(torch.int32)
+    one, other = digits.to(torch.int8).to(device).unbind()
+    try:
+        found = [_int8(one, right) for right in (other.T, other.T.contiguous())]
+    except (RuntimeError, NotImplementedError):
+        return False
+    return all(torch.equal(sums.cpu(), wanted) for sums in found)

@@ -1,0 +1,1 @@
+"""The same optimizer over the devices of one peer."""

@@ -1,0 +1,390 @@
+"""One peer with several devices (FlexDeMo, arXiv 2502.06728): FSDP2 shards the model, and the peer votes once.
+
+`fully_shard` averages gradients over the peer's ranks, as always. Each rank then keeps the momentum of its share of the
+chunks and votes for them. The shares put together are the peer's one payload. It has the same bytes as on a single device, up
+to the rounding of the private momentum. With base `sign`, applying needs no communication: every rank decides the chunks that
+its shard touches, exactly. Another base keeps its state by share as well, and all ranks put one parameter's direction at a time
+together. The layout is that of the whole model, so that peers with one device and with eight take part in one run.
+
+Refuses parameters that are sharded in another way than along their first dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from node.optim.base import Base
+from node.optim.demo import DeMoConfig
+from node.optim.exact import aggregate
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place, kinds_of, named_tensors
+from node.optim.saved import check_state, private_state
+from node.optim.second_moment import SecondMoment, local_part
+from node.optim.sharded.rows import fill_share, matrix_of
+from node.optim.sharded.spread import Pieces, Spread
+from node.optim.step import (
+    NonFiniteGradient,
+    Votes,
+    accumulate,
+    apply_real,
+    apply_update,
+    as_tensor,
+    clip_scale,
+    exact_float32,
+    spend_ballot,
+)
+from node.optim.tiles import tile_chunks
+from node.optim.votes.groups import NotANumber
+from node.optim.votes.payload import Choice, Format
+
+
+def is_sharded(source: Iterable[Tensor]) -> bool:
+    """Whether any of the tensors is a DTensor, as `fully_shard` makes them."""
+    return any(isinstance(tensor, DTensor) for tensor in source)
+
+
+class ShardedDeMo:
+    """As `DeMo`, on every rank of a peer at once: all calls are collective over the ranks that share the model.
+
+    `source` is the module after `fully_shard`, or its named parameters: DTensors in fp32, on a mesh of one dimension.
+    """
+
+    backend = "torch"
+
+    def __init__(
+        self,
+        source: nn.Module | Iterable[tuple[str, Tensor]],
+        config: DeMoConfig,
+        kinds: Mapping[str, str] | None = None,
+    ) -> None:
+        """`kinds`: what modules say of the parameters (`layout.kinds_of`), where `source` has none."""
+        named = named_tensors(source)
+        self.config = config
+        self.parameters = [_checked(name, tensor) for name, tensor in named]
+        shapes = ((name, tuple(tensor.shape)) for name, tensor in named)
+        self.layout = Layout.of_shapes(shapes, kinds_of(source) if kinds is None else kinds)
+        if not self.layout.chunks:
+            raise ValueError("no parameter to train")
+        mesh = self.parameters[0].device_mesh
+        self.group = mesh.get_group()
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._device = self.parameters[0].to_local().device
+        self._tile_chunks = tile_chunks(self._device)
+        self._transform = config.made_transform()
+        self.share = self._share(self.rank)
+        self._momentum = torch.zeros(len(self.share), CHUNK_SIDE, CHUNK_SIDE, dtype=torch.float32, device=self._device)
+        self._pending: tuple[int, bytes] | None = None
+        self._base = Base(config.base, self.layout, self._device, len(self.share))
+        self._second = SecondMoment(self.parameters, config.beta2) if config.beta2 else None
+
+    def _share(self, rank: int) -> range:
+        """The chunks whose momentum a rank keeps: equal shares, each a whole number of bytes in any format."""
+        groups = math.ceil(self.layout.chunks / self.ranks)
+        return range(self.layout.chunks)[rank * groups : (rank + 1) * groups]
+
+    @property
+    def form(self) -> Format:
+        """The format of payloads."""
+        return self.config.form
+
+    @property
+    def size(self) -> int:
+        """This peer's group size or k."""
+        return self.config.size
+
+    @property
+    def momentum(self) -> Tensor:
+        """fp32 [share, 64, 64] of this rank's chunks, in the transform's domain. To be read only."""
+        return self._momentum
+
+    @property
+    def replicated(self) -> list[Tensor | Pieces]:
+        """As `DeMo.replicated`, to be read by all ranks at once."""
+        return [*map(Spread.of, self.parameters), *self.base_spread.values()]
+
+    @property
+    def base_state(self) -> dict[str, Tensor]:
+        """As `DeMo.base_state`, of this rank's chunks."""
+        return self._base.state
+
+    @property
+    def base_spread(self) -> dict[str, Spread]:
+        """As `DeMo.base_state`, to be read and written by all ranks at once."""
+        state = self.base_state
+        return {name: self._chunks_of(t) if t.ndim > 1 else self._everywhere(t) for name, t in state.items()}
+
+    @property
+    def private_spread(self) -> dict[str, Spread]:
+        """The momentum and, if there is one, the second moment of every parameter, as `DeMo` keeps them."""
+        spread = {"momentum": self._chunks_of(self._momentum)}
+        if self._second is not None:
+            pairs = zip(self._second.squares, self.parameters, strict=True)
+            spread |= {f"square.{i}": self.rows_of(square, parameter) for i, (square, parameter) in enumerate(pairs)}
+        return spread
+
+    def _chunks_of(self, share: Tensor) -> Spread:
+        return Spread(share, (self.layout.chunks, CHUNK_SIDE, CHUNK_SIDE), self.group)
+
+    def rows_of(self, local: Tensor, parameter: DTensor) -> Spread:
+        """A rank's tensor for its rows of a parameter, `local`, as one tensor over all ranks."""
+        return Spread(local, parameter.shape, self.group, dealt=isinstance(parameter.placements[0], Shard))
+
+    def _everywhere(self, tensor: Tensor) -> Spread:
+        return Spread(tensor, tensor.shape, self.group, dealt=False)
+
+    @property
+    def method(self) -> str:
+        """As `DeMo.state_dict` says it: what saved tensors mean."""
+        return self.config.method(self._transform)
+
+    @property
+    def pending(self) -> bool:
+        """Whether votes are out that `settle` has not been told about."""
+        return self._pending is not None
+
+    @property
+    def open_votes(self) -> Votes | None:
+        """As `DeMo.open_votes`."""
+        return None if self._pending is None else Votes(self._pending[1], self._pending[0], math.nan)
+
+    @property
+    def second_counts(self) -> list[int] | None:
+        """Gradients that the second moment has seen of each parameter; None without one."""
+        return None if self._second is None else self._second.counts
+
+    def resume(self, pending: tuple[int, bytes] | None, second_counts: list[int] | None) -> None:
+        """Take over a saved state's parts beside `private_spread`: the open votes `(size, payload)`, and `second_counts`."""
+        self._pending = pending
+        if self._second is not None and second_counts is not None:
+            self._second.counts = list(second_counts)
+
+    @torch.no_grad()
+    def propose(self, lr: float) -> Votes:
+        """As `DeMo.propose`; every rank gets the peer's whole payload."""
+        assert self._pending is None, "settle the last votes first"
+        lr = exact_float32(lr)
+        norm = self._norm()
+        if not math.isfinite(norm):
+            raise NonFiniteGradient(f"gradient norm {norm}")
+        limit = self.config.clip_norm
+        if self._second is not None:
+            self._second.divide([parameter.grad for parameter in self.parameters])
+            limit = None
+        gradients = fill_share(self.layout, self.share, self._whole_gradients(), self._device)
+        step = clip_scale(norm, limit) * (1.0 if self.config.magnitudes else lr)
+        size, form = self.config.size, self.form
+        chosen: list[Choice] | None = []
+        for first in range(0, len(self.share), self._tile_chunks):
+            tile = slice(first, first + self._tile_chunks)
+            coefficients = self._transform.forward(gradients[tile])
+            accumulated = accumulate(self._momentum[tile], coefficients, self.config.beta, step)
+            try:
+                chosen = None if chosen is None else [*chosen, form.choose(accumulated, size)]
+            except NotANumber:
+                chosen = None  # all ranks have to hear of it
+        payload = form.encode(self._everybodys(chosen), size)
+        self._pending = (size, payload)
+        return Votes(payload, size, norm)
+
+    def _whole_gradients(self) -> Iterator[Tensor | None]:
+        """One whole gradient at a time, put together from all ranks."""
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            yield gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+    def _norm(self) -> float:
+        """The norm of the peer's whole gradient, from the shards; what is not sharded counts on one rank."""
+        squares = torch.zeros((), dtype=torch.float64, device=self._device)
+        for parameter in self.parameters:
+            sharded = isinstance(parameter.placements[0], Shard)
+            if parameter.grad is not None and (sharded or self.rank == 0):
+                squares += local_part(parameter.grad).double().square().sum()
+        dist.all_reduce(squares, group=self.group)
+        return math.sqrt(float(squares)) if bool(squares.isfinite()) else math.inf
+
+    def _everybodys(self, chosen: Sequence[Choice] | None) -> list[Choice]:
+        """All ranks' choices, in the order of the chunks; None is a rank that cannot choose: `NotANumber` on every rank."""
+        gathered: list[list[Choice] | None] = [None] * self.ranks
+        mine = None if chosen is None else [choice.cpu() for choice in chosen]
+        dist.all_gather_object(gathered, mine, group=self.group)
+        found = [theirs for theirs in gathered if theirs is not None]
+        if len(found) < self.ranks:
+            raise NotANumber("the momentum of a rank holds NaN")
+        return [choice for theirs in found for choice in theirs]
+
+    @torch.no_grad()
+    def settle(self, accepted: bool) -> None:
+        """As `DeMo.settle`, each rank for its own chunks."""
+        assert self._pending is not None, "nothing was proposed"
+        if accepted or self.config.refused == "drop":
+            self._spend(self._momentum)
+        self._pending = None
+
+    def _spend(self, momentum: Tensor) -> None:
+        """Take the pending votes out of this rank's `momentum`, fp32 [share, 64, 64]."""
+        assert self._pending is not None, "nothing was proposed"
+        if not len(self.share):
+            return
+        size, payload = self._pending
+        packed = self.form.read(payload, size, self.layout.chunks)
+        ballot = packed.to(self._device).ballot(self.share.start, self.share.stop)
+        spend_ballot(momentum.view(-1, CHUNK_ELEMENTS), ballot, self.form)
+
+    @contextmanager
+    def ahead(self, lr: float) -> Iterator[None]:
+        """As `DeMo.ahead` by the residual, on every rank at once."""
+        self.config.check_ahead()
+        parts = [local_part(parameter).detach() for parameter in self.parameters]
+        with torch.no_grad():
+            start = [part.clone() for part in parts]
+            expected = self._momentum.clone()
+            if self._pending is not None:
+                self._spend(expected)
+            for rows, direction in self._directed(self._transform.inverse(expected).sign_()):
+                rows.sub_(direction, alpha=lr)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for part, was in zip(parts, start, strict=True):
+                    part.copy_(was)
+
+    @torch.no_grad()
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
+        """As `DeMo.apply`, each rank for its own shard; the same bits as on one device."""
+        lr = exact_float32(lr)
+        form = self.form
+        grows = aggregate.grows(form, self.config.base)
+        total = aggregate.VoteSum(self.layout.chunks, self._device, form, grows=grows)
+        for size, payload in contributions:
+            total.add(size, payload)
+        if self.config.base.name != "sign":
+            for (rows, direction), own in zip(self._directed(self._advance(total)), self._decays, strict=True):
+                apply_real(rows, direction, lr, own)
+            return
+        pool = self._directions(total, range(self.layout.core_chunks, self.layout.chunks)).view(-1)
+        for parameter, place, own in zip(self.parameters, self.layout.places, self._decays, strict=True):
+            self._move(parameter, place, total, pool, lr, own)
+
+    @property
+    def _decays(self) -> Sequence[float]:
+        """Weight decay of each parameter."""
+        found = self.config.decays(self.layout)
+        return [found] * len(self.parameters) if isinstance(found, int | float) else found
+
+    def _advance(self, total: aggregate.VoteSum) -> Tensor:
+        """As `Family.apply` up to the base optimizer's `advance`, of this rank's chunks: fp32 [share, 64, 64]."""
+        out = torch.empty_like(self._momentum)
+        squares = 0
+        for first in range(self.share.start, self.share.stop, self._tile_chunks):
+            last = min(first + self._tile_chunks, self.share.stop)
+            part = out[first - self.share.start : last - self.share.start]
+            squares += aggregate.update(total, first, last, self._transform, part)
+        if self.form.scaled:
+            factors = aggregate.mean_factors(total, self._transform)
+            out.mul_(factors[self.share.start : self.share.stop, None, None])
+        else:
+            summed = torch.tensor(squares, dtype=torch.int64, device=self._device)
+            dist.all_reduce(summed, group=self.group)
+            out.mul_(aggregate.unit_factor(total, self._transform, int(summed)))
+        return self._base.advance(out)
+
+    def _directed(self, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's rows of each parameter as a matrix, and their direction, from all ranks' `share` of the chunks."""
+        spread = self._chunks_of(share)
+        pool = spread.rows(self.layout.core_chunks, self.layout.chunks).view(-1)
+        for parameter, place in zip(self.parameters, self.layout.places, strict=True):
+            core = spread.rows(place.first_chunk, place.first_chunk + place.core_chunks)
+            matrix = self._base.finish(place, matrix_of(place, core, pool))
+            first, last = self._rows(parameter, place)
+            yield local_part(parameter).detach().view(last - first, place.width), matrix[first:last]
+
+    def _move(
+        self, parameter: DTensor, place: Place, total: aggregate.VoteSum, pool: Tensor, lr: float, decay: float
+    ) -> None:
+        local = parameter.to_local()
+        first, last = self._rows(parameter, place)
+        if first == last:
+            return
+        rows = local.view(last - first, place.width)
+        high, wide = place.core_height, place.core_width
+        low, top = min(first, high), min(last, high)
+        if low < top and wide:
+            across = wide // CHUNK_SIDE
+            blocks = range(low // CHUNK_SIDE, math.ceil(top / CHUNK_SIDE))
+            chunks = range(place.first_chunk + blocks.start * across, place.first_chunk + blocks.stop * across)
+            found = self._directions(total, chunks).view(len(blocks), across, CHUNK_SIDE, CHUNK_SIDE)
+            matrix = found.transpose(1, 2).reshape(len(blocks) * CHUNK_SIDE, wide)
+            offset = blocks.start * CHUNK_SIDE
+            apply_update(rows[: top - first, :wide], matrix[low - offset : top - offset], lr, decay)
+        right = place.width - wide
+        if low < top and right:
+            strip = pool[place.pool_offset : place.pool_offset + high * right].view(high, right)
+            apply_update(rows[: top - first, wide:], strip[low:top], lr, decay)
+        low = max(first, high)
+        if low < last and place.width:
+            begin = place.pool_offset + high * right
+            strip = pool[begin : begin + (place.height - high) * place.width].view(-1, place.width)
+            apply_update(rows[low - first :], strip[low - high : last - high], lr, decay)
+
+    def _rows(self, parameter: DTensor, place: Place) -> tuple[int, int]:
+        """The rows of the parameter, seen as a matrix, that this rank holds: as `torch.chunk` deals them out."""
+        if not isinstance(parameter.placements[0], Shard):
+            return 0, place.height
+        height = place.shape[0]
+        each = math.ceil(height / self.ranks)
+        first, last = min(self.rank * each, height), min((self.rank + 1) * each, height)
+        assert parameter.to_local().shape[0] == last - first, f"{place.name} is not dealt out in equal parts"
+        return first, last
+
+    def _directions(self, total: aggregate.VoteSum, chunks: range) -> Tensor:
+        """The direction of some chunks: fp32 [count, 64, 64] of -1, 0 and 1."""
+        out = torch.empty(len(chunks), CHUNK_SIDE, CHUNK_SIDE, dtype=torch.float32, device=self._device)
+        for first in range(chunks.start, chunks.stop, self._tile_chunks):
+            last = min(first + self._tile_chunks, chunks.stop)
+            part = out[first - chunks.start : last - chunks.start]
+            if self.form.plain and self._transform.name == "dct":  # with base sign, as everywhere here
+                aggregate.direction(total.sums(first, last), out=part)
+            else:
+                aggregate.update(total, first, last, self._transform, part)
+                part.sign_().add_(0.0)
+        return out
+
+    @property
+    def _own_method(self) -> str:
+        return f"{self.method}, rank {self.rank} of {self.ranks}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part. It is private, and only the same rank of as many ranks can take it over."""
+        pending = (
+            None if self._pending is None else (self._pending[0], as_tensor(self._pending[1], torch.device("cpu")))
+        )
+        return private_state(self.layout, self._own_method, self._momentum, pending, self._second)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state, by copy. Raises `ValueError` if it belongs to another model, method or rank."""
+        check_state(state, self.layout, self._own_method, self._momentum.shape, second=self._second is not None)
+        if self._second is not None:
+            self._second.load_state_dict(state["second"])
+        packed = state["pending"]
+        self._momentum.copy_(state["momentum"])
+        self._pending = None if packed is None else (state["pending_size"], packed.cpu().numpy().tobytes())
+
+
+def _checked(name: str, tensor: Tensor) -> DTensor:
+    if not isinstance(tensor, DTensor) or tensor.device_mesh.ndim != 1:
+        raise ValueError(f"parameter {name} is not sharded by `fully_shard` over a mesh of one dimension")
+    placement = tensor.placements[0]
+    if isinstance(placement, Shard) and placement.dim != 0:
+        raise ValueError(f"parameter {name} is sharded along dimension {placement.dim}, not 0")
+    if tensor.dtype != torch.float32 or not tensor.to_local().is_contiguous():
+        raise ValueError(f"parameter {name} is not contiguous fp32")
+    return tensor

@@ -1,0 +1,1 @@
+"""What a vote is, and the bytes of a payload."""

@@ -1,0 +1,1 @@
+"""Peers as connections: knows no run."""

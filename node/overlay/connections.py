@@ -1,0 +1,149 @@
+"""This peer's connections: announces its addresses, finds the run's peers in the DHT, dials them, and replaces relayed
+connections to public peers by direct ones. Knows peers and addresses only; refuses to know a run or its messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from node.overlay.dht import Discovery
+from node.overlay.host import Host
+from node.overlay.links import is_public
+from protos.address import parse_address
+from protos.errors import Refusal
+from protos.text import printable
+
+DHT_REFRESH_SECONDS = 60.0
+DISCOVER_SECONDS = 10.0
+# While a member of the roster is not connected, or only through a relay, the peer looks others up after this time. It then
+# doubles the time, until the roster or the connections change. With OVERLAY_PEERS_WANTED connections gossip reaches every
+# peer, so the peer looks up no more.
+DISCOVER_AGAIN_SECONDS = 2.0
+DISCOVER_AGAIN_SECONDS_MAX = 60.0
+OVERLAY_PEERS_WANTED = 32
+DIAL_DIRECTLY_SECONDS_MIN = 5.0
+DIAL_DIRECTLY_SECONDS_MAX = 300.0
+OVERLAY_PEERS_MAX = 64
+
+
+class Neighbours(Protocol):
+    """The peers that should be connected, as the run knows them (node/swarm/neighbours.py)."""
+
+    def wanted(self) -> set[str]:
+        """Ids of the peers that should be connected now."""
+
+    async def known_addresses(self) -> list[str]:
+        """Multiaddresses of peers that the coordinator knows; may be empty."""
+
+    def moved(self, addresses: tuple[str, ...]) -> None:
+        """This peer's own addresses have changed."""
+
+    def log(self, event: str, **facts: object) -> None:
+        """One line of the log."""
+
+
+class Connections:
+    """One peer's, over one overlay host. `neighbours` names the peers that should be connected."""
+
+    def __init__(
+        self,
+        host: Host,
+        run_id: bytes,
+        neighbours: Neighbours,
+        discovery: Callable[[Host, bytes], Discovery] = Discovery,
+    ) -> None:
+        self._host, self._run_id, self._neighbours = host, run_id, neighbours
+        self._make_discovery = discovery
+        self._discovery = discovery(host, run_id)
+        self._again: dict[str, tuple[float, float]] = {}  # relayed peers: not before, and how long to wait after
+
+    async def start(self, known: list[str]) -> None:
+        """Join the DHT through peers whose addresses are known."""
+        await self._discovery.start(known)
+
+    async def restart(self, known: list[str]) -> None:
+        """The host's daemon is a new one: its connections and its DHT are gone."""
+        await self._discovery.stop()
+        await self.connect_to(known)
+        self._discovery = self._make_discovery(self._host, self._run_id)
+        await self._discovery.start(known)
+
+    async def stop(self) -> None:
+        """Stop answering others' lookups."""
+        await self._discovery.stop()
+
+    async def keep_forever(self) -> None:
+        """Announce this peer's addresses, find the other peers, stay connected."""
+        announced, addresses, ways = 0.0, tuple[str, ...](), dict[str, bool]()
+        again_at, patience, before = 0.0, DISCOVER_AGAIN_SECONDS, set[str]()
+        while True:
+            found = tuple(await self._host.addresses())
+            if found and found != addresses:
+                addresses, announced = found, 0.0
+                self._neighbours.moved(found)
+            if time.monotonic() - announced > DHT_REFRESH_SECONDS and await self._discovery.announce(list(addresses)):
+                announced = time.monotonic()
+            here = await self._host.connected()
+            lacking = self._lacking(here)
+            if lacking - before:  # somebody new, or gone: look for it soon
+                again_at, patience = 0.0, DISCOVER_AGAIN_SECONDS
+            before = lacking
+            if (lacking or not here) and time.monotonic() >= again_at:
+                await self._look()
+                here = await self._host.connected()
+                again_at = time.monotonic() + patience
+                patience = min(2 * patience, DISCOVER_AGAIN_SECONDS_MAX)
+            if here != ways:
+                ways, relayed = here, sorted(peer[-8:] for peer, direct in here.items() if not direct)
+                self._neighbours.log(
+                    "connections", direct=sorted(peer[-8:] for peer in here if here[peer]), relayed=relayed
+                )
+            soon = bool(lacking) or not here
+            await asyncio.sleep(DISCOVER_AGAIN_SECONDS if soon else DISCOVER_SECONDS)
+
+    def _lacking(self, here: dict[str, bool]) -> set[str]:
+        """Peers that should be connected and are not, or through a relay only; none, if there are connections enough."""
+        if len(here) >= OVERLAY_PEERS_WANTED:
+            return set()
+        return {peer for peer in self._neighbours.wanted() if not here.get(peer)}
+
+    async def _look(self) -> None:
+        """Dial the peers that the DHT and the coordinator know."""
+        peers = await self._discovery.peers()
+        await self.connect_to([address for theirs in peers.values() for address in theirs])
+        if self._neighbours.wanted() - (await self._host.connected()).keys():
+            await self.connect_to(await self._neighbours.known_addresses())
+
+    async def connect_to(self, addresses: list[str]) -> None:
+        """Dial peers that are not connected, up to OVERLAY_PEERS_MAX. Text that is not an address is left out."""
+        by_peer: dict[str, list[str]] = {}
+        for address in addresses:
+            try:
+                peer = parse_address(address).peer
+            except Refusal as refusal:
+                self._neighbours.log("not an address", why=printable(str(refusal)))
+                continue
+            by_peer.setdefault(peer, []).append(address)
+        here = await self._host.connected()
+        new = [theirs for peer, theirs in by_peer.items() if peer not in here and peer != self._host.peer_id]
+        room = max(OVERLAY_PEERS_MAX - len(here), 0)
+        await asyncio.gather(*(self._host.connect(theirs) for theirs in new[:room]))
+        await self._host.meet()
+        await self._dial_directly({peer: theirs for peer, theirs in by_peer.items() if here.get(peer) is False})
+
+    async def _dial_directly(self, relayed: dict[str, list[str]]) -> None:
+        """Dial a public peer directly that is connected through a relay: a relay's bandwidth is shared by all peers."""
+        now = time.monotonic()
+        for peer, theirs in relayed.items():
+            public = [address for address in theirs if is_public(address)]
+            again, patience = self._again.get(peer, (0.0, DIAL_DIRECTLY_SECONDS_MIN))
+            if not public or now < again:
+                continue
+            direct = await self._host.dial_directly(peer, public)
+            self._neighbours.log("relayed connection to a public peer", to=peer, direct=direct)
+            self._again[peer] = (now + patience, min(2 * patience, DIAL_DIRECTLY_SECONDS_MAX))
+            if len(self._again) > OVERLAY_PEERS_MAX:
+                self._again.pop(next(iter(self._again)))

@@ -1,0 +1,182 @@
+"""The libp2p daemon (p2pd, through hivemind): its start, its watch, and its next start if it dies.
+
+hivemind does not notice when p2pd dies (docs/overlay.md), so this module waits for the process. The new daemon has the same
+identity. Refuses to know streams and topics; `Host` registers them after each start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hivemind.p2p import P2P
+from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+
+from node import patience
+from node.overlay import guard
+from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings
+from node.overlay.tasks import Tasks
+from protos.address import usable
+from protos.errors import NetworkError, OperatorError
+
+# A peer behind a router tries so often to reach its first relay before it gives up: about 20 s.
+BOOTSTRAP_TRIES = 8
+DAEMON_RESTARTS_MAX = 100
+FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, TimeoutError)
+"""Exceptions of a call to p2pd that has failed, or that did not end in time."""
+
+Ready = Callable[[], Awaitable[None]]
+
+
+class _Process(P2P):  # type: ignore[misc]
+    """p2pd with GossipSub, without a search for relays in strangers' tables; it never outlives this process."""
+
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        made: list[str] = P2P._make_process_args(*args, pubsub=1, relayDiscovery=0, **kwargs)
+        return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *made]
+
+    @classmethod
+    async def started(cls, **options: Any) -> P2P:
+        """As `create`, but a start that is cancelled leaves no p2pd running: hivemind forgets the child of such a start."""
+        made: list[P2P] = []
+
+        class Remembered(cls):  # type: ignore[misc, valid-type]
+            def __init__(self) -> None:
+                super().__init__()
+                made.append(self)
+
+        try:
+            return await Remembered.create(**options)
+        except BaseException:
+            for process in made:
+                await process.shutdown()
+            raise
+
+
+def check_port_free(host: str, port: int) -> None:
+    """OperatorError if another program listens there: p2pd itself would take a busy TCP port silently (SO_REUSEPORT)."""
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise OperatorError(
+                f"cannot listen on {host} port {port}: {error.strerror}; choose another port with --listen"
+            ) from error
+
+
+class Daemon:
+    """One peer's p2pd, over all its starts. `restarts` counts the starts after the first."""
+
+    def __init__(self, peer_id: str, identity_path: Path, settings: OverlaySettings, tasks: Tasks, log: Any) -> None:
+        self._peer_id, self._path, self._settings = peer_id, identity_path, settings
+        self._tasks, self._log = tasks, log
+        self._p2p: Any = None
+        self._closing = False
+        self.restarts = 0
+
+    @property
+    def p2p(self) -> P2P:
+        """The live daemon's handle."""
+        assert self._p2p is not None, "the host is not started"
+        return self._p2p
+
+    async def connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the daemon's own socket, for one request."""
+        opened: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+        opened = await DaemonConnector(self.p2p.daemon_listen_maddr).open_connection()
+        return opened
+
+    async def start(self, bootstrap: tuple[str, ...], ready: Ready, restarted: Ready) -> None:
+        """Start p2pd and connect to the bootstrap peers that answer. Raises NetworkError or OperatorError.
+
+        `bootstrap` comes from other peers. p2pd ends over text that is not an address, so such text is left out. `ready` runs
+        after each start, `restarted` after each start but the first.
+        """
+        check_port_free(self._settings.listen_host, self._settings.listen_port)
+        told = [address.text for address in usable(bootstrap, most=BOOTSTRAP_MAX)]
+        if len(told) < len(set(bootstrap)):
+            self._log.warning(
+                "left out bootstrap addresses that are not multiaddresses", count=len(set(bootstrap)) - len(told)
+            )
+        known = dict.fromkeys([*self._settings.bootstrap, *told])
+        await self._launch([address for address in known if not address.endswith(self._peer_id)], ready, restarted)
+
+    async def _launch(self, initial: list[str], ready: Ready, restarted: Ready) -> None:
+        private = self._settings.reachability == "private"
+        options: dict[str, Any] = {
+            "host_maddrs": self._settings.listen(),
+            "announce_maddrs": list(self._settings.announce) or None,
+            "identity_path": str(self._path),
+            "check_if_identity_free": False,  # hivemind's check reads RSA keys only
+            "nat_port_map": not self._settings.loopback,
+            "use_auto_relay": bool(self._settings.relays),
+            "trusted_relays": list(self._settings.relays) or None,
+            "force_reachability": None if self._settings.reachability == "auto" else self._settings.reachability,
+        }
+        try:
+            # A dial can fail once for a lost packet or a busy relay, and a private peer cannot be reached without a relay.
+            self._p2p = await self._process(options, initial, BOOTSTRAP_TRIES if private else 1)
+        except NetworkError:
+            if not initial or private:
+                raise
+            # Every bootstrap peer is dead: start alone. Peers that come later find this one through the coordinator.
+            self._log.warning("no bootstrap peer answers; starting without one", bootstrap=initial)
+            self._p2p = await self._process(options)
+        await ready()
+        self._tasks.spawn(self._watch(self._p2p, initial, ready, restarted))
+
+    async def _process(self, options: dict[str, Any], initial: Sequence[str] = (), tries: int = 1) -> P2P:
+        """A running p2pd that is connected to one of `initial`. Raises NetworkError after so many tries."""
+        delay = patience.RETRY_SECONDS_MIN
+        for left in reversed(range(tries)):
+            try:
+                return await _Process.started(initial_peers=list(initial) or None, **options)
+            except P2PDaemonError as error:
+                if not left:
+                    raise NetworkError(f"the libp2p daemon did not start: {error}") from error
+                self._log.info("the libp2p daemon did not start; trying again", tries_left=left, error=str(error))
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, patience.RETRY_SECONDS_MAX)
+        raise AssertionError("no try was allowed")
+
+    async def _watch(self, p2p: Any, initial: list[str], ready: Ready, restarted: Ready) -> None:
+        """Wait for the end of this p2pd, and start the next; hivemind's own handle stays "alive"."""
+        await p2p._child.wait()
+        if self._closing or p2p is not self._p2p:
+            return
+        self._log.warning("the libp2p daemon died; starting it again", restarts=self.restarts)
+        with suppress(*FAILURES):
+            await p2p.shutdown()  # closes the files of the dead daemon
+        delay = patience.RETRY_SECONDS_MIN
+        while not self._closing and self.restarts < DAEMON_RESTARTS_MAX:
+            self.restarts += 1
+            try:
+                await self._launch(initial, ready, restarted)
+            except (NetworkError, *FAILURES) as error:
+                self._log.warning("the libp2p daemon does not start", error=str(error))
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
+                continue
+            await restarted()
+            return
+
+    def closing(self) -> None:
+        """The daemon's end is wanted from now on: it is not started again."""
+        self._closing = True
+
+    async def stop(self) -> None:
+        """Stop p2pd."""
+        if self._p2p is not None:
+            await self._p2p.shutdown()

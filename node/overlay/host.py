@@ -1,0 +1,148 @@
+"""This peer on the overlay: go-libp2p through hivemind's daemon (p2pd), with our Ed25519 identity and GossipSub.
+
+Offers addresses, connections, streams and gossip, all as bytes. After the daemon was started again, the host registers every
+stream protocol and topic again. `daemon`, `links`, `streams` and `pubsub` do the work; knows no run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import structlog
+from hivemind.p2p import P2P
+
+from node.overlay import lives
+from node.overlay.daemon import Daemon, Ready
+from node.overlay.links import Links
+from node.overlay.pubsub import MessageHandler, Pubsub
+from node.overlay.settings import OverlaySettings
+from node.overlay.streams import StreamHandler, Streams
+from node.overlay.tasks import Tasks
+from protos.errors import Refusal
+from protos.identity import Identity
+
+
+async def nothing_to_do() -> None:
+    """For a host without state beyond its streams and topics."""
+
+
+class Host:
+    """One p2pd. Peer ids and addresses are text; each call raises NetworkError in bounded time.
+
+    `refused` counts gossip that is refused.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        identity_path: Path,
+        settings: OverlaySettings,
+        refused: Callable[[Refusal], None] = lambda refusal: None,
+    ) -> None:
+        self.identity, self.settings = identity, settings
+        self._log = structlog.get_logger("overlay").bind(step="-", peer=identity.peer_id[-8:])
+        self._tasks = Tasks(self._log)
+        self._daemon = Daemon(identity.peer_id, identity_path, settings, self._tasks, self._log)
+        self._links = Links(self._daemon)
+        self._streams = Streams(self._daemon, self._links, self._tasks, self._log)
+        self.pubsub = Pubsub(self._daemon, self._links, self._streams, self._tasks, refused)
+        self._lives = lives.Lives(self.open, self._links.drop, self._links.redial)
+        self._streams.answer(lives.PROTOCOL, self._on_life)
+
+    @property
+    def peer_id(self) -> str:
+        """This peer's libp2p id."""
+        return self.identity.peer_id
+
+    @property
+    def p2p(self) -> P2P:
+        """The live daemon's handle, for hivemind's DHT."""
+        return self._daemon.p2p
+
+    @property
+    def restarts(self) -> int:
+        """How often the daemon was started again."""
+        return self._daemon.restarts
+
+    async def start(self, bootstrap: tuple[str, ...] = (), restarted: Ready = nothing_to_do) -> None:
+        """Start p2pd and connect to the bootstrap peers that answer. Raises NetworkError or OperatorError.
+
+        Text in `bootstrap` that is not an address is left out. `restarted` runs after each restart of the daemon, once streams
+        and topics are registered again.
+        """
+        await self._daemon.start(bootstrap, self._register, restarted)
+
+    async def _register(self) -> None:
+        """Tell a new daemon what this peer answers and listens to."""
+        self._lives.begin()
+        await self._streams.register()
+        self.pubsub.register()
+
+    async def stop(self) -> None:
+        """Stop p2pd and every task; nothing is left running."""
+        self._daemon.closing()
+        await self._tasks.stop()
+        await self._daemon.stop()
+
+    # ---- addresses and connections -----------------------------------------------------------------------------------
+
+    async def addresses(self) -> list[str]:
+        """See `Links.addresses`."""
+        return await self._links.addresses()
+
+    async def subscribers(self, topic: str) -> set[str]:
+        """See `Pubsub.subscribers`."""
+        return await self.pubsub.subscribers(topic)
+
+    async def connected(self) -> dict[str, bool]:
+        """See `Links.connected`."""
+        return await self._links.connected()
+
+    async def connect(self, addresses: list[str]) -> bool:
+        """See `Links.connect`."""
+        return await self._links.connect(addresses)
+
+    async def dial_directly(self, remote: str, addresses: list[str]) -> bool:
+        """See `Links.dial_directly`."""
+        return await self._links.dial_directly(remote, addresses)
+
+    async def meet(self) -> None:
+        """Make sure that connected peers talk to this life of the peer, not to an earlier one (see `lives`)."""
+        await self._lives.meet(set(await self.connected()))
+
+    async def _on_life(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await self._lives.answer(remote, reader, writer):
+            self._log.info("a peer has come back; dropping its old connections", to=remote[-8:])
+            self._tasks.spawn(self._drop_soon(remote))
+
+    async def _drop_soon(self, remote: str) -> None:
+        await asyncio.sleep(lives.DROP_SECONDS)
+        await self._links.drop(remote)
+
+    # ---- streams and gossip ------------------------------------------------------------------------------------------
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        """Answer streams of a protocol; the handler gets the remote's peer id."""
+        await self._streams.serve(protocol, handler)
+
+    async def open(self, remote: bytes, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A stream to the peer with this public key; NetworkError if the peer cannot be reached."""
+        return await self._streams.open(remote, protocol)
+
+    def expect(self, members: Iterable[bytes]) -> None:
+        """These public keys are expected to gossip: each has an allowance of its own."""
+        self.pubsub.expect(members)
+
+    async def subscribe(self, topic: str, handler: MessageHandler) -> None:
+        """Hand every message of a topic to `handler`, also after a restart of the daemon."""
+        await self.pubsub.subscribe(topic, handler)
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Gossip a small message. NetworkError if the daemon does not take it."""
+        await self.pubsub.publish(topic, data)
+
+    async def publish_to_each(self, topic: str, data: bytes) -> None:
+        """See `Pubsub.publish_to_each`."""
+        await self.pubsub.publish_to_each(topic, data)

@@ -1,0 +1,105 @@
+"""This peer's addresses and connections, as p2pd has them: direct ones, and relayed ones.
+
+Each call ends within CONNECT_SECONDS_MAX. Refuses to decide which peers should be connected; `Connections` does that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from contextlib import suppress
+
+from hivemind.p2p import PeerID
+from hivemind.utils.multiaddr import Multiaddr
+
+from node.overlay.daemon import FAILURES, Daemon
+from protos.address import usable
+
+ADDRESSES_SECONDS_MAX = 5.0
+CONNECT_SECONDS_MAX = 10.0
+# A peer that should be dialable, but was reached through a relay, is dialled directly so often in a row.
+DIRECT_TRIES = 3
+CIRCUIT = "/p2p-circuit"
+
+
+def is_public(address: str) -> bool:
+    """Whether every peer can dial a multiaddress: it leads neither through a relay nor into a private network."""
+    words = address.split("/")
+    if CIRCUIT in address or len(words) < 3:
+        return False
+    try:
+        return words[1].startswith("dns") or ipaddress.ip_address(words[2]).is_global
+    except ValueError:
+        return False
+
+
+class Links:
+    """One peer's, over its daemon. Peers are named by their libp2p id."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    async def addresses(self) -> list[str]:
+        """Multiaddresses that other peers can dial, relayed ones included; loopback only if there is no other."""
+        asked = self._daemon.p2p.get_visible_maddrs(latest=True)
+        try:
+            found = [str(address) for address in await asyncio.wait_for(asked, ADDRESSES_SECONDS_MAX)]
+        except (ValueError, *FAILURES):
+            return []
+        outside = [address for address in found if "/127.0.0.1/" not in address and "/::1/" not in address]
+        return outside or found
+
+    async def connected(self) -> dict[str, bool]:
+        """Ids of the connected peers, and whether the connection is direct (False: through a relay only)."""
+        try:
+            peers = await asyncio.wait_for(self._daemon.p2p.list_peers(), CONNECT_SECONDS_MAX)
+        except FAILURES:
+            return {}
+        found: dict[str, bool] = {}
+        for peer in peers:
+            direct = any(CIRCUIT not in str(address) for address in peer.addrs)
+            found[peer.peer_id.to_base58()] = found.get(peer.peer_id.to_base58(), False) or direct
+        return found
+
+    async def connect(self, addresses: list[str]) -> bool:
+        """Dial one peer at its addresses (all end in the same /p2p/<id>). False if no address answers, or none is one."""
+        target = addresses[0].rpartition("/p2p/")[2]
+        try:
+            maddrs = [Multiaddr(it.text.rpartition("/p2p/")[0]) for it in usable(addresses, target)]
+            await self._dial(target, maddrs)
+        except (ValueError, *FAILURES):
+            return False
+        return True
+
+    async def dial_directly(self, remote: str, addresses: list[str]) -> bool:
+        """Replace a relayed connection by a direct one to these public addresses; whether it is direct now.
+
+        p2pd dials no second connection beside a relayed one, so the relayed one is closed first: streams on it break.
+        The other side may dial back through the relay before this dial is done, so there are DIRECT_TRIES tries.
+        """
+        for _ in range(DIRECT_TRIES):
+            try:
+                await self._disconnect(remote)
+            except (ValueError, *FAILURES):
+                return False
+            await self.connect(addresses)
+            if (await self.connected()).get(remote, False):
+                return True
+        return False
+
+    async def drop(self, remote: str) -> None:
+        """End all connections to a peer, best effort; the next stream dials again."""
+        with suppress(*FAILURES):
+            await self._disconnect(remote)
+
+    async def redial(self, remote: str) -> None:
+        """Connect at the addresses that p2pd remembers, best effort."""
+        with suppress(ValueError, *FAILURES):
+            await self._dial(remote, [])
+
+    async def _dial(self, remote: str, addresses: list[Multiaddr]) -> None:
+        call = self._daemon.p2p._client.connect(PeerID.from_base58(remote), addresses)
+        await asyncio.wait_for(call, CONNECT_SECONDS_MAX)
+
+    async def _disconnect(self, remote: str) -> None:
+        await asyncio.wait_for(self._daemon.p2p._client.disconnect(PeerID.from_base58(remote)), CONNECT_SECONDS_MAX)

@@ -1,0 +1,40 @@
+"""Settings of the overlay: addresses, relays, patience."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Reachability = Literal["auto", "public", "private"]
+# Addresses of other peers that this peer dials when it starts; the rest of a longer list is left out.
+BOOTSTRAP_MAX = 128
+
+
+@dataclass(frozen=True)
+class OverlaySettings:
+    """How this peer is on the overlay.
+
+    `listen_host` is an IP address, `listen_port` 0 takes free ports. `announce` are multiaddresses that others see instead
+    of the found ones. `bootstrap` and `relays` are multiaddresses that end in /p2p/<peer id>.
+    """
+
+    listen_host: str = "0.0.0.0"  # noqa: S104 - encrypted, authenticated transport
+    listen_port: int = 0
+    announce: tuple[str, ...] = ()
+    bootstrap: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+    reachability: Reachability = "auto"
+    patience_seconds: float = math.inf
+
+    @property
+    def loopback(self) -> bool:
+        """Whether this peer only talks to this machine: then no router is asked for a port mapping."""
+        return ipaddress.ip_address(self.listen_host).is_loopback
+
+    def listen(self) -> list[str]:
+        """TCP and QUIC on the same port number."""
+        family = "ip6" if ipaddress.ip_address(self.listen_host).version == 6 else "ip4"
+        at = f"/{family}/{self.listen_host}"
+        return [f"{at}/tcp/{self.listen_port}", f"{at}/udp/{self.listen_port}/quic-v1"]

@@ -1,0 +1,81 @@
+"""This peer's place in the run: it joins, joins again after a lost session, and learns the agreed snapshots from each answer.
+
+Refuses to follow the log; `follower` does that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.link.client import CoordinatorClient, software_version
+from node.overlay.connections import Connections
+from node.swarm.events import Snapshot, Welcome
+from node.swarm.outbox import Outbox
+from node.swarm.runtime import Runtime
+from node.swarm.snapshots import AgreedSnapshots, snapshot_of
+from node.swarm.view import View
+from protos.v1 import coordinator_pb2 as pb
+
+
+@dataclass(frozen=True)
+class About:
+    """What a peer tells when it joins."""
+
+    layout_digest: bytes
+    parameters: int
+    device: str
+    anchor: bool = False
+
+
+class Membership:
+    """One peer's, in one run."""
+
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        connections: Connections,
+        outbox: Outbox,
+        snapshots: AgreedSnapshots,
+        view: View,
+        runtime: Runtime,
+    ) -> None:
+        self._client, self._connections = client, connections
+        self._outbox, self._snapshots = outbox, snapshots
+        self._view, self._runtime = view, runtime
+        self._about: About | None = None
+
+    async def enter(self, about: About) -> Welcome:
+        """Join for the first time, with these facts about the peer. Raises NetworkError or RefusedError."""
+        self._about = about
+        return await self.join()
+
+    async def join(self) -> Welcome:
+        """Join with the facts of `enter`. Raises NetworkError or RefusedError."""
+        about = self._about
+        assert about is not None, "enter first"
+        body = pb.JoinBody(
+            layout_digest=about.layout_digest,
+            parameters=about.parameters,
+            device=about.device,
+            addresses=self._outbox.addresses,
+            software_version=software_version(),
+            anchor=about.anchor,
+        )
+        response = await self._client.join(body)
+        self._view.admitted_at_step = response.head_step
+        return Welcome(self._offered(response), response.head_step)
+
+    async def offered(self, patience_seconds: float) -> tuple[Snapshot, ...]:
+        """Ask the coordinator for the agreed snapshots, newest first. NetworkError if it stays silent for so long."""
+        response, _ = await self._client.reach_run(patience_seconds)
+        return self._offered(response)
+
+    def _offered(self, response: pb.JoinResponse | pb.GetRunResponse) -> tuple[Snapshot, ...]:
+        """The snapshots of an answer, newest first. The peer also dials the bootstrap peers of the answer."""
+        self._snapshots.withdraw(response.withdrawn)
+        refs = [response.snapshot] if response.HasField("snapshot") else []
+        offered = tuple(map(snapshot_of, (*refs, *response.earlier)))
+        if offered:
+            self._snapshots.remember(offered[0])
+        self._runtime.spawn(self._connections.connect_to(list(response.bootstrap)))
+        return offered

@@ -1,0 +1,193 @@
+"""Small payloads, sent with their announcement to each peer that needs them: no gossip, and no round trip to ask for them.
+
+An author keeps one stream to each peer that it is connected to, and sends on it, step after step, its announcement and the
+payload; one byte comes back. A peer that has answered needs no gossip. Refuses to take anything but what a member of the open
+step's roster announced itself, of at most PUSHED_BYTES_MAX, one each PUSH_MS, on PUSHERS_MAX streams at a time. An announcement
+that the inbox refuses ends the stream, before its payload is read.
+
+On the stream, per push: uint32 + announcement (a SignedEnvelope), uint32 + payload; then one byte back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from node.blobs import blobs
+from node.blobs.blobs import WireBytes, drained
+from node.overlay import streams
+from node.overlay.host import Host
+from node.swarm.announcements import Announcements
+from node.swarm.gossip import Topic
+from node.swarm.view import View
+from protos import limits as contract
+from protos.errors import NetworkError, OperatorError, Reason, Refusal
+from protos.identity import public_key_of
+from protos.rate import Rate
+
+# Payloads up to so many bytes are sent with their announcement: a round trip less, and no gossip. How long an author waits for
+# answers before it gossips as well; of streams of pushes, how many a peer takes in all (of a connected swarm, and joiners) and
+# of one author.
+PUSHED_BYTES_MAX = 64 * 1024
+PUSH_PATIENCE_SECONDS = 0.5
+PUSHERS_MAX = 256
+PUSHES_A_PEER_MAX = 2
+# Of one author: so many pushes at once, and one more each so many ms.
+PUSHES_MAX_AT_ONCE = 32
+PUSH_MS = 20
+
+PROTOCOL = "/swarmentum/push-votes/1"
+ENVELOPE_BYTES_MAX = contract.ANNOUNCEMENT_BYTES_MAX + contract.ENVELOPE_OVERHEAD_BYTES_MAX
+TAKEN = b"\x01"
+_FAILURES = (NetworkError, OSError, asyncio.IncompleteReadError, TimeoutError)
+
+
+class PushServer:
+    """What others push to this peer. `take` keeps a payload of a step by its hash."""
+
+    def __init__(
+        self,
+        announcements: Announcements,
+        view: View,
+        take: Callable[[int, bytes, bytes], None],
+        wire: WireBytes,
+        refused: Callable[[Refusal], None],
+    ) -> None:
+        self._announcements, self._view, self._take = announcements, view, take
+        self._wire, self._refused = wire, refused
+        self._streams: dict[str, int] = {}
+        self._rate = Rate(PUSHES_MAX_AT_ONCE, PUSH_MS, contract.ROSTER_PEERS_MAX)
+
+    async def handle(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One author's stream, until it closes it, is silent for long, or says something wrong."""
+        streams = self._streams
+        if len(streams) >= PUSHERS_MAX or streams.get(remote, 0) >= PUSHES_A_PEER_MAX:
+            self._refused(Refusal(Reason.TOO_MANY, f"a stream of pushes of {remote[-8:]}"))
+            return
+        streams[remote] = streams.get(remote, 0) + 1
+        try:
+            author = public_key_of(remote)
+            while True:
+                async with asyncio.timeout(blobs.STREAM_KEPT_SECONDS):
+                    first = await reader.readexactly(4)
+                async with asyncio.timeout(blobs.STREAM_IDLE_SECONDS_MAX):
+                    await self._one(author, int.from_bytes(first, "big"), reader)
+                writer.write(TAKEN)
+                await drained(writer)
+                self._wire.sent += len(TAKEN)
+        except Refusal as refusal:
+            self._refused(refusal)
+        except (OperatorError, asyncio.IncompleteReadError):
+            pass  # no Ed25519 peer, none of ours; or its author closed the stream
+        except TimeoutError:
+            writer.transport.abort()
+            raise
+        finally:
+            streams[remote] -= 1
+            if not streams[remote]:
+                del streams[remote]
+
+    async def _one(self, author: bytes, size: int, reader: asyncio.StreamReader) -> None:
+        """One announcement and its payload. Everything that is not wanted ends the stream before its payload is read."""
+        if size > ENVELOPE_BYTES_MAX:
+            raise Refusal(Reason.TOO_LARGE, f"pushed announcement of {size} bytes, at most {ENVELOPE_BYTES_MAX}")
+        envelope = await reader.readexactly(size)
+        length = int.from_bytes(await reader.readexactly(4), "big")
+        if length > PUSHED_BYTES_MAX:
+            raise Refusal(Reason.TOO_LARGE, f"pushed payload of {length} bytes, at most {PUSHED_BYTES_MAX}")
+        if not self._rate.may(author, 1000 * asyncio.get_running_loop().time()):
+            raise Refusal(Reason.TOO_MANY, "pushes of one author: one or two a step are expected")
+        if author not in self._view.roster:
+            raise Refusal(Reason.UNKNOWN_SIGNER, "a push by a peer that is not in the open step's roster")
+        with self._announcements.pushed(envelope, author) as announced:
+            if announced is not None and announced.payload_bytes != length:
+                text = f"pushed payload of {length} bytes, announced with {announced.payload_bytes}"
+                raise Refusal(Reason.OUT_OF_RANGE, text)
+            data = await reader.readexactly(length)
+            self._wire.received += 8 + size + length
+            if announced is None:
+                return
+            if hashlib.sha256(data).digest() != announced.payload_sha256:
+                raise Refusal(Reason.HASH_MISMATCH, "a pushed payload has other bytes than its announcement names")
+            self._wire.blob_received += length
+            self._take(announced.step, announced.payload_sha256, data)
+
+
+@dataclass
+class _Kept:
+    """The stream to one peer. Pushes to it are one after the other."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+class Pusher:
+    """Pushes a peer's own payload to its neighbours in the run. Gossips the announcement for peers that it cannot push to."""
+
+    def __init__(self, host: Host, view: View, wire: WireBytes, topic: Topic) -> None:
+        self._host, self._view, self._wire, self._topic = host, view, wire, topic
+        self._kept: dict[bytes, _Kept] = {}
+        self._has: set[bytes] = set()  # who has the announcement that was pushed last
+        self._last = b""
+        self._pushing: dict[bytes, asyncio.Task[bool]] = {}
+
+    async def publish(self, envelope: bytes, payload: bytes | None) -> None:
+        """Push to every neighbour that lacks it. Gossip, too, if one of these or of the roster does not answer soon."""
+        if envelope != self._last:
+            for task in self._pushing.values():
+                task.cancel()
+            self._last, self._has, self._pushing = envelope, set(), {}
+        if payload is None or len(payload) > PUSHED_BYTES_MAX:
+            await self._topic.say(envelope)
+            return
+        here = await self._topic.neighbours()
+        for key in sorted(here - self._has - self._pushing.keys()):
+            self._pushing[key] = asyncio.get_running_loop().create_task(self._push(key, envelope, payload))
+        if self._pushing:
+            await asyncio.wait(self._pushing.values(), timeout=PUSH_PATIENCE_SECONDS)
+        for key, task in list(self._pushing.items()):
+            if task.done():
+                del self._pushing[key]
+                if not task.cancelled() and task.result():
+                    self._has.add(key)
+        lacking = (here | set(self._view.roster)) - self._has - {self._host.identity.public_key}
+        if (lacking or not self._has) and envelope == self._last:
+            await self._topic.say(envelope)
+
+    def close(self) -> None:
+        """Close every stream, and push no more."""
+        for task in self._pushing.values():
+            task.cancel()
+        for kept in self._kept.values():
+            kept.writer.close()
+        self._kept.clear()
+
+    async def _push(self, key: bytes, envelope: bytes, payload: bytes) -> bool:
+        """Whether the peer answered. A kept stream that has died is opened again, once."""
+        for _ in range(2):
+            kept = self._kept.pop(key, None)
+            fresh = kept is None
+            done = False
+            try:
+                async with asyncio.timeout(streams.STREAM_OPEN_SECONDS_MAX):
+                    if kept is None:
+                        kept = _Kept(*await self._host.open(key, PROTOCOL))
+                    size = len(envelope).to_bytes(4, "big"), len(payload).to_bytes(4, "big")
+                    kept.writer.write(size[0] + envelope + size[1] + payload)
+                    await kept.writer.drain()
+                    done = await kept.reader.readexactly(len(TAKEN)) == TAKEN
+                    self._wire.sent += 8 + len(envelope) + len(payload)
+                    self._wire.blob_sent += len(payload)
+                    self._wire.received += len(TAKEN)
+                    return done
+            except _FAILURES as error:
+                if fresh or isinstance(error, TimeoutError):
+                    return False
+            finally:
+                if done and kept is not None:
+                    self._kept[key] = kept
+                elif kept is not None:
+                    kept.writer.close()
+        return False

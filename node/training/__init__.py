@@ -1,0 +1,1 @@
+"""The training thread: a replica, the loop around it, checks of others' votes, recovery."""

@@ -1,0 +1,171 @@
+"""What a peer can find out about another's votes: how they fit the other's own samples, and whose votes they repeat.
+
+Pure functions of payloads and gradients, in the transform's domain. A gradient is transformed once and then tells about any
+number of payloads. Judges nobody: what the figures mean is coordinator/clock/trust.py's to say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from node.optim.exact import transforms
+from node.optim.exact.transforms import Transform
+from node.optim.layout import CHUNK_ELEMENTS, Layout
+from node.optim.tiles import TILE_CHUNKS_CPU
+from node.optim.votes.payload import Format
+from protos.assignment import Range, assign
+from protos.checks import checked_samples, drawn
+from protos.log import Entry, SignedEntry, Tick, Verdict
+from protos.run_config import TrustConfig
+
+TICKS_KEPT = 4
+
+
+class NoGradient(Exception):  # noqa: N818 - nothing failed: this checker has nothing to say
+    """There is no gradient on these samples here: it is not finite, or this peer is about to stop."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A payload's votes: `where` int64 [chunks, votes], coefficients; `values` fp32 [chunks, votes], signed, 0 if silent."""
+
+    where: Tensor
+    values: Tensor
+
+    @property
+    def count(self) -> int:
+        """Votes that say something: a silent one fits and repeats nothing."""
+        return int(self.values.count_nonzero())
+
+
+def newest(ticks: Mapping[int, Tick], opened: Tick) -> dict[int, Tick]:
+    """The newest ticks by step, with one more. A step's tick comes with the entry before it (ADR 31): a peer that is about to
+    check the votes of that entry still needs the entry's own tick.
+    """
+    kept = {step: tick for step, tick in ticks.items() if step > opened.step - TICKS_KEPT}
+    return {**kept, opened.step: opened}
+
+
+def due(me: bytes, trust: TrustConfig, tick: Tick, signed: SignedEntry) -> list[bytes]:
+    """Whom the entry draws `me` to check; nobody if this is not the first attempt of the step that `tick` opened."""
+    if tick.attempt != 1 or tick.step != signed.entry.step:
+        return []
+    return [subject for subject, who in drawn(signed.hash, signed.entry, trust.checkers).items() if me in who]
+
+
+def verdicts(
+    me: bytes,
+    mine: Sequence[bytes],
+    trust: TrustConfig,
+    tick: Tick,
+    signed: SignedEntry,
+    votes: Mapping[bytes, Seen],
+    gradient: Callable[[tuple[Range, ...]], Tensor],
+) -> tuple[Verdict, ...]:
+    """What `me` finds of those that are `due`. `gradient(samples)`: transformed, at the state before the entry.
+
+    With local steps, too, it is the plain gradient: where honest local steps lead is near it, and a peer's AdamW is its own.
+    Costs twice 4 bytes a parameter, and a gradient over `check_samples` samples a check, CHECKS_MAX at most, and one more.
+    """
+    # what counts is always here, unless it did not pass the door: such votes are nobody's work
+    invalid = {c.public_key for c in signed.entry.contributions} - votes.keys()
+    mine = [subject for subject in mine if subject in votes or subject in invalid]
+    shares = assign(tick.pool, tick.roster)
+    hashes = {c.public_key: c.payload_sha256 for c in (*signed.entry.contributions, *signed.entry.trials)}
+
+    def of(key: bytes) -> Tensor:
+        return gradient(checked_samples(signed.hash, key, shares[key], trust.check_samples))
+
+    other = None if invalid.issuperset(mine) else of(me)
+    found = []
+    for subject in mine:
+        f = NOTHING
+        if subject not in invalid and other is not None:
+            f = find(subject, earlier(signed.entry, votes, subject), of(subject), other)
+        found.append(Verdict(tick.step, me, subject, hashes[subject], f.own, f.difference, f.overlap, f.like))
+    return tuple(found)
+
+
+def seen_votes(form: Format, payload: bytes, size: int, chunks: int) -> Seen:
+    """Decode a payload on the CPU. Raises `VotesError` for bytes that are no votes."""
+    ballot = form.decode(payload, size, chunks, torch.device("cpu"))
+    return Seen(ballot.where, ballot.values.to(torch.float32))
+
+
+def transformed(layout: Layout, gradients: Sequence[Tensor | None], transform: str | Transform = "dct") -> Tensor:
+    """Gradients by parameter as the votes see them: fp32 [chunks, 64, 64], the only thing of that size that it makes.
+
+    Raises `NoGradient` if one is not finite.
+    """
+    gathered = layout.gather(gradients, layout.empty("cpu"))
+    by = transform if isinstance(transform, Transform) else transforms.named(transform)
+    for first in range(0, layout.chunks, TILE_CHUNKS_CPU):
+        part = gathered[first : first + TILE_CHUNKS_CPU]
+        if not bool(by.forward(part, out=part).isfinite().all()):
+            raise NoGradient("it is not finite")
+    return gathered
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check of one payload gives: the figures of a verdict (protos/v1/log.proto)."""
+
+    own: float
+    difference: float
+    overlap: float
+    like: bytes
+
+
+NOTHING = Finding(own=0.0, difference=0.0, overlap=0.0, like=b"")
+"""Of bytes that are no votes."""
+
+
+def earlier(entry: Entry, votes: Mapping[bytes, Seen], subject: bytes) -> dict[bytes, Seen]:
+    """A subject's votes and those that the coordinator heard of before them: whom it could have copied."""
+    places = {c.public_key: c.arrival for c in (*entry.contributions, *entry.trials)}
+    return {key: seen for key, seen in votes.items() if key == subject or 0 < places.get(key, 0) < places[subject]}
+
+
+def find(subject: bytes, payloads: Mapping[bytes, Seen], own: Tensor, other: Tensor) -> Finding:
+    """Check a peer's votes of a step, given the gradients on its own samples and on the checker's, and earlier votes."""
+    seen = payloads[subject]
+    alike = sorted((overlap(seen, other_seen), key) for key, other_seen in payloads.items() if key != subject)
+    most, like = alike[-1] if alike else (0.0, b"")
+    return Finding(agreement(seen, own), difference(seen, own, other), most, like)
+
+
+def agreement(seen: Seen, gradient: Tensor) -> float:
+    """How many votes have the gradient's sign, in standard deviations of votes that know nothing of it (mean 0, deviation 1).
+
+    Signs alone: a few samples with large gradients would else outweigh all others.
+    """
+    return float(_same(seen, gradient).sum()) / math.sqrt(max(seen.count, 1))
+
+
+def difference(seen: Seen, own: Tensor, other: Tensor) -> float:
+    """How much better votes fit one gradient than another, in standard deviations: McNemar's test (Psychometrika 12, 1947).
+
+    Of the votes that fit only one of the two, as many should fit the one as the other if their author knows neither more. What
+    both gradients have in common, which is most of it early in a run, does not count.
+    """
+    apart = _same(seen, own) - _same(seen, other)
+    discordant = int((apart != 0).sum())
+    return float(apart.sign().sum()) / math.sqrt(max(discordant, 1))
+
+
+def _same(seen: Seen, gradient: Tensor) -> Tensor:
+    """1 where a vote has the gradient's sign, -1 where it has the other, 0 where there is none: fp32 [chunks, votes]."""
+    return (seen.values * gradient.reshape(-1, CHUNK_ELEMENTS).gather(1, seen.where)).sign_()
+
+
+def overlap(one: Seen, other: Seen) -> float:
+    """Of the smaller payload's votes, the part that the other has too: the same coefficient with the same sign."""
+    marks = torch.zeros(one.where.shape[0], CHUNK_ELEMENTS, dtype=torch.int8)
+    marks.scatter_(1, one.where, one.values.sign().to(torch.int8))
+    same = int((marks.gather(1, other.where) * other.values.sign().to(torch.int8) > 0).sum())
+    return same / max(min(one.count, other.count), 1)

@@ -1,0 +1,251 @@
+"""Writes what a peer keeps behind the training: snapshots, momentum, archive. One thread, in order, on a part of a core.
+
+What the coordinator hears is on the disk before: `stored` is called after the sync. Refuses a snapshot while those before it
+are still being written and are large: it is left out, and the next one is kept. ADR 30.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from node.archive.record import Recorder
+from node.snapshot.image import Image
+from node.snapshot.pieces import Manifest
+from node.snapshot.private import write_private
+from node.snapshot.store import SnapshotStore
+from node.training.replica import Describe, Replica
+from protos.limits import SNAPSHOT_PIECE_BYTES
+from protos.log import SignedEntry
+
+SNAPSHOTS_KEPT: Final = 2
+"""On the disk: one that joiners are offered, and the one before it, for those who cannot load it."""
+ROOTS_KEPT: Final = 4
+"""Manifests of snapshots that this peer computed, stored here or by others: it computes again from them
+(node/training/recovery.py)."""
+ASKED_SECONDS: Final = 60.0
+"""A snapshot of which somebody asked for a piece within this time stays, if the disk has room: somebody is loading it."""
+WAITING_BYTES_MAX: Final = 256 << 20
+"""Of states that wait to be written; the first may be larger."""
+CORE_PART: Final = 0.1
+"""Of one core, for the thread while the training goes on: a thread that had a low priority instead would keep Python's lock for
+as long as a busy machine does not let it go on."""
+
+
+class Keeper:
+    """One replica's. `stored(manifest, kept)` is called when the root is known, and if `kept` on the disk; also, with False,
+    when a snapshot went. Without `behind` everything happens at once, on the caller's thread."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        store: SnapshotStore,
+        private_path: Path,
+        stored: Callable[[Manifest, bool], None],
+        log: Any,
+        *,
+        behind: bool = True,
+    ) -> None:
+        self._replica, self._store, self._private_path = replica, store, private_path
+        self._stored, self._log, self._behind = stored, log, behind
+        self._lock = threading.Lock()
+        self._manifests: dict[int, Manifest] = {}
+        self._agreed: dict[int, bytes] = {}
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._images: list[Image] = []
+        self._hurry = threading.Event()
+        self._written = threading.Condition()
+        self._archiving_bytes = 0
+        self._failed: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """The snapshots that this replica computed or loaded, oldest first, wherever they are stored."""
+        with self._lock:
+            return tuple(self._manifests[step] for step in sorted(self._manifests))
+
+    # ---- the training thread's words ---------------------------------------------------------------------------------
+
+    def snapshot(self, *, kept: bool) -> None:
+        """Compute the root of the state that is here, and store it if `kept`. Returns at once."""
+        replica = self._replica
+        known = self._known(replica.step, replica.head)
+        if known is not None and (not kept or self._store.has(known.root)):
+            self._stored(known, self._store.has(known.root))
+            return
+        if not self._room():
+            self._log.warning("the disk is slower than the snapshots: this one is left out", step=replica.step)
+            return
+        image = replica.image()
+        describe = replica.describer(image.total_bytes)
+        self._submit(partial(self._keep, image, describe, kept), image)
+
+    def _known(self, step: int, head: bytes) -> Manifest | None:
+        with self._lock:
+            known = self._manifests.get(step)
+        return known if known is not None and (step == 0 or known.entry_hash == head) else None
+
+    def private(self) -> None:
+        """Save the momentum that is here. Returns at once; left out while the one before is not written."""
+        if not self._room():
+            self._log.warning("the disk is slower than the momentum is saved: left out", step=self._replica.step)
+            return
+        image = self._replica.private_image()
+        self._submit(partial(write_private, partial(self._paced, image), self._private_path), image)
+
+    def archive(
+        self, recorder: Recorder, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]
+    ) -> None:
+        """Record an entry that the replica has just applied. Waits while too many do: nothing is left out of an archive."""
+        size = sum(map(len, payloads))
+        with self._written:
+            self._written.wait_for(lambda: self._failed is not None or self._archiving_bytes <= WAITING_BYTES_MAX)
+            self._archiving_bytes += size
+        self._submit(partial(self._record, recorder, signed, payloads, announcements, size), None)
+        if recorder.take_due():
+            image = self._replica.image()
+            describe = self._replica.describer(image.total_bytes)
+            pieces = partial(self._paced, image, SNAPSHOT_PIECE_BYTES)
+            self._submit(partial(recorder.segment, self._replica.step, image.total_bytes, pieces, describe), image)
+
+    def _record(
+        self,
+        recorder: Recorder,
+        signed: SignedEntry,
+        payloads: Sequence[bytes],
+        announcements: Mapping[bytes, bytes],
+        size: int,
+    ) -> None:
+        try:
+            recorder.record(signed, payloads, announcements)
+        finally:
+            with self._written:
+                self._archiving_bytes -= size
+                self._written.notify_all()
+
+    def adopt(self, manifest: Manifest) -> None:
+        """The replica has become a snapshot that is in the store: later ones are of a state that does not count."""
+        with self._lock:
+            self._manifests = {step: m for step, m in self._manifests.items() if step < manifest.step}
+            self._manifests[manifest.step] = manifest
+        for other in self._store.manifests():
+            if other.step > manifest.step or (other.step == manifest.step and other.root != manifest.root):
+                self._store.delete(other.root)
+        self._retain()
+
+    def agreed(self, step: int, root: bytes) -> None:
+        """A snapshot is agreed: it stays in the store until another one is, whoever else has it."""
+        with self._lock:
+            self._agreed = {step: root}
+        self._submit(self._retain, None)
+
+    def root(self) -> bytes:
+        """The root of the state that is here, computed now, and remembered."""
+        replica = self._replica
+        known = self._known(replica.step, replica.head)
+        if known is None:
+            image = replica.image()
+            hashes = tuple(hashlib.sha256(piece).digest() for piece in image.pieces(SNAPSHOT_PIECE_BYTES))
+            known = replica.describer(image.total_bytes)(hashes)
+            with self._lock:
+                self._manifests[known.step] = known
+        return known.root
+
+    def check(self) -> None:
+        """Raise what the thread failed with: DiskError, StoreFullError."""
+        if self._failed is not None:
+            raise self._failed
+
+    def flush(self) -> None:
+        """Wait until all is written, at full speed. Raises what failed."""
+        self._hurry.set()
+        self._jobs.join()
+        self._hurry.clear()
+        self.check()
+
+    def close(self) -> None:
+        """Write what waits, and end the thread. What failed was said, or is of no interest any more."""
+        if self._thread is not None:
+            self._hurry.set()
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    # ---- the thread --------------------------------------------------------------------------------------------------
+
+    def _room(self) -> bool:
+        self._images = [image for image in self._images if image.waiting_bytes]
+        return not self._images or sum(image.waiting_bytes for image in self._images) <= WAITING_BYTES_MAX
+
+    def _submit(self, job: Callable[[], None], image: Image | None) -> None:
+        self.check()
+        if not self._behind:
+            job()
+            return
+        if image is not None:
+            self._images.append(image)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                if job is None:
+                    return
+                if self._failed is None:
+                    job()
+            except Exception as error:  # noqa: BLE001 - the training thread raises it, at its next `check`
+                self._failed = error
+                with self._written:
+                    self._written.notify_all()
+            finally:
+                self._jobs.task_done()
+
+    def _paced(self, image: Image, piece_bytes: int) -> Iterator[bytes]:
+        """An image's pieces, copied ahead of the training, and then as fast as leaves it the core."""
+        if not self._behind:
+            yield from image.pieces(piece_bytes)
+            return
+        image.detach()
+        used = time.thread_time()
+        for piece in image.pieces(piece_bytes):
+            yield piece
+            now = time.thread_time()
+            self._hurry.wait((now - used) * (1 / CORE_PART - 1))
+            used = now
+
+    def _keep(self, image: Image, describe: Describe, kept: bool) -> None:
+        pieces = self._paced(image, SNAPSHOT_PIECE_BYTES)
+        if kept:
+            manifest = self._store.write(pieces, image.total_bytes, describe)
+        else:
+            manifest = describe(tuple(hashlib.sha256(piece).digest() for piece in pieces))
+        with self._lock:
+            self._manifests[manifest.step] = manifest
+        self._stored(manifest, kept)
+        self._retain()
+
+    def _retain(self) -> None:
+        """The newest snapshots stay, and the agreed one."""
+        stored = self._store.manifests()
+        with self._lock:
+            agreed = set(self._agreed.values())
+            wanted = {m.root for m in stored[-SNAPSHOTS_KEPT:]} | {m.root for m in stored if m.root in agreed}
+            newest = sorted(self._manifests)[-ROOTS_KEPT:]
+            self._manifests = {s: m for s, m in self._manifests.items() if s in newest or m.root in wanted}
+        if len(wanted) == len(stored):
+            return
+        self._store.keep(wanted, ASKED_SECONDS)
+        for manifest in stored:
+            if not self._store.has(manifest.root):
+                self._stored(manifest, False)

@@ -1,0 +1,400 @@
+"""The training run of one peer, to be read from top to bottom.
+
+    Opened     gradient on this peer's samples -> momentum -> votes -> publish
+    Committed  all accepted votes -> the same update on every replica -> report the digest
+    Agreed     joining peers can start from this snapshot
+    Resync     the log contradicts this replica: compute again, and stop with the evidence if the state stands (recovery.py)
+    Finished   the run has made all of its steps
+
+The loop has one thread. The network side has its own thread and hands over events in order. Only bytes cross between them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from torch import Tensor
+
+from node.archive.record import Recorder
+from node.data.pace import Source
+from node.data.samples import Samples
+from node.model.gradients import GradResult
+from node.optim.demo import DeMoConfig
+from node.optim.step import NonFiniteGradient
+from node.optim.votes.groups import NotANumber
+from node.snapshot.drawn import drawn
+from node.snapshot.pieces import Manifest
+from node.snapshot.private import PrivateStateError
+from node.snapshot.store import SnapshotStore
+from node.swarm.api import Swarm
+from node.swarm.events import Agreed, Committed, Failed, Finished, Opened, Resync, Waiting
+from node.swarm.membership import About
+from node.training import checks
+from node.training.keeper import Keeper
+from node.training.recovery import Recovery, Stopping
+from node.training.replica import Replica
+from node.training.telemetry import StepLog, Summary
+from node.training.uplink import VoteSize
+from node.wire.codec import payload_hash
+from protos import figures
+from protos.assignment import Range
+from protos.errors import DivergedError
+from protos.identity import public_key_of
+from protos.log import SignedEntry, Tick
+from protos.run_config import RunConfig
+from protos.v1 import update_pb2
+
+EVENT_SECONDS_MAX = 0.5
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A gradient in `.grad`, on the samples of `step`, that no votes were made from yet."""
+
+    result: GradResult
+    seconds: float
+    step: int
+
+
+@dataclass
+class Trainer:
+    """Everything that a step needs. `stopping` is asked between micro-batches and events. A trainer without `samples` is an
+    anchor: it applies other peers' votes, and does not train."""
+
+    config: RunConfig
+    replica: Replica
+    swarm: Swarm
+    samples: Samples | None
+    store: SnapshotStore
+    private_path: Path
+    micro_batch: int
+    autocast: Any
+    summary: Summary
+    steps: StepLog
+    stopping: Stopping
+    anchored: bool = False
+    patience_seconds: float = math.inf
+    taking_part: bool = False
+    announced_step: int = 0
+    ready: Ready | None = None
+    vote_size: VoteSize | None = None
+    archive: Recorder | None = None
+    entered: bool = False
+    """Whether this peer's momentum is loaded, so that it may be saved."""
+    behind: bool = True
+    """Whether snapshots and momentum are written on a thread of their own."""
+
+    def __post_init__(self) -> None:
+        self.source = Source()
+        self.ticks: dict[int, Tick] = {}  # by step
+        self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
+        self.keeper = Keeper(self.replica, self.store, self.private_path, self._stored, self.log, behind=self.behind)
+        self.recovery = Recovery(
+            self.replica, self.swarm, self.store, self.keeper, self.private_path.parent, self.stopping, self.log, self.follow,
+            agreed_start=self.anchored or self.config.admission.mode != "open", patience_seconds=self.patience_seconds,
+        )  # fmt: skip
+
+    # ---- the run -----------------------------------------------------------------------------------------------------
+
+    def enter(self, bootstrap: Sequence[str]) -> None:
+        """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
+        replica = self.replica
+        anchor = self.samples is None
+        about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, anchor)
+        welcome = self.swarm.join(about, bootstrap)
+        self.recovery.begin(welcome.snapshots, welcome.head_step)
+        try:
+            if replica.load_private(self.private_path):
+                self.log.info("momentum taken up again", step=replica.step)
+        except (PrivateStateError, ValueError) as error:  # not ours, damaged, or of another method
+            why = str(error)
+            self.log.warning("starting with fresh momentum: the saved one cannot be used", step=replica.step, why=why)
+        self.entered = True
+        self.follow()
+
+    def run(self) -> bool:
+        """Train until the run is finished (True) or `stopping` (False). Raises what the network side fails with."""
+        opened: Opened | None = None
+        finished = False
+        while not self.stopping():
+            event = self.swarm.next_event(EVENT_SECONDS_MAX)
+            self.keeper.check()
+            match event:
+                case Opened():
+                    opened, self.ticks = event, checks.newest(self.ticks, event.tick)
+                case Committed():
+                    self._apply(event)
+                case Agreed():
+                    self.keeper.agreed(event.snapshot.step, event.snapshot.root)
+                    self.log.info("snapshot agreed", step=self.replica.step, snapshot=event.snapshot.step)
+                case Resync():
+                    opened = None
+                    self._resync(event)
+                case Waiting():
+                    self.log.info("waiting", step=self.replica.step, why=event.reason)
+                case Finished():
+                    finished = True  # a late joiner hears it before it has replayed the log
+                case Failed():
+                    raise event.error
+            if finished and self.replica.step >= self.config.clock.steps:
+                return True
+            if opened is not None and opened.tick.step == self.replica.step + 1:
+                self._contribute(opened)
+                opened = None
+        return False
+
+    # ---- our votes ---------------------------------------------------------------------------------------------------
+
+    def _contribute(self, opened: Opened) -> None:
+        """Compute the gradient, then the votes, and publish them; abstain if the step is decided first.
+
+        With overlap the gradient is that of the step before, at the look-ahead point, on the samples of that step: a step
+        takes as long as the slower of computing and exchanging, not as both.
+        """
+        tick, replica = opened.tick, self.replica
+        if self.samples is None:
+            return
+        if tick.parent_hash != replica.head:
+            raise DivergedError(
+                f"the coordinator opened step {tick.step} on a different log (head {tick.parent_hash.hex()[:16]}) than the one "
+                f"that this peer has applied (head {replica.head.hex()[:16]}). Run `swarmentum status` and compare the head; "
+                "if the other peers agree with the coordinator, delete this run's folder and join again"
+            )
+        if replica.published is not None and replica.published[0] == tick.step:
+            self._publish_again(tick.step)
+            return
+        if not opened.ranges:
+            return
+        if not self.taking_part:
+            self.taking_part = True
+            self.log.info("taking part", step=tick.step, peers=len(tick.roster), deadline_ms=opened.deadline_ms)
+        ready, self.ready = self.ready, None
+        if ready is None or ready.step + 1 != tick.step:  # older: this peer was out of some rosters meanwhile
+            ready = self._gradients(opened)
+        if ready is not None:
+            self._publish(opened, ready)
+        if self.config.optimizer.overlap and replica.demo.pending:
+            # while other peers exchange this step, compute the next gradient at the parameters that are expected then
+            with replica.ahead(tick.lr):
+                self.ready = self._gradients(opened, late=True)
+
+    def _gradients(self, opened: Opened, late: bool = False) -> Ready | None:
+        """The gradient of this peer's samples, in `.grad`. None for NaN, or if the step is decided (unless `late`)."""
+        tick, replica, samples = opened.tick, self.replica, self.samples
+        assert samples is not None, "an anchor does not train"
+        started = time.monotonic()
+
+        def decided() -> bool:
+            return self.stopping() or (not late and self.swarm.committed_step >= tick.step)
+
+        factor = tick.lr / self.config.optimizer.lr
+        read_before = samples.reading_seconds
+        try:
+            result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, decided, factor)
+        except NonFiniteGradient as error:
+            self._abstain(tick.step, error, tell=not late)
+            return None
+        self._note_reading(samples.reading_seconds - read_before, time.monotonic() - started)
+        if not result.samples or decided():
+            self.log.info("too late for this step", step=tick.step, samples=result.samples)
+            return None
+        return Ready(result, time.monotonic() - started, tick.step)
+
+    def _note_reading(self, reading: float, whole: float) -> None:
+        """Count the time that the data took, and warn once if it is most of the time of several steps."""
+        self.summary.reading_seconds += reading
+        percent = self.source.took(reading, whole)
+        if percent is not None:
+            self.log.warning(
+                "the data source is slow: this peer gets fewer samples than it could compute; a local disk is faster",
+                step=self.replica.step,
+                reading_percent=percent,
+            )
+
+    def _abstain(self, step: int, error: ArithmeticError, tell: bool = True) -> None:
+        """Skip a step. `tell` the coordinator, unless the gradient was for the next step: that step computes its own."""
+        self.log.warning(
+            "skipping this step: the gradient contains NaN or infinity (the learning rate may be too high)",
+            step=step,
+            why=str(error),
+        )
+        if tell:
+            self.swarm.abstained(step, str(error))
+
+    def _fit_uplink(self, computed_ms: float) -> None:
+        """Choose the size of the votes that other peers can pull in time."""
+        assert self.vote_size is not None
+        self.vote_size.heard(self.swarm.counters.arrivals.milliseconds)
+        self.vote_size.computed(computed_ms)
+        before, size = self.replica.size, self.vote_size.choose()
+        if size != before:
+            self.log.info("votes fit the uplink", step=self.replica.step, size=size, before=before)
+            self.replica.size = size
+
+    def _publish(self, opened: Opened, ready: Ready) -> None:
+        tick, result = opened.tick, ready.result
+        started = time.monotonic()
+        if self.vote_size is not None:
+            self._fit_uplink(1000 * ready.seconds)
+        try:
+            data = self.replica.vote(tick.step, tick.lr)
+        except (NonFiniteGradient, NotANumber) as error:
+            self._abstain(tick.step, error)
+            return
+        announcement = update_pb2.Announcement(
+            step=tick.step,
+            parent_hash=tick.parent_hash,
+            samples=result.samples,
+            tokens=result.tokens,
+            loss=result.loss_mean,
+            compute_ms=int((ready.seconds + time.monotonic() - started) * 1000),
+        )
+        self.replica.announcement, self.announced_step = announcement.SerializeToString(), tick.step
+        self.swarm.publish(data, announcement)
+        self.summary.tokens += result.tokens
+        if self.vote_size is not None:
+            self.vote_size.sent(payload_hash(data), self.replica.size)
+
+    def _publish_again(self, step: int) -> None:
+        """Publish votes that this peer computed before a restart, for a step that is still open."""
+        if self.announced_step == step:
+            return
+        data = self.replica.open_payload()
+        if data is not None:
+            self.announced_step = step
+            self.log.info("publishing the open votes again", step=step)
+            self.swarm.publish(data, update_pb2.Announcement.FromString(self.replica.announcement))
+
+    def _apply(self, event: Committed) -> None:
+        entry, replica = event.signed.entry, self.replica
+        if entry.step <= replica.step:
+            return  # an entry from before the last re-sync
+        if entry.step > replica.step + 1:
+            self._resync(Resync(None, f"entry {entry.step} came after the state of step {replica.step}", lost=True))
+            return
+        if not self.recovery.agrees(event.signed):
+            self._started_again()
+            return
+        if self.config.trust.enabled:
+            self._check(event)
+        accepted = replica.apply(event.signed, event.updates)
+        if self.archive is not None:
+            self.keeper.archive(self.archive, event.signed, event.payloads, event.announcements)
+        digest = replica.digest()
+        self.recovery.reached(replica.step, digest)
+        self.swarm.applied(replica.step, digest)
+        self._note(event, accepted, digest)
+        self._keep(event.signed)
+
+    def _check(self, event: Committed) -> None:
+        """Check other peers' votes, if the entry draws this peer, at the state on which they were computed."""
+        demo, samples = self.replica.demo, self.samples
+        me = public_key_of(self.summary.id)
+        tick = self.ticks.get(event.signed.entry.step)
+        mine = [] if tick is None else checks.due(me, self.config.trust, tick, event.signed)
+        if tick is None or samples is None or not mine:
+            return
+        own = demo.config
+        assert isinstance(own, DeMoConfig), "a run with checks has method demo"
+
+        def gradient(ranges: tuple[Range, ...]) -> Tensor:
+            over = self.replica.mean_gradient(samples, ranges, self.micro_batch, self.autocast, self.stopping)
+            if over.samples < sum(map(len, ranges)):
+                raise checks.NoGradient("this peer is about to stop")
+            return checks.transformed(demo.layout, self.replica.whole_gradients(), own.transform)
+
+        try:
+            votes = {
+                key: checks.seen_votes(own.form, update.votes, update.size, demo.layout.chunks)
+                for key, update in event.by_author.items()
+            }
+            found = checks.verdicts(me, mine, self.config.trust, tick, event.signed, votes, gradient)
+        except checks.NoGradient as error:
+            self.log.info(
+                "skipping the check of other peers' votes: this peer cannot compute the gradient",
+                step=event.signed.entry.step,
+                why=str(error),
+            )
+            return
+        if found:
+            self.swarm.found(found)
+            self.log.info("checked", step=event.signed.entry.step, peers=len(found))
+
+    def _note(self, event: Committed, accepted: bool, digest: bytes) -> None:
+        entry, summary = event.signed.entry, self.summary
+        tokens = sum(c.tokens for c in entry.contributions)
+        loss = figures.loss_of(entry.contributions, summary.loss)
+        summary.step, summary.loss = entry.step, loss
+        summary.steps_applied += 1
+        summary.votes_accepted += accepted
+        summary.take(self.swarm.counters)
+        peers = len(entry.contributions)
+        self.log.info("step", step=entry.step, loss=round(loss, 4), lr=entry.lr, peers=peers, accepted=accepted)
+        self.steps.write(
+            step=entry.step,
+            digest=digest.hex(),
+            entry=event.signed.hash.hex(),
+            loss=loss,
+            lr=entry.lr,
+            peers=peers,
+            accepted=accepted,
+            tokens=tokens,
+            payload_bytes=sum(c.payload_bytes for c in entry.contributions),
+        )
+
+    def _keep(self, signed: SignedEntry) -> None:
+        """Store a snapshot for joining peers if this peer is drawn, and at another step this peer's momentum.
+
+        A peer that replays the log stores no snapshot if the log is already past the next one.
+        """
+        clock, step = self.config.clock, self.replica.step
+        if step == clock.steps:
+            self.keeper.snapshot(kept=True)
+            self.keeper.flush()  # the run is over, so no other peer waits for this one
+        elif step % clock.snapshot_every == 0 and self.swarm.committed_step < step + clock.snapshot_every:
+            anchor, me = self.samples is None, public_key_of(self.summary.id)
+            self.keeper.snapshot(kept=anchor or me in drawn(signed))
+        if (step + clock.snapshot_every // 2) % clock.snapshot_every == 0:
+            self.keeper.private()
+
+    def _stored(self, manifest: Manifest, kept: bool) -> None:
+        """On the keeper's thread: a snapshot's root is known, and the snapshot is on the disk if it is `kept`."""
+        self.swarm.stored(manifest.step, manifest.root, manifest.total_bytes, kept)
+
+    def finish(self) -> None:
+        """Write the waiting snapshots, and the momentum."""
+        self.keeper.flush()
+        self.replica.save_private(self.private_path)
+
+    def _resync(self, event: Resync) -> None:
+        """The coordinator contradicts this peer's state, or votes that the log names are lost."""
+        at = self.replica.step
+        if event.lost:
+            self.recovery.lost(event.reason)
+        else:
+            self.recovery.told(event)
+        if self.replica.step != at:
+            self._started_again()
+
+    def _started_again(self) -> None:
+        """The replica is at another state: a gradient that was computed on the earlier state does not count."""
+        self.summary.resyncs += 1
+        self.taking_part, self.ready = False, None
+
+    def follow(self, store: bool = True) -> None:
+        """Report the replica's state, and follow the log from there. With `store`, other peers can load its snapshot."""
+        replica = self.replica
+        self.summary.step = replica.step
+        if self.archive is not None:
+            self.archive.begin(replica)
+        self.recovery.reached(replica.step, replica.digest())
+        self.swarm.applied(replica.step, replica.digest())
+        if store:
+            self.keeper.snapshot(kept=True)
+        self.swarm.follow_from(replica.step, replica.head)

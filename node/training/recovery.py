@@ -1,0 +1,346 @@
+"""How a replica comes to a state that counts: from a snapshot of others, checked against the log, or by computing it again.
+
+A state is a function of the log and its payloads: a replica that applied them knows it. So a peer never gives up a state that
+it computed. If the log or the coordinator contradicts it, it computes once more from its last snapshot, which finds a memory or
+disk that erred; if the result stands, it stops and keeps the evidence. Refuses a snapshot that is not what the log says, and to
+load other weights over its own because others say so.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from node.snapshot.pieces import Manifest
+from node.snapshot.store import SnapshotStore
+from node.swarm.api import Swarm
+from node.swarm.events import Resync, Snapshot
+from node.training.keeper import Keeper
+from node.training.replica import Replica
+from node.training.sync import fetch_snapshot
+from protos.disk import write_bytes
+from protos.errors import DivergedError, NetworkError, Reason, Refusal, StoppedError
+from protos.log import SignedEntry
+
+EVIDENCE = "diverged.json"
+DIGESTS_KEPT = 256
+RECOMPUTES_MAX = 3
+WAIT_SECONDS_MIN = 0.5
+WAIT_SECONDS_MAX = 15.0
+
+
+class Stopping(Protocol):
+    """Whether the person asked to stop; `wait` sleeps, or returns at once if so."""
+
+    def __call__(self) -> bool: ...
+
+    def wait(self, seconds: float) -> bool: ...
+
+
+class BadSnapshotError(Refusal):
+    """An agreed snapshot does not hold what the log says."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(Reason.HASH_MISMATCH, detail)
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A state that is being computed again: after which step, what it was, and what was said against it."""
+
+    step: int
+    digest: bytes
+    claimed: bytes
+    reason: str
+    entry: bytes = b""
+
+
+class Recovery:
+    """One replica's. `follow(store)` starts to follow the log from the state that is here, with its snapshot told or not.
+
+    `agreed_start`: whether an initial state may be loaded that is not the one which this peer built: in a run with anchors, or
+    whose peers its operator knows.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        swarm: Swarm,
+        store: SnapshotStore,
+        keeper: Keeper,
+        folder: Path,
+        stopping: Stopping,
+        log: Any,
+        follow: Callable[[bool], None],
+        *,
+        agreed_start: bool,
+        patience_seconds: float,
+    ) -> None:
+        self._replica, self._swarm, self._store, self._keeper, self._folder = replica, swarm, store, keeper, folder
+        self._stopping, self._log, self._follow = stopping, log, follow
+        self._agreed_start, self._patience_seconds = agreed_start, patience_seconds
+        self._base: Snapshot | None = None
+        """The snapshot of others that this peer began with; None: with the initial state, which it built itself."""
+        self._confirmed: int | None = None
+        self._digests: dict[int, bytes] = {}
+        self._doubt: Doubt | None = None
+        self._recomputed = 0
+        self._bad: set[bytes] = set()
+        self._bytes = 0
+
+    # ---- at the start ------------------------------------------------------------------------------------------------
+
+    def begin(self, offered: Sequence[Snapshot], head_step: int) -> None:
+        """Have a state from which the log can be followed: the initial one, or an agreed snapshot if the run is past it."""
+        self._look_for_evidence()
+        self._bytes = self._replica.image().total_bytes
+        newest = offered[0] if offered else None
+        if newest is not None and newest.step == 0 and newest.root != self._keeper.root():
+            self._load_start(newest)
+        elif head_step and (newest is None or newest.step):
+            self.load(offered)
+
+    def _load_start(self, snapshot: Snapshot) -> None:
+        """The agreed initial state is another one than this peer built from the run's seed."""
+        if not self._agreed_start:
+            raise DivergedError(
+                f"the run's agreed initial state ({snapshot.root.hex()[:16]}) is not the one that its seed gives here "
+                f"({self._keeper.root().hex()[:16]}): versions of swarmentum or of the model differ, its weights "
+                "begin with draws that differ between machines, or its first peers lied. A run with an anchor settles this: "
+                "ask its operator"
+            )
+        self.load([snapshot])
+
+    def _look_for_evidence(self) -> None:
+        """An earlier life stopped because its state contradicted the log's."""
+        path = self._folder / EVIDENCE
+        try:
+            step = int(json.loads(path.read_text())["step"])
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            step = -1
+        if step >= 0 and self._swarm.is_withdrawn(step):
+            self._log.info("the operator withdrew what this peer's state contradicted: going on", step=step)
+            path.replace(path.with_suffix(".settled.json"))
+            return
+        raise DivergedError(
+            f"this peer stopped earlier because its state after step {step} contradicts the run's log; the evidence is in "
+            f"{path}. Show it to the run's operator, who can withdraw wrong snapshots. To start again from what the other "
+            "peers have, remove that file"
+        )
+
+    # ---- what the log and the coordinator say ------------------------------------------------------------------------
+
+    def agrees(self, signed: SignedEntry) -> bool:
+        """Whether the log's digest of the state that is here is this peer's own. If not, a new start has begun.
+
+        Raises DivergedError if this peer's state stands against the log's.
+        """
+        step, claimed = signed.entry.step - 1, signed.entry.parent_state_digest
+        if not claimed or self._swarm.is_withdrawn(step):
+            return True
+        if claimed == self._replica.digest():
+            self._confirmed = step
+            return True
+        reason = f"the log's entry {signed.entry.step} holds the state digest {claimed.hex()[:16]} for it"
+        self._contradicted(Doubt(step, self._replica.digest(), claimed, reason, signed.envelope))
+        return False
+
+    def told(self, event: Resync) -> None:
+        """The coordinator says that this peer's state is not what counts."""
+        own, start = self._digests.get(event.step), event.snapshot
+        if event.step == 0 and self._replica.step == 0 and start is not None and start.step == 0:
+            self._again_from(lambda: self._load_start(start), store=True)
+            return
+        if own is None or self._swarm.is_withdrawn(event.step):
+            self._log.info("the coordinator differs about a state that this peer did not report", why=event.reason)
+            return
+        if self._doubt is not None and event.step <= self._doubt.step:
+            return  # it is being computed again
+        self._contradicted(Doubt(event.step, own, b"", f"the coordinator says: {event.reason}"))
+
+    def lost(self, reason: str) -> None:
+        """Votes that the log names are held by nobody who answers: only a snapshot after them helps."""
+        if self._doubt is not None:
+            self._stop(self._doubt, None)  # it cannot be computed again, and is not given up for another one
+        self._log.warning("loading a newer snapshot", step=self._replica.step, why=reason)
+        at = self._replica.step
+        self._again_from(lambda: self.load(self._swarm.offered(), newer_than=at), store=True)
+
+    def reached(self, step: int, digest: bytes) -> None:
+        """The state after a step was computed. Raises DivergedError if it is the one that was in doubt."""
+        self._digests[step] = digest
+        while len(self._digests) > DIGESTS_KEPT:
+            del self._digests[next(iter(self._digests))]
+        doubt = self._doubt
+        if doubt is None or step != doubt.step:
+            return
+        self._doubt = None
+        if digest == doubt.digest or (doubt.claimed and digest != doubt.claimed):
+            self._stop(doubt, digest)
+        self._log.warning(
+            "the state is another one now that it was computed again: this machine's memory or disk erred; look after it",
+            step=step,
+            before=doubt.digest.hex()[:16],
+            now=digest.hex()[:16],
+        )
+
+    # ---- computing again ---------------------------------------------------------------------------------------------
+
+    def _contradicted(self, doubt: Doubt) -> None:
+        if self._base is not None and self._confirmed is None:
+            self._reject(self._base, doubt)
+            return
+        self._recomputed += 1
+        manifest = self._own_snapshot(doubt.step)
+        if manifest is None or self._recomputed > RECOMPUTES_MAX:
+            self._stop(doubt, None)
+        self._log.warning("the state is contradicted: computing it again", step=doubt.step, why=doubt.reason)
+
+        def load() -> None:
+            self._have(manifest)
+            self._replica.load(manifest, self._store.file(manifest.root))
+            self._keeper.adopt(manifest)
+
+        self._doubt = doubt
+        try:
+            self._again_from(load, store=False)
+        except (Refusal, NetworkError) as error:
+            self._log.warning("the last snapshot cannot be read back", why=str(error))
+            self._stop(doubt, None)
+
+    def _own_snapshot(self, step: int) -> Manifest | None:
+        """The newest snapshot of this peer's own that is known to be right, or else its oldest, from before a step."""
+        known = [manifest for manifest in self._keeper.manifests if manifest.step < step]
+        sure = [m for m in known if self._confirmed is not None and m.step <= self._confirmed]
+        return sure[-1] if sure else known[0] if known else None
+
+    def _have(self, manifest: Manifest) -> None:
+        """A snapshot that this peer computed is here, each piece verified: what it does not store, or what rotted, comes from
+        those who store it, by the hashes that this peer computed. Raises Refusal, NetworkError."""
+        root = manifest.root
+        if self._store.has(root):
+            rotten = (i for i in range(len(manifest.piece_hashes)) if self._store.piece(root, i) is None)
+            if next(rotten, None) is None:
+                return
+            self._store.delete(root)
+        stored = next((snapshot for snapshot in self._swarm.offered() if snapshot.root == root), None)
+        if stored is None:
+            raise Refusal(Reason.HASH_MISMATCH, f"the snapshot of step {manifest.step} is neither here nor agreed")
+        fetch_snapshot(self._swarm, self._store, stored, self._replica.layout_digest, self._progress)
+
+    def _again_from(self, load: Callable[[], None], *, store: bool) -> None:
+        """Drop what was under way, become another state, and follow the log from there."""
+        self._swarm.halt()
+        self._keeper.flush()
+        load()
+        self._digests = {step: digest for step, digest in self._digests.items() if step <= self._replica.step}
+        self._swarm.restarted()
+        self._follow(store)
+
+    def _stop(self, doubt: Doubt, again: bytes | None) -> NoReturn:
+        """Keep the evidence, and stop: this peer's state stands."""
+        path = self._folder / EVIDENCE
+        evidence = {
+            "run": self._replica.run_id.hex(),
+            "step": doubt.step,
+            "computed": doubt.digest.hex(),
+            "computed_again": None if again is None else again.hex(),
+            "claimed": doubt.claimed.hex(),
+            "entry_envelope": doubt.entry.hex(),
+            "said": doubt.reason,
+        }
+        write_bytes(path, (json.dumps(evidence, indent=2) + "\n").encode())
+        twice = "computed it again, with the same result" if again == doubt.digest else "could not compute it again"
+        if again is not None and again != doubt.digest:
+            twice = f"computed it again, and got a third one ({again.hex()[:16]}): this machine errs"
+        raise DivergedError(
+            f"this peer's state after step {doubt.step} ({doubt.digest.hex()[:16]}) contradicts what counts in the run: "
+            f"{doubt.reason}. It {twice}; it does not take over other weights. The evidence is in {path}: show it to the "
+            "run's operator"
+        )
+
+    # ---- snapshots of others -----------------------------------------------------------------------------------------
+
+    def _reject(self, base: Snapshot, doubt: Doubt) -> None:
+        """The snapshot that this peer began with led to a state that the log contradicts: the one before it, then."""
+        self._log.error("the snapshot that was loaded is not what the log says", step=base.step, why=doubt.reason)
+        self._bad.add(base.root)
+        self._swarm.found_bad(base)
+        self._again_from(lambda: self.load(self._swarm.offered()), store=True)
+
+    def load(self, offered: Sequence[Snapshot], newer_than: int = -1) -> None:
+        """Become the state of an agreed snapshot that holds what the log says, the newest that can be had.
+
+        Waits while nobody who has one is online. Raises NetworkError when the patience is over, DivergedError if no snapshot
+        holds, StoppedError.
+        """
+        give_up, wait = time.monotonic() + self._patience_seconds, WAIT_SECONDS_MIN
+        while True:
+            wanted = [s for s in offered if s.step > newer_than and s.root not in self._bad]
+            if offered and not wanted and newer_than < 0:
+                raise DivergedError(
+                    "no agreed snapshot of this run holds what its log says; ask its operator to look at it"
+                )
+            if any(self._loaded(snapshot) for snapshot in wanted):
+                return
+            if time.monotonic() > give_up:
+                raise NetworkError(f"{self._away(wanted, newer_than)}; join again when somebody is back")
+            self._log.warning(self._away(wanted, newer_than), trying_again_in_seconds=round(wait))
+            if self._stopping.wait(wait):
+                raise StoppedError("stopped while waiting for somebody who has the model")
+            wait = min(2 * wait, WAIT_SECONDS_MAX)
+            offered = self._swarm.offered()
+
+    @staticmethod
+    def _away(wanted: Sequence[Snapshot], newer_than: int) -> str:
+        if wanted:
+            return f"nobody who has the model (the snapshot of step {wanted[0].step}) is online: waiting"
+        if newer_than >= 0:
+            return f"nobody online has what came after step {newer_than}, this peer's state: waiting"
+        return "no snapshot of this run is agreed: waiting"
+
+    def _loaded(self, snapshot: Snapshot) -> bool:
+        """Whether the replica has become this snapshot; if not, its log says why."""
+        self._log.info(
+            "loading snapshot", step=snapshot.step, bytes=snapshot.total_bytes, holders=len(snapshot.holders)
+        )
+        try:
+            self._load(snapshot)
+        except NetworkError as error:
+            self._log.info("snapshot not loaded", step=snapshot.step, why=str(error))
+            return False
+        except Refusal as error:
+            self._log.error("an agreed snapshot does not hold what the log says", step=snapshot.step, why=str(error))
+            self._bad.add(snapshot.root)
+            self._swarm.found_bad(snapshot)
+            return False
+        return True
+
+    def _load(self, snapshot: Snapshot) -> None:
+        if snapshot.total_bytes != self._bytes:
+            raise BadSnapshotError(f"it has {snapshot.total_bytes} bytes, and a state of this run has {self._bytes}")
+        entry, following = self._swarm.entries_about(snapshot.step)
+        if snapshot.step and entry is None:
+            raise NetworkError(f"the coordinator's log has no entry {snapshot.step}")
+        found = fetch_snapshot(self._swarm, self._store, snapshot, self._replica.layout_digest, self._progress)
+        if found.run_id != self._replica.run_id or (entry is not None and found.entry_hash != entry.hash):
+            raise BadSnapshotError("its manifest names another run or log")
+        self._replica.load(found, self._store.file(found.root))
+        claimed = b"" if following is None else following.entry.parent_state_digest
+        if self._swarm.is_withdrawn(snapshot.step):
+            claimed = b""
+        if claimed and claimed != self._replica.digest():
+            digest = self._replica.digest().hex()[:16]
+            raise BadSnapshotError(f"its state has digest {digest}, and the log's next entry says {claimed.hex()[:16]}")
+        self._keeper.adopt(found)
+        self._base, self._doubt = snapshot, None
+        self._confirmed = snapshot.step if claimed else None
+
+    def _progress(self, done: int, total: int) -> None:
+        self._log.info("snapshot", step=self._replica.step, percent=100 * done // max(total, 1))

@@ -1,0 +1,386 @@
+"""The replica: the model's parameters after a step, this peer's momentum, and where in the log they are.
+
+`vote` and `apply` are all that happens to a replica; its snapshots are files of pieces that anyone can check. On one device
+by itself; `node.ranks` has one over several. Knows no network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+import torch
+from torch import Tensor, nn
+
+from node.data.samples import Samples
+from node.model.gradients import GradResult, accumulate_gradients, free_cache, no_room
+from node.optim.demo import DeMo, DeMoConfig
+from node.optim.digest import state_digest
+from node.optim.layout import Layout
+from node.optim.local import LocalConfig, LocalSteps
+from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.sharded.spread import Pieces, whole
+from node.optim.step import Votes
+from node.optim.votes.form import Form
+from node.snapshot.image import Image
+from node.snapshot.pieces import Manifest, describe, load, pack, parameters_of
+from node.snapshot.private import PrivateState, image_of, load_private, write_private
+from node.training.methods import demo_config, local_config, paper_config
+from node.wire.codec import Update, encode_update, payload_hash
+from protos.assignment import Range, take
+from protos.errors import OperatorError
+from protos.limits import SNAPSHOT_PIECE_BYTES
+from protos.log import SignedEntry
+from protos.optimizer_config import OptimizerConfig
+
+Describe = Callable[[tuple[bytes, ...]], Manifest]
+BASE_PREFIX = "swarmentum.base."
+
+
+class Optimizer(Protocol):
+    """The optimizer of a replica: `OwnDeMo` on one device, `node.ranks.lead.LedDeMo` over all ranks of a peer."""
+
+    size: int
+
+    @property
+    def config(self) -> DeMoConfig | PaperConfig: ...
+    @property
+    def form(self) -> Form: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def pending(self) -> bool: ...
+    @property
+    def open_votes(self) -> Votes | None: ...
+    @property
+    def base_state(self) -> Mapping[str, Tensor | Pieces]: ...
+    def propose(self, lr: float) -> Votes: ...
+    def settle(self, accepted: bool) -> None: ...
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None: ...
+    def ahead(self, lr: float) -> AbstractContextManager[None]: ...
+    def state_digest(self, step: int | None) -> bytes: ...
+    def whole_gradients(self) -> list[Tensor | None]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class _Own:
+    """What a replica on one device asks of its optimizer, beside the steps."""
+
+    parameters: list[Tensor]
+
+    @property
+    def replicated(self) -> list[Tensor]:
+        raise NotImplementedError
+
+    def state_digest(self, step: int | None) -> bytes:
+        """32 bytes: digest of the replicated state after `step` (a rotating part of a large one); None: of all of it."""
+        return state_digest(self.replicated, step)
+
+    def whole_gradients(self) -> list[Tensor | None]:
+        """The gradients in `.grad`, in the layout's order; None counts as zeros."""
+        return [parameter.grad for parameter in self.parameters]
+
+
+class OwnDeMo(DeMo, _Own):
+    """The optimizer of a peer with one device, for method `demo`."""
+
+
+class OwnPaperDeMo(PaperDeMo, _Own):
+    """The optimizer of a peer with one device, for method `paper`."""
+
+
+def own_optimizer(model: nn.Module, optimizer: OptimizerConfig, size: int) -> OwnDeMo | OwnPaperDeMo:
+    """The optimizer of a run over a model on this device; `size` is this peer's group size or k."""
+    if optimizer.method == "paper":
+        return OwnPaperDeMo(model, paper_config(optimizer, size))
+    return OwnDeMo(model, demo_config(optimizer, size))
+
+
+class Local(Protocol):
+    """Local steps of a replica: `LocalSteps` on one device, `node.ranks.lead.LedLocal` over all ranks of a peer."""
+
+    config: LocalConfig
+
+    def borrow(self) -> None: ...
+    def step(self, lr_factor: float) -> None: ...
+    def give_back(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def cut(ranges: Iterable[Range], parts: int) -> Iterator[tuple[Range, ...]]:
+    """The samples of `ranges`, in order, in `parts` runs of nearly equal length; empty ones are left out."""
+    rest = [part for part in ranges if len(part)]
+    total = sum(map(len, rest))
+    for part in range(parts):
+        run, rest = take(rest, total * (part + 1) // parts - total * part // parts)
+        if run:
+            yield run
+
+
+class Replica:
+    """Parameters after step `step`, whose entry has hash `head` (the run id before the first).
+
+    A thread that reads an `image` reads the state as it was, whatever happens to the replica meanwhile.
+    """
+
+    live = True
+    """Whether an image may be read later on: the tensors are on this process's own device."""
+
+    def __init__(
+        self,
+        run_id: bytes,
+        model: nn.Module,
+        optimizer: OptimizerConfig,
+        size: int,
+        *,
+        demo: Optimizer | None = None,
+        local: Local | None = None,
+    ) -> None:
+        """`demo` and `local` (None without local steps) are given for a peer of several ranks, and made here for one device."""
+        self.run_id = run_id
+        self.model = model
+        self.step = 0
+        self.head = run_id
+        self.published: tuple[int, bytes] | None = None
+        self.announcement = b""
+        if demo is None:
+            demo = own = own_optimizer(model, optimizer, size)
+            local = LocalSteps(own.parameters, local_config(optimizer)) if optimizer.local.steps > 1 else None
+        self.demo, self.local = demo, local
+        self.layout_digest = self.demo.layout.digest()
+        self._images: dict[bool, list[Image]] = {False: [], True: []}  # of the state, and of what is private
+        self._digest: bytes | None = None
+        self._fits: int | None = None  # samples for which the device had room at a time, as far as is known
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def size(self) -> int:
+        """This peer's group size or k, for its next votes."""
+        return self.demo.size
+
+    @size.setter
+    def size(self, size: int) -> None:
+        self.demo.size = size
+
+    @property
+    def payload_bytes(self) -> dict[int, int]:
+        """The longest payload without silent votes of each size that this peer may choose, header not counted."""
+        form = self.demo.form
+        return {size: form.body_bytes(self.demo.layout.chunks, size) for size in form.sizes}
+
+    # ---- a clock step ------------------------------------------------------------------------------------------------
+
+    def vote(self, step: int, lr: float) -> bytes:
+        """Turn the gradients in `.grad` into this peer's payload of a step, and free them. Momentum is not spent yet."""
+        self._detach(private=True)
+        votes = self.demo.propose(lr)
+        self.model.zero_grad(set_to_none=True)
+        data = encode_update(self.run_id, self.layout_digest, Update(step, votes.size, votes.payload))
+        self.published = (step, payload_hash(data))
+        return data
+
+    def apply(self, signed: SignedEntry, updates: Iterable[Update]) -> bool:
+        """The state after the next entry. True if this peer's own votes were in it; only then they are spent."""
+        entry = signed.entry
+        assert entry.step == self.step + 1, f"entry {entry.step} on the state of step {self.step}"
+        mine = self.published[1] if self.published is not None and self.published[0] == entry.step else None
+        accepted = mine is not None and any(c.payload_sha256 == mine for c in entry.contributions)
+        if self.demo.pending and self.published is not None and self.published[0] <= entry.step:
+            self._detach(private=True)
+            self.demo.settle(accepted)
+        self._detach()
+        self.demo.apply([(update.size, update.votes) for update in updates], entry.lr)
+        self.step, self.head, self._digest = entry.step, signed.hash, None
+        return accepted
+
+    def digest(self) -> bytes:
+        """Digest of this step's state (a rotating part of it for large models)."""
+        if self._digest is None:
+            self._digest = self.demo.state_digest(self.step)
+        return self._digest
+
+    def whole_digest(self) -> bytes:
+        """Digest of every parameter bit."""
+        return self.demo.state_digest(None)
+
+    def gradients(
+        self,
+        samples: Samples,
+        ranges: Iterable[Range],
+        micro_batch: int,
+        autocast: Any,
+        should_stop: Callable[[], bool],
+        lr_factor: float = 1.0,
+    ) -> GradResult:
+        """What this peer's samples of a step say, into `.grad`: their mean gradient, or where local steps on them led.
+
+        `lr_factor` is the schedule's, for the local steps. Raises `NonFiniteGradient`, the parameters untouched.
+        """
+        if self.local is None:
+            return self.mean_gradient(samples, ranges, micro_batch, autocast, should_stop)
+        done: list[GradResult] = []
+        self._detach()
+        self._detach(private=True)
+        self.local.borrow()
+        try:
+            for part in cut(ranges, self.local.config.steps):
+                result = self.mean_gradient(samples, part, micro_batch, autocast, should_stop)
+                if not result.samples:
+                    break
+                self.local.step(lr_factor)
+                done.append(result)
+        finally:
+            self.local.give_back()
+        count, tokens = sum(result.samples for result in done), sum(result.tokens for result in done)
+        summed = sum(result.loss_mean * result.samples for result in done)
+        return GradResult(summed / count if count else math.nan, tokens, count)
+
+    def mean_gradient(
+        self,
+        samples: Samples,
+        ranges: Iterable[Range],
+        micro_batch: int,
+        autocast: Any,
+        should_stop: Callable[[], bool],
+    ) -> GradResult:
+        """The mean gradient over the samples of `ranges` at the state that is here, into `.grad`; no local steps.
+
+        Fewer samples at a time where the device has no room for `micro_batch`.
+        """
+        parts = tuple(ranges)
+        self._fits = min(self._fits or micro_batch, micro_batch)
+        while True:
+            size = max(min(self._fits, sum(map(len, parts))), 1)
+            try:
+                batches = samples.micro_batches(parts, size)
+                return accumulate_gradients(self.model, batches, self.device, autocast, should_stop)
+            except RuntimeError as error:
+                if not no_room(error):
+                    raise
+                if size == 1:
+                    self.model.zero_grad(set_to_none=True)
+                    free_cache(self.device)
+                    what = str(error).splitlines()[0]
+                    raise OperatorError(
+                        f"{self.device} has no room for one sample of this model ({what}); close what else uses its memory, "
+                        "try --precision bf16, or join with another device (--device)"
+                    ) from error
+            # after the except: until then the error holds on to the tensors of the pass that failed
+            self._fits = size // 2
+            self.model.zero_grad(set_to_none=True)
+            free_cache(self.device)
+            log = structlog.get_logger("peer")
+            log.warning("out of memory: going on with fewer samples at a time", step=self.step, micro_batch=self._fits)
+
+    def whole_gradients(self) -> list[Tensor | None]:
+        """The gradients that `mean_gradient` left in `.grad`, in the layout's order; None counts as zeros."""
+        return self.demo.whole_gradients()
+
+    @property
+    def state(self) -> Mapping[str, Tensor | Pieces]:
+        """The replicated state by name, fp32: every parameter, and what a base optimizer keeps about the aggregate."""
+        base = {f"{BASE_PREFIX}{name}": tensor for name, tensor in self.demo.base_state.items()}
+        return {**parameters_of(self.model), **base}
+
+    def whole_model(self) -> nn.Module:
+        """The model with all of its parameters in one place."""
+        return self.model
+
+    # ---- snapshots ---------------------------------------------------------------------------------------------------
+
+    def packed(self) -> tuple[Manifest, bytes]:
+        """The state as a safetensors file in memory, and its manifest: what `image` gives piece by piece."""
+        data = pack({name: whole(tensor) for name, tensor in self.state.items()})
+        run_id, layout_digest = self.run_id, self.layout_digest
+        return describe(data, run_id=run_id, step=self.step, entry_hash=self.head, layout_digest=layout_digest), data
+
+    def image(self) -> Image:
+        """The same file, to be read once, on any thread, while the replica goes on."""
+        return self._remember(Image(self.state, live=self.live), private=False)
+
+    def describer(self, total_bytes: int) -> Describe:
+        """What makes the manifest of the state that is here, now or later, from the sha256 of its pieces."""
+        run_id, layout_digest, step, head = self.run_id, self.layout_digest, self.step, self.head
+        return lambda hashes: Manifest(run_id, step, head, layout_digest, total_bytes, SNAPSHOT_PIECE_BYTES, hashes)
+
+    def _remember(self, image: Image, *, private: bool) -> Image:
+        self._images[private] = [*(old for old in self._images[private] if not old.detached), image]
+        return image
+
+    def _detach(self, *, private: bool = False) -> None:
+        """What is read of the state (of the momentum) is as it was: it is about to change."""
+        for image in self._images[private]:
+            image.detach()
+        self._images[private] = []
+
+    @contextmanager
+    def ahead(self, lr: float) -> Iterator[None]:
+        """See `DeMo.ahead`."""
+        self._detach()
+        with self.demo.ahead(lr):
+            yield
+
+    def load(self, manifest: Manifest, data: bytes | Path) -> None:
+        """Become the state of a verified snapshot, which may be a file. Votes that are out are taken back."""
+        self._detach()
+        self._detach(private=True)
+        load(data, self.state)
+        self.step, self._digest = manifest.step, None
+        self.head = manifest.entry_hash if manifest.step else self.run_id
+        if self.demo.pending:
+            self.demo.settle(False)
+        self.published = None
+
+    # ---- private state -----------------------------------------------------------------------------------------------
+
+    def private_image(self) -> Image:
+        """This peer's momentum and open votes as a file's content, to be read as `image` is."""
+        step, sha256 = self.published or (0, b"")
+        bookkeeping = {"published_step": step, "published": sha256.hex(), "announcement": self.announcement.hex()}
+        self._detach(private=True)
+        own = self.demo.state_dict()
+        if self.local is not None:
+            own["local"] = self.local.state_dict()
+        state = PrivateState(self.run_id, self.layout_digest, self.step, own, bookkeeping)
+        return self._remember(image_of(state, live=self.live), private=True)
+
+    def save_private(self, path: Path) -> None:
+        """This peer's momentum and open votes, atomically, now."""
+        write_private(self.private_image().pieces, path)
+
+    def load_private(self, path: Path) -> bool:
+        """Take the momentum up again; open votes of a step that is decided already go back into it."""
+        state = load_private(path, self.run_id, self.layout_digest)
+        if state is None:
+            return False
+        self._detach(private=True)
+        self.demo.load_state_dict(state.optimizer)
+        if self.local is not None and "local" in state.optimizer:
+            self.local.load_state_dict(state.optimizer["local"])
+        step = state.bookkeeping["published_step"]
+        if self.demo.pending and step <= self.step:
+            self.demo.settle(False)
+        if self.demo.pending:
+            self.published = (step, bytes.fromhex(state.bookkeeping["published"]))
+            self.announcement = bytes.fromhex(state.bookkeeping["announcement"])
+        return True
+
+    def open_payload(self) -> bytes | None:
+        """The payload of votes that an earlier life published and the log has not judged, or None."""
+        votes = self.demo.open_votes
+        if self.published is None or votes is None:
+            return None
+        update = Update(self.published[0], votes.size, votes.payload)
+        data = encode_update(self.run_id, self.layout_digest, update)
+        assert payload_hash(data) == self.published[1], "the open votes are not those that were published"
+        return data

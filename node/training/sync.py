@@ -1,0 +1,66 @@
+"""How a peer gets a state that it does not have: an agreed snapshot, piece by piece, from several holders at once.
+
+Every byte is checked against the agreed root before the model sees it; what is on the disk already is not fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from node.snapshot.pieces import Manifest, open_manifest
+from node.snapshot.store import Receiving, SnapshotStore
+from node.swarm.api import Swarm
+from node.swarm.events import Snapshot
+from protos.errors import Reason, Refusal
+from protos.limits import HASH_BYTES, SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
+
+PULLS_AT_ONCE = 4
+Progress = Callable[[int, int], None]
+
+
+def manifest_bytes(snapshot: Snapshot) -> int:
+    """The size of a snapshot's manifest, which follows from the snapshot's size: every hash has one length."""
+    pieces = -(-snapshot.total_bytes // SNAPSHOT_PIECE_BYTES)
+    if not 0 < pieces <= SNAPSHOT_PIECES_MAX:
+        raise Refusal(Reason.OUT_OF_RANGE, f"snapshot of {snapshot.total_bytes} bytes")
+    blank = bytes(HASH_BYTES)
+    made = Manifest(blank, snapshot.step, blank, blank, snapshot.total_bytes, SNAPSHOT_PIECE_BYTES, (blank,) * pieces)
+    return len(made.encoded)
+
+
+def fetch_snapshot(
+    swarm: Swarm, store: SnapshotStore, snapshot: Snapshot, layout_digest: bytes, progress: Progress
+) -> Manifest:
+    """The manifest of an agreed snapshot, whose file is in the store then. Raises NetworkError or Refusal."""
+    encoded = store.get(snapshot.root)
+    if encoded is None:
+        encoded = swarm.fetch(snapshot.root, manifest_bytes(snapshot), snapshot.holders)
+    manifest = open_manifest(encoded)
+    if manifest.step != snapshot.step or manifest.layout_digest != layout_digest:
+        raise Refusal(Reason.WRONG_LAYOUT, f"the agreed snapshot is of step {manifest.step} and another layout")
+    if store.has(manifest.root):
+        if all(store.piece(manifest.root, index) is not None for index in range(len(manifest.piece_hashes))):
+            return manifest
+        store.delete(manifest.root)  # a piece rotted on this machine's own disk
+    receiving, done = store.receive(manifest), 0
+    try:
+        with ThreadPoolExecutor(PULLS_AT_ONCE, thread_name_prefix="pieces") as pool:
+            pieces = range(len(manifest.piece_hashes))
+            for size in pool.map(lambda index: _piece(swarm, receiving, snapshot, manifest, index), pieces):
+                done += size
+                progress(done, manifest.total_bytes)
+        receiving.finish()
+    finally:
+        receiving.close()
+    return manifest
+
+
+def _piece(swarm: Swarm, receiving: Receiving, snapshot: Snapshot, manifest: Manifest, index: int) -> int:
+    """Make sure that a piece is here; each piece starts with another holder."""
+    digest, size = manifest.piece_hashes[index], manifest.piece_length(index)
+    if not receiving.has(index):
+        turn = index % max(len(snapshot.holders), 1)
+        holders = (*snapshot.holders[turn:], *snapshot.holders[:turn])
+        receiving.put(index, swarm.fetch(digest, size, holders))
+    return size

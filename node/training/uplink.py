@@ -1,0 +1,76 @@
+"""How large this peer's votes are, by what its uplink carries in the time that a step allows. Pure; knows no clock.
+
+A payload's arrival at a typical peer, as the pullers report it, is taken to grow with its bytes. The size moves one place at a
+time: up (more bytes) only when the larger payload is expected to take clearly less than the budget, down as soon as this one
+takes more. Refuses to guess: without reports nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from statistics import median
+
+REPORTS_KEPT = 5
+"""Arrivals and computations that the medians are over."""
+
+ROOM = 0.7
+"""A larger payload must fit into this part of the budget, so that the size does not swing."""
+
+SENT_MAX = 16
+"""Payloads that are out and unheard of."""
+
+
+class VoteSize:
+    """Chooses among `payload_bytes`, from each size (group size or k) to the bytes of its payload."""
+
+    def __init__(self, payload_bytes: Mapping[int, int], size: int, budget: float) -> None:
+        assert size in payload_bytes, f"{size} is none of {sorted(payload_bytes)}"
+        self._bytes = dict(payload_bytes)
+        self._order = sorted(self._bytes, key=lambda choice: self._bytes[choice])
+        self.size = size
+        self._budget = budget
+        self._sent: dict[bytes, int] = {}
+        self._arrivals: deque[float] = deque(maxlen=REPORTS_KEPT)
+        self._computed: deque[float] = deque(maxlen=REPORTS_KEPT)
+
+    def sent(self, sha256: bytes, size: int) -> None:
+        """A payload of `size` is out, of which nobody has said yet how long it took. Of old ones nobody will."""
+        self._sent[sha256] = size
+        while len(self._sent) > SENT_MAX:
+            del self._sent[next(iter(self._sent))]
+
+    def heard(self, milliseconds: Callable[[bytes], float | None]) -> None:
+        """Take in what is known by now of payloads that are out: how long each took, None where nobody said."""
+        for sha256, size in list(self._sent.items()):
+            took = milliseconds(sha256)
+            if took is not None:
+                self.arrived(size, took)
+                del self._sent[sha256]
+
+    def arrived(self, size: int, milliseconds: float) -> None:
+        """A payload of `size` took so long to reach a typical peer. Of another size than the present one: too old."""
+        if size == self.size:
+            self._arrivals.append(milliseconds)
+
+    def computed(self, milliseconds: float) -> None:
+        """A step's own computation took so long; the budget is a part of it."""
+        self._computed.append(milliseconds)
+
+    def choose(self) -> int:
+        """The size for the next step."""
+        if len(self._arrivals) < REPORTS_KEPT or not self._computed:
+            return self.size
+        allowed, took = self._budget * median(self._computed), median(self._arrivals)
+        place = self._order.index(self.size)
+        if took > allowed and place > 0:
+            self._move(place - 1)
+        elif place + 1 < len(self._order):
+            expected = took * self._bytes[self._order[place + 1]] / self._bytes[self.size]
+            if expected < ROOM * allowed:
+                self._move(place + 1)
+        return self.size
+
+    def _move(self, place: int) -> None:
+        self.size = self._order[place]
+        self._arrivals.clear()

@@ -1,0 +1,150 @@
+"""The tree keeps the rules of docs/style.md that can be counted: lengths, links, citations."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+LONG_FILES: dict[str, str] = {}
+"""Files of ours that may be longer, each with the reason."""
+LONG_FUNCTIONS: dict[str, str] = {
+    "node/commands/join.py:join": "a command has as many options as it has, one a line with its help",
+}
+GENERATED = ("_pb2.py", "_pb2_grpc.py")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+CITED_FILE = re.compile(
+    r"(?<![\w./-])(docs/[\w/.-]+\.(?:md|py|png|jsonl|toml)|(?:node|coordinator|protos|deploy)/[\w/.-]+\.(?:py|proto|nft|txt))"
+)
+CITED_DECISION = re.compile(r"\bADRs? (\d+)(?:(?:,| and) (\d+))*")
+
+
+@cache
+def tracked(*endings: str) -> list[Path]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = [ROOT / name for name in listed.splitlines() if name.endswith(endings) and not name.endswith(GENERATED)]
+    return [path for path in found if path.is_file()]
+
+
+def ours() -> list[Path]:
+    return [path for path in tracked(".py") if path.relative_to(ROOT).parts[0] in ("node", "coordinator", "protos")]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_files_fit_on_a_few_screens() -> None:
+    long = {name(path): len(path.read_text().splitlines()) for path in ours()}
+    long = {path: lines for path, lines in long.items() if lines > FILE_LINES_MAX}
+    assert long.keys() == LONG_FILES.keys(), long
+
+
+def test_functions_fit_on_a_screen() -> None:
+    found = {}
+    for path in ours():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > FUNCTION_LINES_MAX:
+                    found[f"{name(path)}:{node.name}"] = lines
+    assert found.keys() == LONG_FUNCTIONS.keys(), found
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        name(path) for path in ours() if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not silent, silent
+
+
+@pytest.mark.parametrize("page", tracked(".md"), ids=name)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    broken = []
+    for target in LINK.findall(text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = page if not path else (page.parent / path).resolve()
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            broken.append(target)
+    assert not broken, broken
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.*)$", page.read_text(), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_what_is_cited_exists() -> None:
+    """Files in docs/ and decisions, in the code and in the pages."""
+    decisions = {int(path.name[:4]) for path in (ROOT / "docs" / "adr").glob("*.md")}
+    lost = []
+    for path in tracked(".py", ".md", ".proto", ".toml"):
+        if path == Path(__file__):
+            continue
+        text = path.read_text()
+        lost += [f"{name(path)}: {cited}" for cited in CITED_FILE.findall(text) if not (ROOT / cited).exists()]
+        for match in CITED_DECISION.finditer(text):
+            numbers = {int(number) for number in re.findall(r"\d+", match.group())}
+            lost += [f"{name(path)}: ADR {number}" for number in sorted(numbers - decisions)]
+        if "OVERLAY.md" in text:
+            lost.append(f"{name(path)}: OVERLAY.md, a page of the founders that is not in the repository")
+    assert not lost, "\n".join(lost)
+
+
+def test_every_decision_is_named_where_it_was_built() -> None:
+    """A module that a decision shaped names it, so that a reader finds the reason from the code."""
+    shaped = [
+        *ours(),
+        *tracked(".proto", "pyproject.toml"),
+        *(path for path in tracked(".py") if "tests/sim/" in name(path)),
+    ]
+    said = " ".join(path.read_text() for path in shaped)
+    cited = {int(number) for match in CITED_DECISION.finditer(said) for number in re.findall(r"\d+", match.group())}
+    decisions = {int(path.name[:4]): path.name for path in (ROOT / "docs" / "adr").glob("*.md")}
+    assert not decisions.keys() - cited, [decisions[number] for number in sorted(decisions.keys() - cited)]
+
+
+RUN_BY = {
+    r"make demo|swarmentum (demo|verify|ledger|status)\b": "tests/system/test_demo.py",
+    r"make (test|check|sim|docs)": ".ci/run",
+    r"swarmentum-coordinator serve": "tests/system/test_coordinator_process.py",
+    r"swarmentum-coordinator run (create|example)": "tests/unit/coordinator/test_planning.py",
+    r"swarmentum-coordinator invite": "tests/system/test_invites.py",
+    r"swarmentum-coordinator peer": "tests/unit/coordinator/test_peers.py",
+    r"swarmentum join": "tests/system/test_life.py",
+    r"swarmentum anchor": "tests/system/test_anchor.py",
+    r"torchrun .* -m node join": "tests/system/test_several_devices.py",
+    r"torchrun .* docs/examples/": "tests/unit/optim/test_torch_optimizer.py",
+    r"python -m tests\.bench": "tests/bench/test_convergence.py",
+    r"python -m tests\.(sim|attack)": ".ci/run",
+    r"pip install": "tests/system/test_wheel.py",
+}
+"""Commands of `console` blocks, and the test that runs them."""
+NOT_RUN = {
+    r"createuser|scp ": "needs machines of one's own; tests/system/test_failover.py does the same with a local PostgreSQL",
+}
+
+
+def test_every_command_of_the_docs_is_run_by_a_test_or_says_why_not() -> None:
+    unknown = []
+    for page in tracked(".md"):
+        for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), flags=re.S | re.M):
+            lines = [line for line in block.splitlines() if line.strip() and not line.startswith(("#", " "))]
+            unknown += [
+                f"{name(page)}: {line}"
+                for line in lines
+                if not any(re.match(pattern, line) for pattern in (*RUN_BY, *NOT_RUN))
+            ]
+    assert not unknown, "\n".join(unknown)
+    assert not [where for where in RUN_BY.values() if not (ROOT / where).exists()]

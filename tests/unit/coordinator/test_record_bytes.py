@@ -1,0 +1,148 @@
+"""Every kind of record keeps its bytes: a journal that was written years ago is read, and the same record is written again.
+
+`record_bytes.json` was written once, by the code before there was a table of kinds. A change to it breaks every journal.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from coordinator.clock.records import (
+    EntryCommitted,
+    Equivocated,
+    Judged,
+    LayoutFixed,
+    PeerExcluded,
+    PeerLeft,
+    PeerReadmitted,
+    Record,
+    SnapshotAgreed,
+    SnapshotFact,
+    TicketMade,
+    TicketRevoked,
+    TicketUsed,
+    TickOpened,
+    Withdrawn,
+)
+from coordinator.store.journal import Journal
+from protos.assignment import Range, Share
+from protos.envelope import Kind, seal
+from protos.equivocation import prove
+from protos.identity import Identity
+from protos.log import Contribution, Entry, Equivocation, Exclusion, Tick, Verdict, entry_body, entry_hash, lr_to_bits
+from protos.ticket import Ticket
+from protos.v1 import log_pb2, update_pb2
+
+COORDINATOR = Identity.from_seed(bytes(32))
+RUN_ID = bytes([7]) * 32
+PINNED = Path(__file__).with_name("record_bytes.json")
+GENESIS = log_pb2.Genesis(format_version=1, config_json="{}", coordinator_public_key=COORDINATOR.public_key)
+
+
+def a(number: int) -> bytes:
+    """32 bytes."""
+    return bytes([number]) * 32
+
+
+def equivocation() -> Equivocation:
+    author = Identity.from_seed(a(5))
+    said = [
+        update_pb2.Announcement(step=3, parent_hash=a(1), payload_sha256=a(payload), payload_bytes=9, samples=4)
+        for payload in (2, 3)
+    ]
+    first, second = (
+        seal(author, Kind.KIND_ANNOUNCEMENT, RUN_ID, body).SerializeToString(deterministic=True) for body in said
+    )
+    return Equivocation(first, second)
+
+
+def verdict(like: bytes = b"") -> Verdict:
+    return Verdict(3, a(1), a(2), a(3), own=1.5, difference=-2.25, overlap=0.5, like=like)
+
+
+def entry() -> EntryCommitted:
+    made = Entry(
+        step=3,
+        parent_hash=a(9),
+        contributions=(Contribution(a(1), a(2), 640, 4, 512, 2.5, 1000, 1),),
+        lr_bits=lr_to_bits(1e-3),
+        parent_state_digest=a(4),
+        returned_samples=(Range(4, 8),),
+        next_sample=12,
+        trials=(Contribution(a(2), a(3), 64, 4, 512, 3.5, 16, 2),),
+        exclusions=(
+            Exclusion(a(6), "too many bad checks", (verdict(),)),
+            Exclusion(a(7), "a word", (), None, by_operator=True),
+        ),
+        readmitted=(a(8),),
+    )
+    body = entry_body(made)
+    return EntryCommitted(made, body, entry_hash(body))
+
+
+def records() -> dict[str, Record]:
+    """At least one of each kind, by a name of its own."""
+    shares = (Share(a(1), 4), Share(a(2), 8))
+    return {
+        "layout": LayoutFixed(a(1), 123_456),
+        "tick": TickOpened(Tick(3, a(9), 2, shares, (Range(0, 12), Range(20, 22)), lr_to_bits(2e-3))),
+        "entry": entry(),
+        "left": PeerLeft(3, a(2)),
+        "snapshot": SnapshotAgreed(SnapshotFact(10, a(3), 5_000_000)),
+        "withdrawn": Withdrawn(10, 17),
+        "judged": Judged(3, (verdict(), verdict(a(4))), (a(2), a(4))),
+        "ticket": TicketMade(Ticket(bytes(range(16)), 1_700_000_000_000, 5, "for Ada", anchor=True)),
+        "used": TicketUsed(bytes(range(16)), a(3)),
+        "revoked": TicketRevoked(bytes(range(16)), with_peers=True),
+        "revoked alone": TicketRevoked(bytes(range(16)), with_peers=False),
+        "equivocated": Equivocated(prove(equivocation(), RUN_ID)),
+        "excluded": PeerExcluded(a(3), "votes from a café, ☕"),
+        "readmitted": PeerReadmitted(a(3)),
+    }
+
+
+def rows_of(journal: Journal) -> list[list[object]]:
+    with journal._engine.connect() as connection:
+        found = connection.execute(sa.text("SELECT kind, step, body FROM records ORDER BY number")).all()
+    return [[row.kind, row.step, bytes(row.body).hex()] for row in found]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> typing.Iterator[Journal]:
+    made = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
+    made.create_run(RUN_ID, GENESIS)
+    yield made
+    made.close()
+
+
+def test_every_kind_of_record_is_pinned() -> None:
+    assert {type(record) for record in records().values()} == set(typing.get_args(Record))
+    assert records().keys() == json.loads(PINNED.read_text()).keys()
+
+
+def test_records_are_written_as_they_always_were(journal: Journal) -> None:
+    journal.append(RUN_ID, *records().values())
+    written = dict(zip(records(), rows_of(journal), strict=True))
+    assert written == json.loads(PINNED.read_text())
+
+
+def test_records_that_were_written_long_ago_are_read(journal: Journal) -> None:
+    insert = sa.text("INSERT INTO records VALUES (:run, :number, :kind, :step, :body)")
+    with journal._engine.begin() as connection:
+        for number, (kind, step, body) in enumerate(json.loads(PINNED.read_text()).values()):
+            row = {"run": RUN_ID, "number": number, "kind": kind, "step": step, "body": bytes.fromhex(body)}
+            connection.execute(insert, row)
+    assert list(journal.records(RUN_ID)) == list(records().values())
+
+
+def test_a_kind_that_nobody_writes_is_an_error(journal: Journal) -> None:
+    with journal._engine.begin() as connection:
+        row = {"run": RUN_ID, "body": b"?"}
+        connection.execute(sa.text("INSERT INTO records VALUES (:run, 0, 'unheard of', 0, :body)"), row)
+    with pytest.raises(ValueError, match="unheard of"):
+        list(journal.records(RUN_ID))

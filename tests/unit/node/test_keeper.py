@@ -1,0 +1,153 @@
+"""What a peer keeps is written behind its training: told when it is on the disk, bounded, and failures are not lost."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from node.archive import files
+from node.archive.record import Recorder, head_of
+from node.snapshot.pieces import Manifest
+from node.snapshot.store import SnapshotStore, StoreFullError
+from node.training.keeper import Keeper
+from node.training.replica import Replica
+from protos.log import SignedEntry
+from tests.unit.node.test_recovery import Log, replica, updates_of
+
+
+def waits(go: threading.Event) -> None:
+    """A disk that takes its time."""
+    assert go.wait(30)
+
+
+class Kept:
+    """A replica that plays a log, and what its keeper told."""
+
+    def __init__(self, folder: Path, steps: int, bytes_max: int = 1 << 30) -> None:
+        self.replica: Replica = replica()
+        self.log = Log(steps)
+        self.store = SnapshotStore(folder / "pieces", bytes_max)
+        self.told: list[tuple[int, bool]] = []
+        self.durable: list[bool] = []
+        self.keeper = Keeper(self.replica, self.store, folder / "private.pt", self.tell, structlog.get_logger())
+
+    def tell(self, manifest: Manifest, kept: bool) -> None:
+        self.told.append((manifest.step, kept))
+        self.durable.append(not kept or self.store.has(manifest.root))
+
+    def plays(self, until: int) -> None:
+        while self.replica.step < until:
+            signed: SignedEntry = self.log.entries[self.replica.step + 1]
+            self.replica.apply(signed, updates_of(signed.entry.step))
+
+
+def test_what_is_written_while_the_replica_goes_on_is_the_state_as_it_was(tmp_path: Path) -> None:
+    """The write waits until the replica is steps further: the bytes are those of the step."""
+    peer, go = Kept(tmp_path, 6), threading.Event()
+    peer.keeper._submit(partial(waits, go), None)
+    for step in (2, 4):
+        peer.plays(step)
+        peer.keeper.snapshot(kept=step == 2)
+        peer.keeper.private()
+    peer.plays(6)
+    assert peer.told == []
+    assert not peer.store.roots()
+    go.set()
+    peer.keeper.flush()
+    assert peer.told == [(2, True), (4, False)]
+    assert all(peer.durable)
+    manifest, data = peer.log.manifests[2]
+    assert peer.store.file(manifest.root).read_bytes() == data
+    assert [m.root for m in peer.keeper.manifests] == [peer.log.manifests[step][0].root for step in (2, 4)]
+    again = replica()
+    assert again.load_private(tmp_path / "private.pt")
+    peer.keeper.close()
+
+
+def test_what_fails_behind_the_training_ends_it(tmp_path: Path) -> None:
+    peer = Kept(tmp_path, 1, bytes_max=100)
+    peer.keeper.snapshot(kept=True)
+    with pytest.raises(StoreFullError, match="0 bytes are used and"):
+        peer.keeper.flush()
+    with pytest.raises(StoreFullError):
+        peer.keeper.check()
+    assert peer.told == []
+    peer.keeper.close()
+
+
+def test_a_slow_disk_leaves_a_snapshot_out_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.training.keeper.WAITING_BYTES_MAX", 1000)
+    peer, go = Kept(tmp_path, 6), threading.Event()
+    peer.keeper._submit(partial(waits, go), None)
+    for step in (2, 4, 6):
+        peer.plays(step)
+        peer.keeper.snapshot(kept=True)
+    go.set()
+    peer.keeper.flush()
+    peer.keeper.snapshot(kept=True)
+    peer.keeper.flush()
+    assert [step for step, kept in peer.told if kept] == [2, 6]
+    peer.keeper.close()
+
+
+def test_a_snapshot_that_is_known_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A joiner packed its state twice at its start."""
+    peer = Kept(tmp_path, 2)
+    peer.plays(2)
+    peer.keeper.snapshot(kept=True)
+    peer.keeper.flush()
+
+    def never(*_: Any) -> None:
+        raise AssertionError("it was computed again")
+
+    monkeypatch.setattr(Replica, "image", never)
+    peer.keeper.snapshot(kept=True)
+    assert peer.told == [(2, True), (2, True)]
+    assert peer.keeper.root() == peer.log.manifests[2][0].root
+    peer.keeper.close()
+
+
+def test_kill_at_any_moment_leaves_what_was_told(tmp_path: Path) -> None:
+    """A new store on the same folder has every snapshot that the coordinator heard of."""
+    peer = Kept(tmp_path, 4)
+    found: list[tuple[int, bool]] = []
+    peer.keeper._stored = lambda manifest, kept: found.append(
+        (manifest.step, manifest.root in SnapshotStore(tmp_path / "pieces", 1 << 30).roots())
+    )
+    for step in (2, 4):
+        peer.plays(step)
+        peer.keeper.snapshot(kept=True)
+        peer.keeper.flush()
+    assert found == [(2, True), (4, True)]
+    peer.keeper.close()
+
+
+def test_an_archive_is_recorded_behind_the_training_and_can_be_replayed(tmp_path: Path) -> None:
+    """Each segment begins with the state of its step, however far the replica is when it is written."""
+    peer, go = Kept(tmp_path, 6), threading.Event()
+    room = 4 * sum(tensor.numel() for tensor in peer.replica.state.values())
+    recorder = Recorder(tmp_path / "archive", 2 * room, b"genesis", peer.replica)
+    recorder.begin(peer.replica)
+    recorder._segment_bytes_max = 1  # a segment for each step
+    peer.keeper._submit(partial(waits, go), None)
+    for step in range(1, 7):
+        peer.plays(step)
+        if step == 3:
+            go.set()
+            peer.keeper.flush()
+        peer.keeper.archive(recorder, peer.log.entries[step], (), {})
+    peer.keeper.flush()
+    recorder.close()
+    found = files.segments(tmp_path / "archive")
+    assert len(found) > 1
+    for segment in found:
+        manifest, data = peer.log.manifests[segment.step]
+        assert segment.path(files.STATE).read_bytes() == data
+        assert segment.path(files.MANIFEST).read_bytes() == manifest.encoded
+    assert head_of(found[-1]) == 6
+    peer.keeper.close()

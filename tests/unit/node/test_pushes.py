@@ -1,0 +1,199 @@
+"""Pushed votes: what a member of the roster announced itself is kept; everything else is refused, and nothing is kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+
+from node.blobs.blobs import WireBytes
+from node.blobs.payloads import Payloads
+from node.swarm import pushes
+from node.swarm.announcements import Announcements
+from node.swarm.counters import Counters
+from node.swarm.facts import Held
+from node.swarm.gossip import Topic
+from node.swarm.inbox import Inbox
+from node.swarm.outbox import Outbox
+from node.swarm.pulls import Pulls
+from node.swarm.pushes import TAKEN, Pusher, PushServer
+from node.swarm.runtime import Runtime
+from node.swarm.view import View
+from protos.assignment import Range, Share
+from protos.envelope import Kind, seal
+from protos.errors import NetworkError
+from protos.identity import Identity
+from protos.log import Tick
+from protos.v1 import update_pb2
+
+RUN = b"r" * 32
+ADA, BOB, EVE, RELAY = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3, 4))
+VOTES = b"votes" * 100
+SECONDS_MAX = 20
+
+
+class AnyDoor:
+    bytes_max = 1 << 20
+
+    def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Any:
+        return None
+
+
+def announced(author: Identity, data: bytes = VOTES, step: int = 1) -> bytes:
+    body = update_pb2.Announcement(
+        step=step, parent_hash=RUN, payload_sha256=hashlib.sha256(data).digest(), payload_bytes=len(data)
+    )
+    return seal(author, Kind.KIND_ANNOUNCEMENT, RUN, body).SerializeToString()
+
+
+def framed(envelope: bytes, data: bytes) -> bytes:
+    return len(envelope).to_bytes(4, "big") + envelope + len(data).to_bytes(4, "big") + data
+
+
+@dataclass
+class Receiver:
+    """BOB's side of a step whose roster is ADA and BOB; nobody can be pulled from."""
+
+    payloads: Payloads
+    outbox: Outbox
+    server: PushServer
+    refused: list[str] = field(default_factory=list)
+
+    async def push(self, remote: Identity, *parts: bytes) -> bytes:
+        """What comes back for these bytes on one stream, until it ends or waits for more."""
+        reader, back = asyncio.StreamReader(), mock.Mock(drain=mock.AsyncMock())
+        answers: list[bytes] = []
+        back.write.side_effect = answers.append
+        reader.feed_data(b"".join(parts))
+        reader.feed_eof()
+        async with asyncio.timeout(SECONDS_MAX):
+            await self.server.handle(remote.peer_id, reader, back)
+        return b"".join(answers)
+
+
+@asynccontextmanager
+async def receiving(folder: Path) -> AsyncIterator[Receiver]:
+    view = View(RUN, EVE.public_key)
+    roster = tuple(Share(key, 1) for key in sorted((ADA.public_key, BOB.public_key)))
+    view.tick = Tick(1, RUN, 1, roster, (Range(0, 2),), 0)
+    counters, payloads, outbox = Counters(), Payloads(folder), Outbox()
+    runtime = Runtime(BOB.public_key, mock.AsyncMock(), counters, view)
+    fetcher = mock.Mock(fetch=mock.AsyncMock(side_effect=NetworkError("nobody to ask")))
+    pulls = Pulls(fetcher, payloads, view, mock.Mock(newest=None), runtime, 1.0)
+    announcements = Announcements(BOB.public_key, Inbox(RUN), pulls, AnyDoor(), outbox, view, runtime)
+    announcements.open_step(view.tick)
+    found = Receiver(payloads, outbox, cast(PushServer, None))
+    found.server = PushServer(
+        announcements, view, pulls.taken, WireBytes(), lambda refusal: found.refused.append(refusal.reason.value)
+    )
+    yield found
+    await runtime.stop()
+
+
+async def held(receiver: Receiver) -> None:
+    async with asyncio.timeout(SECONDS_MAX):
+        while not receiver.outbox.holdings:
+            await asyncio.sleep(0)
+
+
+async def test_what_its_author_pushes_is_held_without_a_pull(tmp_path: Path) -> None:
+    async with receiving(tmp_path) as bob:
+        assert await bob.push(ADA, framed(announced(ADA), VOTES)) == TAKEN
+        sha256 = hashlib.sha256(VOTES).digest()
+        assert bob.payloads.get(sha256) == VOTES
+        await held(bob)
+        assert bob.outbox.holdings == {Held(ADA.public_key, sha256): 1}
+        assert not bob.refused
+
+
+async def test_a_second_push_is_answered_and_changes_nothing(tmp_path: Path) -> None:
+    async with receiving(tmp_path) as bob:
+        assert await bob.push(ADA, framed(announced(ADA), VOTES), framed(announced(ADA), b"x" * 500)) == 2 * TAKEN
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("remote", "envelope", "data", "reason"),
+    [
+        (EVE, announced(EVE), VOTES, "unknown_signer"),  # not in the roster
+        (ADA, announced(BOB), VOTES, "unknown_signer"),  # another's words
+        (ADA, announced(ADA), b"other" * 100, "hash_mismatch"),
+        (ADA, announced(ADA), VOTES + b"x", "out_of_range"),
+        (ADA, announced(ADA, step=9_999), VOTES, "wrong_step"),
+        (ADA, b"\xff" * 100, VOTES, "malformed"),
+        (ADA, b"x" * 1_000, VOTES, "too_large"),
+        (ADA, announced(ADA), bytes(pushes.PUSHED_BYTES_MAX + 1), "too_large"),
+    ],
+)
+async def test_nothing_else_is_kept(
+    tmp_path: Path, remote: Identity, envelope: bytes, data: bytes, reason: str
+) -> None:
+    async with receiving(tmp_path) as bob:
+        assert await bob.push(remote, framed(envelope, data)) == b""
+        assert bob.refused == [reason]
+        assert not list(tmp_path.iterdir())
+
+
+async def test_pushes_of_one_author_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pushes, "PUSHES_MAX_AT_ONCE", 3)
+    monkeypatch.setattr(pushes, "PUSH_MS", 10_000)
+    async with receiving(tmp_path) as bob:
+        assert await bob.push(ADA, *[framed(announced(ADA), VOTES)] * 5) == 3 * TAKEN
+        assert bob.refused == ["too_many"]
+
+
+def pusher(said: list[bytes], *, answers: bool) -> tuple[Pusher, list[bytes]]:
+    """ADA, connected to BOB and in a roster with it; what BOB was sent."""
+    sent: list[bytes] = []
+
+    async def open_stream(_key: bytes, _protocol: str) -> tuple[Any, Any]:
+        if not answers:
+            raise NetworkError("nobody is there")
+        reader, writer = mock.Mock(readexactly=mock.AsyncMock(return_value=TAKEN)), mock.Mock(drain=mock.AsyncMock())
+        writer.write.side_effect = sent.append
+        return reader, writer
+
+    async def say(envelope: bytes) -> None:
+        said.append(envelope)
+
+    view = View(RUN, EVE.public_key)
+    roster = tuple(Share(key, 1) for key in sorted((ADA.public_key, BOB.public_key)))
+    view.tick = Tick(1, RUN, 1, roster, (Range(0, 2),), 0)
+    here = {BOB.peer_id: True, RELAY.peer_id: True}
+    host = mock.Mock(
+        open=open_stream,
+        identity=ADA,
+        connected=mock.AsyncMock(return_value=here),
+        subscribers=mock.AsyncMock(return_value={BOB.peer_id}),
+    )
+    topic = Topic(host, RUN, view, mock.Mock())
+    topic.say = say  # type: ignore[method-assign]
+    return Pusher(host, view, WireBytes(), topic), sent
+
+
+async def test_nobody_gossips_what_all_have(tmp_path: Path) -> None:
+    """A relay is connected, and listens to no topic: it is not pushed to, and nothing is gossiped for it."""
+    said: list[bytes] = []
+    ada, sent = pusher(said, answers=True)
+    for _ in range(3):  # said again while the step is open
+        await ada.publish(announced(ADA), VOTES)
+    assert sent == [framed(announced(ADA), VOTES)]
+    assert said == []
+
+
+async def test_who_cannot_be_pushed_to_hears_it_by_gossip() -> None:
+    said: list[bytes] = []
+    ada, sent = pusher(said, answers=False)
+    await ada.publish(announced(ADA), VOTES)
+    assert (sent, said) == ([], [announced(ADA)])
+    large = bytes(pushes.PUSHED_BYTES_MAX + 1)
+    ada, sent = pusher(said, answers=True)
+    await ada.publish(announced(ADA, large), large)
+    assert (sent, said[1:]) == ([], [announced(ADA, large)])

@@ -1,0 +1,41 @@
+"""The example of run.toml is made from the settings, so every key of it can be used."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from protos.example import example, settings_of
+from protos.run_config import RunConfig
+
+
+def test_the_example_changes_nothing() -> None:
+    assert RunConfig.model_validate(tomllib.loads(example(RunConfig))) == RunConfig()
+
+
+def test_every_line_of_it_can_be_used() -> None:
+    """Without their `#`, the keys that have a default say the defaults."""
+    keys = {f"# {it.key} = {it.default}" for it in settings_of(RunConfig) if it.default}
+    used = "\n".join(line.removeprefix("# ") if line in keys else line for line in example(RunConfig).splitlines())
+    values = tomllib.loads(used)
+    assert RunConfig.model_validate(values) == RunConfig()
+    assert values["clock"]["steps"] == RunConfig().clock.steps
+    assert values["optimizer"]["base"]["name"] == "sign"
+
+
+def test_bounds_and_choices_are_told() -> None:
+    found = {f"{it.table}.{it.key}": it for it in settings_of(RunConfig)}
+    assert found["clock.min_peers"].allowed.startswith("at least 1, at most 2,")
+    assert found["admission.mode"].allowed == '"open" or "allow_list" or "invite"'
+    assert found["model.factory"].default == ""
+
+
+def test_a_setting_without_a_word_is_refused() -> None:
+    class Silent(BaseModel):
+        model_config = ConfigDict(use_attribute_docstrings=True)
+        key: int = 1
+
+    with pytest.raises(ValueError, match=r"Silent\.key has no docstring"):
+        example(Silent)

@@ -1,0 +1,62 @@
+"""Both sides of a call agree about its errors: the status that the coordinator answers means the same to its caller."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from coordinator.serving.calls import STATUS, DeclinedError, NoSessionError, NotAdmittedError, StandsByError, status_of
+from coordinator.serving.calls import UnknownRunError as UnknownRun
+from coordinator.serving.reading import BusyError as TooMany
+from coordinator.serving.streams import BehindError as Behind
+from coordinator.serving.streams import FullError, NotJoinedError
+from coordinator.store.journal import FencedError, JournalError
+from protos.errors import NetworkError, Reason, Refusal, RefusedError, SwarmentumError
+from protos.status import BehindError, BusyError, SessionLostError, error_of
+
+MEANINGS: dict[type[SwarmentumError], type[SwarmentumError]] = {
+    Refusal: RefusedError,
+    UnknownRun: RefusedError,
+    NotAdmittedError: RefusedError,
+    FullError: RefusedError,
+    DeclinedError: RefusedError,
+    NoSessionError: SessionLostError,
+    NotJoinedError: SessionLostError,
+    Behind: BehindError,
+    TooMany: BusyError,
+    StandsByError: NetworkError,
+    JournalError: NetworkError,
+}
+
+
+class Failed(grpc.RpcError):  # type: ignore[misc]
+    def __init__(self, code: grpc.StatusCode) -> None:
+        super().__init__()
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "because"
+
+
+@pytest.mark.parametrize("kind", STATUS, ids=lambda kind: kind.__name__)
+def test_a_status_means_to_the_caller_what_the_coordinator_meant(kind: type[SwarmentumError]) -> None:
+    found = error_of(Failed(STATUS[kind]))
+    assert type(found) is MEANINGS[kind]
+    assert str(found).endswith(": because")
+
+
+def test_every_error_of_a_call_has_a_meaning() -> None:
+    assert STATUS.keys() == MEANINGS.keys()
+
+
+def test_a_subclass_has_the_status_of_its_parent() -> None:
+    assert status_of(FencedError("x")) == grpc.StatusCode.UNAVAILABLE
+    assert status_of(Refusal(Reason.MALFORMED, "x")) == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED])
+def test_a_status_that_no_error_has_may_pass(code: grpc.StatusCode) -> None:
+    assert type(error_of(Failed(code))) is NetworkError

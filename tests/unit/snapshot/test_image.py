@@ -1,0 +1,61 @@
+"""The file of live tensors is the file that safetensors writes, whenever it is read."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+from torch import Tensor
+
+from node.snapshot.image import Image
+
+names = st.text(min_size=1, max_size=12).filter(lambda name: name != "__metadata__" and name.isprintable())
+shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    layout=st.dictionaries(names, st.tuples(shapes, st.sampled_from([torch.float32, torch.uint8, torch.int64]))),
+    piece=st.integers(1, 70),
+    read=st.integers(0, 12),
+)
+def test_it_has_the_bytes_of_safetensors_and_keeps_them(
+    layout: dict[str, tuple[tuple[int, ...], torch.dtype]], piece: int, read: int
+) -> None:
+    state: dict[str, Tensor] = {name: torch.randint(0, 200, shape).to(dtype) for name, (shape, dtype) in layout.items()}
+    whole = save({name: tensor.clone() for name, tensor in state.items()})
+    image = Image(state)
+    assert image.total_bytes == len(whole)
+    pieces, found = image.pieces(piece), list[bytes]()
+    for _, part in zip(range(read), pieces, strict=False):
+        found.append(bytes(part))
+    image.detach()
+    for tensor in state.values():
+        tensor.add_(1)
+    found += [bytes(part) for part in pieces]
+    assert b"".join(found) == whole
+    assert image.detached
+    assert all(len(part) == piece for part in found[:-1])
+
+
+def test_tied_tensors_are_there_once_and_strided_ones_whole() -> None:
+    base = torch.randn(4, 6)
+    whole = save({"a": base.clone(), "t": base.t().contiguous()})
+    assert b"".join(map(bytes, Image({"a": base, "b": base, "t": base.t()}).pieces(7))) == whole
+
+
+def test_a_state_that_changes_all_the_time_is_read_as_it_was() -> None:
+    """A reader on another thread, and a writer that detaches before each change."""
+    tensor = torch.zeros(300_000)
+    for turn in range(20):
+        tensor.fill_(turn)
+        image, found = Image({"t": tensor}), list[bytes]()
+        reader = threading.Thread(target=lambda image=image, found=found: found.extend(map(bytes, image.pieces(4096))))
+        reader.start()
+        image.detach()
+        tensor.fill_(-1.0)
+        reader.join()
+        assert b"".join(found) == save({"t": torch.full((300_000,), float(turn))})
