@@ -19,17 +19,20 @@ ERROR_LINE_CHARACTERS_MAX = 4096
 
 
 def configure_logging(*, as_json: bool, verbose: bool = False) -> None:
-    """Structured logs on stderr (JSON lines, or aligned text); stdout stays for results. Called by commands only."""
-    renderer = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
+    """Structured logs on stderr (JSON lines, or aligned text); stdout stays for results. Called by commands only.
+
+    A traceback is plain text. structlog's default with rich prints the values of all local variables, too: private keys
+    may be among them, and big ones hold the event loop up for many seconds.
+    """
+    colors = sys.stderr.isatty()
+    console = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *([] if as_json else [_printable_values]),
-            renderer,
+            *([structlog.processors.format_exc_info] if as_json else [_printable_values]),
+            structlog.processors.JSONRenderer() if as_json else console,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),

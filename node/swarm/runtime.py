@@ -28,6 +28,7 @@ class Runtime:
         self.log = structlog.get_logger("swarm").bind(peer=short(public_key))
         self.tasks: set[asyncio.Task[Any]] = set()
         self._view = view
+        self._has_failed = False
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task; if it fails, so does the session."""
@@ -50,10 +51,11 @@ class Runtime:
         self.log.debug("refused", step=self._view.step, why=str(refusal))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        """Our own mistakes end the peer with their traceback, never silently."""
+        """Our own mistakes end the peer with their traceback, never silently; what follows from the first is not said."""
         self.tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
+        if task.cancelled() or (error := task.exception()) is None or self._has_failed:
             return
+        self._has_failed = True
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, SwarmentumError):

@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 from node.blobs.payloads import Payloads
+from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm.session import Outside, build
 from node.wire.codec import payload_hash
@@ -49,7 +50,8 @@ def session(folder: Path, coordinator: Coordinator, *, commits_first: bool) -> A
     async def emit(event: object) -> None:
         raise AssertionError(event)
 
-    host = mock.Mock(publish=mock.AsyncMock(), connected=mock.AsyncMock(return_value={}))
+    host = mock.create_autospec(Host, instance=True)
+    host.identity, host.connected.return_value, host.subscribers.return_value = ADA, {}, set()
     outside = Outside(host=lambda *_: host, client=lambda *_: coordinator)  # type: ignore[arg-type,return-value]
     made = build(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
                    Payloads(folder / "payloads"), emit, outside)  # fmt: skip

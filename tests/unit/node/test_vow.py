@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from node.blobs.payloads import Payloads
+from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm.facts import Held, Published
 from node.swarm.outbox import Outbox
@@ -35,7 +36,8 @@ def session(folder: Path) -> Any:
         raise AssertionError(event)
 
     async def make() -> Session:
-        host = mock.Mock(publish=mock.AsyncMock(), connected=mock.AsyncMock(return_value={}))
+        host = mock.create_autospec(Host, instance=True)
+        host.identity, host.connected.return_value, host.subscribers.return_value = ADA, {}, set()
         return build(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
                        Payloads(folder / "payloads"), emit, Outside(host=lambda *_: host))  # fmt: skip
 
