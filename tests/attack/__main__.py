@@ -73,13 +73,16 @@ def attacked(swarm: LocalSwarm, name: str, what: str, seconds: float, calm_secon
     command = [*GUARD, str(os.getpid()), sys.executable, "-m", "tests.attack.one"]
     pid = str(swarm.processes["coordinator"].child.pid)
     before, began = head(swarm), time.monotonic()
-    done = subprocess.run(
-        [*command, name, swarm.link, str(swarm.folder), str(seconds), pid],
-        capture_output=True,
-        text=True,
-        timeout=10 * seconds + 120,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*command, name, swarm.link, str(swarm.folder), str(seconds), pid],
+            capture_output=True,
+            text=True,
+            timeout=10 * seconds + 120,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        return Result(name, what, calm, 0.0, False, f"the attacker did not end within {error.timeout:.0f} s")
     rate = (head(swarm) - before) / (time.monotonic() - began)
     words = done.stdout.strip() or done.stderr.strip()[-300:]
     return Result(name, what, calm, rate, done.returncode == 0 and goes_on(swarm), words)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,19 @@ class Target:
 
 
 _numbers = itertools.count(1)
+END_SECONDS = 10.0
+
+
+async def together(work: list[Coroutine[Any, Any, Any]], seconds: float) -> None:
+    """Run all of it for about `seconds`, then cancel the rest: of thousands of calls, gRPC lost the end of one now and then."""
+    tasks = [asyncio.ensure_future(part) for part in work]
+    done, late = await asyncio.wait(tasks, timeout=seconds + END_SECONDS)
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late, timeout=END_SECONDS)
+    for task in done:
+        task.result()
 
 
 class Attack(Protocol):

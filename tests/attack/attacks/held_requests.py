@@ -7,7 +7,7 @@ import time
 
 import grpc
 
-from tests.attack.base import Target
+from tests.attack.base import Target, together
 
 CHANNELS = 40
 CALLS_A_CHANNEL = 100
@@ -47,7 +47,7 @@ async def _hold(target: Target, seconds: float) -> str:
 
     async def channel() -> None:
         async with target.channel() as opened:
-            await asyncio.gather(*(hold(opened, number) for number in range(CALLS_A_CHANNEL)))
+            await together([hold(opened, number) for number in range(CALLS_A_CHANNEL)], seconds)
 
     await asyncio.gather(*(channel() for _ in range(CHANNELS)))
     return f"{CHANNELS * CALLS_A_CHANNEL} calls held; ended by the other side: {ended}"

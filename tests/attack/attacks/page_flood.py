@@ -9,7 +9,7 @@ import grpc
 
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
-from tests.attack.base import Target
+from tests.attack.base import Target, together
 
 CHANNELS = 10
 CALLS_A_CHANNEL = 60
@@ -43,7 +43,7 @@ async def _flood(target: Target, seconds: float) -> str:
     async def channel() -> None:
         async with target.channel() as opened:
             stub = rpc.CoordinatorServiceStub(opened)
-            await asyncio.gather(*(ask(stub, number) for number in range(CALLS_A_CHANNEL)))
+            await together([ask(stub, number) for number in range(CALLS_A_CHANNEL)], seconds)
 
     await asyncio.gather(*(channel() for _ in range(CHANNELS)))
     return f"{answered / seconds:.0f} calls a second answered, {refused / seconds:.0f} refused"

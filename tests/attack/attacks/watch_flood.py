@@ -8,7 +8,7 @@ import time
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.attack.base import Target
+from tests.attack.base import Target, together
 
 STREAMS = 4200
 RETRY_SECONDS = 2.0
@@ -37,7 +37,7 @@ async def _flood(target: Target, seconds: float) -> str:
                     refused += error.code() != grpc.StatusCode.DEADLINE_EXCEEDED
                     await asyncio.sleep(min(RETRY_SECONDS, left))
 
-        await asyncio.gather(*(watch() for _ in range(STREAMS)))
+        await together([watch() for _ in range(STREAMS)], seconds)
     return f"{STREAMS} Watch streams asked for, {answered} answered, {refused} refused"
 
 
