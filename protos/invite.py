@@ -13,6 +13,9 @@ from protos.limits import HASH_BYTES, INVITE_BYTES_MAX, PUBLIC_KEY_BYTES
 from protos.ticket import open_ticket
 from protos.v1 import log_pb2
 
+AROUND_A_LINK = "\"'`<>()[]{}.,;:!?\u00ab\u00bb\u2018\u2019\u201c\u201d"
+"""What people and programs put before and after a link; base64url has none of it."""
+
 SCHEME = "swarmentum://"
 # More addresses than this make a link that nobody wants to copy.
 COORDINATORS_MAX = 8
@@ -47,8 +50,11 @@ class Invite:
 
     @staticmethod
     def parse(link: str) -> Invite:
-        """Read a link; OperatorError says what is wrong with it."""
-        text = link.strip()
+        """Read a link; OperatorError says what is wrong with it.
+
+        A link that was copied out of a chat or a page may have line breaks, spaces, quotes or a full stop: none is of the link.
+        """
+        text = "".join(link.split()).strip(AROUND_A_LINK)
         if not text.startswith(SCHEME) or len(text) > INVITE_BYTES_MAX:
             raise OperatorError(f"not an invite link: it starts with {SCHEME}, got {text[:32]!r}")
         coded = text.removeprefix(SCHEME)

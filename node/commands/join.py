@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -31,6 +32,8 @@ from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
 
 if TYPE_CHECKING:
     from node.config import PeerSettings
+
+NAME_CHARACTERS_MAX = 64
 
 
 @leaving_at_once()  # a signal ends the program at once, until it has something to save and handles signals itself
@@ -105,8 +108,11 @@ def join(
     # A donor's machine has other work too, so waiting threads sleep instead of spinning. OpenMP reads this when torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure_logging(as_json=as_json, verbose=verbose)
-    from node.config import load_settings
     from node.ranks.launch import launched
+
+    launch = launched(os.environ)
+    link = _read(invite, invite_file, as_json=as_json) if launch is None or not launch.rank else ""
+    from node.config import load_settings
 
     settings = load_settings(
         home=home,
@@ -133,18 +139,30 @@ def join(
         allow_data=allow_data or None,
         yes=yes or None,
     )
-    launch = launched(os.environ)
     if launch is not None and launch.rank:
         from node.ranks.follow import follow
 
         follow(launch, settings)
         return
-    _take_part(invite, invite_file, settings, export, as_json=as_json)
+    _take_part(link, settings, export, as_json=as_json)
+
+
+def _read(invite: str | None, invite_file: Path | None, *, as_json: bool) -> str:
+    """The link, checked and answered on the screen at once: torch takes seconds to load, a damaged link none to see."""
+    from node.commands.person import link_from
+    from protos.invite import Invite
+    from protos.text import printable
+
+    link = link_from(invite, invite_file)
+    told = Invite.parse(link)
+    if not as_json:
+        name, coordinators = printable(told.run_name, NAME_CHARACTERS_MAX), ", ".join(told.coordinators)
+        print(f"Run {name}: loading torch, then asking {printable(coordinators, 200)} ...", file=sys.stderr, flush=True)
+    return link
 
 
 def _take_part(
-    invite: str | None,
-    invite_file: Path | None,
+    link: str,
     settings: PeerSettings,
     export: Path | None,
     *,
@@ -155,8 +173,6 @@ def _take_part(
     from node.app import join as join_run
     from node.commands import person
     from node.commands.consent import Request, must_ask
-
-    link = person.link_from(invite, invite_file)
 
     def agree(asked: Request) -> None:
         if not as_json:
@@ -206,6 +222,7 @@ def anchor(
     need_node_extra()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure_logging(as_json=as_json, verbose=verbose)
+    link = _read(invite, invite_file, as_json=as_json)
     from node.config import load_settings
 
     settings = load_settings(
@@ -223,4 +240,4 @@ def anchor(
         allow_data=allow_data or None,
         yes=yes or None,
     )
-    _take_part(invite, invite_file, settings, None, as_json=as_json, anchor=True)
+    _take_part(link, settings, None, as_json=as_json, anchor=True)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from node.commands.consent import Request
 from protos.errors import OperatorError, StoppedError
 from protos.limits import INVITE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from node.commands.consent import Request
 
 STDIN = "-"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-
-from node.model.device import DeviceError
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ def launched(environment: Mapping[str, str]) -> Launch | None:
 
 def rank_device(launch: Launch, name: str) -> torch.device:
     """The device of a rank for the setting `device`: `auto`, `cpu` or `cuda`, which is its own of the machine's."""
+    import torch  # takes seconds: a command that only asks which rank it is does without
+
+    from node.model.device import DeviceError
+
     if name not in {"auto", "cpu", "cuda"}:
         raise DeviceError(
             f"device = {name!r}: of {launch.ranks} ranks each takes a device of its own; choose auto, cuda or cpu "

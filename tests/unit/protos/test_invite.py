@@ -32,6 +32,16 @@ def test_round_trip(invite: Invite) -> None:
     assert not set(link) & set(" \t\"'$&;|<>()*?!`\\"), "a shell changes nothing in it"
 
 
+@pytest.mark.parametrize(
+    "pasted", ["'{}'", '"{}"', "{}.", "<{}>", "({}),", "`{}`", "\u201c{}\u201d", " {}\r\n", "\u00ab {} \u00bb"]
+)
+def test_what_surrounds_a_pasted_link_is_not_of_it(pasted: str) -> None:
+    link = INVITE.link()
+    assert Invite.parse(pasted.format(link)) == INVITE
+    broken = link[:40] + "\n" + link[40:70] + " \r\n  " + link[70:]
+    assert Invite.parse(pasted.format(broken)) == INVITE
+
+
 @given(at=st.integers(0, 1 << 16), character=st.characters(codec="utf-8"))
 @deterministic
 def test_damage_is_told(at: int, character: str) -> None:
