@@ -22,6 +22,8 @@ BLOCK_PLACES_PART = 1 / 8
 BLOCK_PLACES_MIN = 8
 # A peer that has not got the state after this time may lose its place to another peer, if the run is full.
 SYNCING_MS_MAX = 30 * 60_000
+# Nor does a peer that its owner paused keep a place for longer than this.
+PAUSED_MS_MAX = 60 * 60_000
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def room(run: Run, public_key: bytes, network: str, now_ms: int, *, anchor: bool
     """Whether a place is free for this peer. Anchors need none.
 
     In a full run, or a full block of network addresses, a peer with accepted votes takes the place of a peer without. Any
-    peer takes the place of one that has been getting the state for longer than SYNCING_MS_MAX.
+    peer takes the place of one that has been getting the state for longer than SYNCING_MS_MAX, or has been paused for longer
+    than PAUSED_MS_MAX.
     """
     if anchor:
         return Room(True, "anchors need no place")
@@ -114,7 +117,7 @@ def room(run: Run, public_key: bytes, network: str, now_ms: int, *, anchor: bool
     before = run.peers.get(public_key)
     victim = _gives_way(present, now_ms, accepted=before is not None and before.votes_accepted > 0)
     if victim is not None:
-        return Room(True, "a peer without accepted votes gives its place", victim.public_key)
+        return Room(True, "a peer with less claim to it gives its place", victim.public_key)
     return Room(False, text.format(len(present), most))
 
 
@@ -125,6 +128,10 @@ def _gives_way(present: list[Peer], now_ms: int, *, accepted: bool) -> Peer | No
         idle = [
             peer for peer in idle if peer.phase is PeerPhase.SYNCING and now_ms - peer.syncing_since_ms > SYNCING_MS_MAX
         ]
+    paused = [(peer.paused_since_ms, peer.public_key) for peer in present if peer.paused_since_ms is not None]
+    if paused and now_ms - min(paused)[0] > PAUSED_MS_MAX:
+        longest = min(paused)[1]
+        return next(peer for peer in present if peer.public_key == longest)
     return max(idle, key=lambda peer: (peer.syncing_since_ms, peer.public_key), default=None)
 
 

@@ -76,7 +76,7 @@ def agree_snapshot(run: Run, at_step: int) -> Outcome:
     The snapshot of step 0 fixes the layout, too, if nothing has yet.
     """
     reports = run.reported_snapshots.get(at_step, {})
-    if at_step == 0 and not run.anchored and len(run.ready) < run.config.clock.min_peers:
+    if at_step == 0 and not run.anchored and len(run.trainers) < run.config.clock.min_peers:
         return run, []  # the first peers do not decide alone
     members = electorate.electors(run, at_step)
     if not run.layout_digest:

@@ -47,7 +47,7 @@ def eligible(run: Run, step: int) -> set[bytes]:
     if run.anchored:
         return run.anchors_here
     if step == 0:
-        return {peer.public_key for peer in run.ready}
+        return {peer.public_key for peer in run.trainers}
     voted = run.voted.get(step)
     if voted is None:
         return set()

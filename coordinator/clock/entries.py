@@ -98,6 +98,8 @@ def _paced(run: Run, current: OpenStep, counted: Iterable[bytes]) -> Run:
     """Roster members that missed the step get a smaller share of the next, and are waited for more rarely."""
     counted, peers = set(counted), dict(run.peers)
     for key in current.tick.places.keys() & peers.keys():
+        if peers[key].is_paused:
+            continue  # its owner's wish is no fault
         awaited = not current.rarely & current.bit(key)
         peers[key] = rules.paced(peers[key], counted=key in counted, awaited=awaited)
     return replace(run, peers=peers)

@@ -94,6 +94,8 @@ class Reported:
     abstained: tuple[int, str] | None = None
     """The step for which the peer has no votes and will have none, and the reason, in printable text."""
     held: HeldPlaces | None = None
+    paused: bool | None = None
+    """Whether the peer's owner has paused it; None: as before."""
 
 
 @dataclass(frozen=True)

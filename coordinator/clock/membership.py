@@ -37,6 +37,7 @@ def joined(run: Run, event: JoinAsked, now_ms: int) -> Outcome:
         addresses=event.addresses,
         applied_step=-1,
         state_digest=b"",
+        paused_since_ms=None,
     )
     run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.ABSENT))
     if event.anchor and not run.layout_digest:

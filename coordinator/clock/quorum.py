@@ -101,14 +101,14 @@ def should_close(run: Run, step: OpenStep, now_ms: int) -> tuple[bool, str]:
     abstained = sum(1 << step.tick.places[key] for key in step.abstained if key not in step.claims)
     asked = deciders(run, step, now_ms) & ~abstained
     if not asked and abstained:
-        return False, _all_abstain(step)
+        return False, _all_abstain(run, step)
     prompt = asked & ~step.rarely
     least = min(clock.min_peers, asked.bit_count() if run.config.trust.enabled else len(roster))
     enough = prompt.bit_count() >= least and not clock.strict
     awaited = (prompt if enough else asked) & ~step.counted
     votes, deciding = step.counted.bit_count(), (step.counted & asked).bit_count()
     if not awaited and deciding:
-        newcomers = everyone(step) & ~asked & ~step.gone & ~step.rarely & ~step.counted
+        newcomers = everyone(step) & ~(asked | abstained | step.gone | step.rarely | step.counted)
         if newcomers and now_ms < newcomers_until_ms(run, step):
             return False, f"waiting a moment for newcomers: {_names(step, newcomers)}"
         late = f", but for {_names(step, slow)}: too slow lately" if (slow := step.rarely & ~step.counted) else ""
@@ -122,8 +122,11 @@ def should_close(run: Run, step: OpenStep, now_ms: int) -> tuple[bool, str]:
     return False, f"{votes} of {len(roster)} payloads are held; waiting for {names or 'a payload'}"
 
 
-def _all_abstain(step: OpenStep) -> str:
-    """The reason if no peer has votes: the run has most likely diverged."""
+def _all_abstain(run: Run, step: OpenStep) -> str:
+    """The reason if no peer has votes: the run has most likely diverged, unless owners have paused their peers."""
+    paused = sum(key in run.peers and run.peers[key].is_paused for key in step.abstained)
+    if paused == len(step.abstained):
+        return f"all {paused} peers of step {step.tick.step} that are here are paused by their owners"
     reason = next(iter(step.abstained.values()))
     return (
         f"all {len(step.abstained)} peers that are here abstain from step {step.tick.step} ({reason}): the run has diverged. "

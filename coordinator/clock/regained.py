@@ -32,7 +32,7 @@ def returned(run: Run, event: EntriesReturned, now_ms: int) -> Outcome:
         effects += [*more, SendEntry(entry.step), *gone]
     if run.head_step == first:
         return run, effects
-    for peer in run.ready:
+    for peer in run.trainers:
         if peer.applied_step < run.head_step - 1:
             run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.SYNCING))
     if run.phase is Phase.FINISHED:

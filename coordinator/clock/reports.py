@@ -17,6 +17,8 @@ from protos.equivocation import Offence
 from protos.identity import short
 from protos.limits import EQUIVOCATIONS_MAX
 
+PAUSED = "paused by its owner"
+
 
 def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
     """Everything that one report says, the peer's own state first: parts that are refused do not hold up the others."""
@@ -27,9 +29,9 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
     if peer is None or peer.phase is PeerPhase.ABSENT:
         return run, [Refuse(event.public_key, "you are not connected: join and follow first")]
     effects: list[Effect] = []
-    run = _checked(run, event)
+    run = _paused(_checked(run, event), event, now_ms)
     if event.addresses:
-        run = transitions.with_peer(run, replace(peer, addresses=event.addresses))
+        run = transitions.with_peer(run, replace(run.peers[event.public_key], addresses=event.addresses))
     for at_step, digest in event.applied:
         run, more = agreement.applied(run, event.public_key, at_step, digest)
         effects += more
@@ -53,6 +55,21 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
             return run, effects
     run, more = _holds(_abstained(run, event), event)
     return run, effects + more
+
+
+def _paused(run: Run, event: Reported, now_ms: int) -> Run:
+    """The peer's owner pauses it: the open step does not wait for it, and no later one has it in the roster. Or it goes on."""
+    peer = run.peers[event.public_key]
+    if event.paused is None or event.paused == peer.is_paused:
+        return run
+    run = transitions.with_peer(run, replace(peer, paused_since_ms=now_ms if event.paused else None))
+    current, key = run.step, event.public_key
+    if current is None or key not in current.tick.places or key in current.claims:
+        return run
+    abstained = {member: reason for member, reason in current.abstained.items() if member != key}
+    if event.paused:
+        abstained[key] = PAUSED
+    return replace(run, step=replace(current, abstained=abstained))
 
 
 def _abstained(run: Run, event: Reported) -> Run:

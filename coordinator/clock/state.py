@@ -77,8 +77,8 @@ class Peer:
     those that it made up for. `rules.paced` changes both. `gone`: it hung up. An absent peer that is not gone is expected:
     this coordinator was started a moment ago. `tenure`: in how many snapshot periods (`clock.snapshot_every` steps each) an
     entry counted its votes, the last of them `last_period`. `anchor`: it applies only. `syncing_since_ms`: when it last
-    began to get the state. `contradicted`: how often in a row what it reported was not what counts. `last_turn`: the last
-    step in whose roster it was.
+    began to get the state. `paused_since_ms`: when its owner paused it, None if it takes part. `contradicted`: how often in a
+    row what it reported was not what counts. `last_turn`: the last step in whose roster it was.
     """
 
     public_key: bytes
@@ -89,6 +89,7 @@ class Peer:
     layout_digest: bytes = b""
     parameters: int = 0
     syncing_since_ms: int = 0
+    paused_since_ms: int | None = None
     contradicted: int = 0
     last_turn: int = 0
     tenure: int = 0
@@ -107,6 +108,11 @@ class Peer:
     def is_here(self) -> bool:
         """Whether it is connected."""
         return self.phase is not PeerPhase.ABSENT
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether its owner has paused it: it applies steps, and votes in none."""
+        return self.paused_since_ms is not None
 
 
 @dataclass(frozen=True)
@@ -233,14 +239,26 @@ class Run:
         return sorted((p for p in self.peers.values() if p.phase is phase), key=lambda p: p.public_key)
 
     @property
-    def ready(self) -> list[Peer]:
-        """Peers that take part in the next tick: all that are ready but anchors, which do not train."""
+    def trainers(self) -> list[Peer]:
+        """Peers that have the state and train: all that are ready but anchors. Some may be paused."""
         return [peer for peer in self.with_phase(PeerPhase.READY) if not peer.anchor]
+
+    @property
+    def ready(self) -> list[Peer]:
+        """Peers that take part in the next tick: the trainers that are not paused."""
+        return [peer for peer in self.trainers if not peer.is_paused]
+
+    @property
+    def paused_count(self) -> int:
+        """How many peers with the state are paused."""
+        return sum(peer.phase is PeerPhase.READY and peer.is_paused for peer in self.peers.values())
 
     @property
     def ready_count(self) -> int:
         """How many take part in the next tick."""
-        return sum(peer.phase is PeerPhase.READY and not peer.anchor for peer in self.peers.values())
+        return sum(
+            peer.phase is PeerPhase.READY and not peer.anchor and not peer.is_paused for peer in self.peers.values()
+        )
 
     @property
     def snapshot(self) -> SnapshotFact | None:

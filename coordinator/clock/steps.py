@@ -28,7 +28,8 @@ def progress(run: Run, now_ms: int) -> Outcome:
 def _try_open(run: Run, now_ms: int) -> Outcome:
     ready, wanted = run.ready_count, run.config.clock.min_peers
     if ready < wanted:
-        return replace(run, reason=f"{ready} of {wanted} peers needed are ready"), []
+        paused = f", and {run.paused_count} paused by their owners" if run.paused_count else ""
+        return replace(run, reason=f"{ready} of {wanted} peers needed are ready{paused}"), []
     members = len(rules.members_of(run))
     if run.snapshot is None and run.head_step == 0:
         run, effects = agreement.agree_snapshot(run, 0)
@@ -116,7 +117,7 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
 def _after_commit(run: Run, now_ms: int) -> Outcome:
     if run.phase is Phase.FINISHED:
         return replace(run, reason="the last step is committed; peers are applying it"), [Arm(run.finish_by_ms)]
-    for peer in run.ready:
+    for peer in run.trainers:
         if peer.applied_step < run.head_step - 1:
             run = transitions.with_peer(run, transitions.move_peer(peer, PeerPhase.SYNCING))
     run, effects = _try_open(run, now_ms)

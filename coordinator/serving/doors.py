@@ -112,6 +112,7 @@ def reported(opened: Opened, body: pb.ReportBody) -> Reported:
         # The offender's own signatures prove an offence, so a reporter can invent none.
         offences=tuple(prove(equivocation_from_body(pair), opened.run_id) for pair in body.equivocations),
         abstained=_abstained(body.abstained) if body.HasField("abstained") else None,
+        paused=body.paused if body.HasField("paused") else None,
     )
 
 

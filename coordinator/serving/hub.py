@@ -175,6 +175,7 @@ def _status(run: Run, peer: Peer) -> pb.PeerStatus:
         applied_step=max(peer.applied_step, 0),
         state_digest=_public_digest(run, peer),
         anchor=peer.anchor,
+        paused=peer.is_paused,
         votes_accepted=peer.votes_accepted,
         samples_per_second=peer.samples_per_second,
         loss=peer.loss,

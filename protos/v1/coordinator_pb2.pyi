@@ -110,7 +110,7 @@ class ExcludedPeer(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ..., proven: _Optional[bool] = ..., by_operator: _Optional[bool] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("public_key", "phase", "device", "applied_step", "state_digest", "votes_accepted", "samples_per_second", "loss", "score", "check_permille", "standing", "standing_reason", "anchor")
+    __slots__ = ("public_key", "phase", "device", "applied_step", "state_digest", "votes_accepted", "samples_per_second", "loss", "score", "check_permille", "standing", "standing_reason", "anchor", "paused")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,7 @@ class PeerStatus(_message.Message):
     STANDING_FIELD_NUMBER: _ClassVar[int]
     STANDING_REASON_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     phase: PeerPhase
     device: str
@@ -137,7 +138,8 @@ class PeerStatus(_message.Message):
     standing: str
     standing_reason: str
     anchor: bool
-    def __init__(self, public_key: _Optional[bytes] = ..., phase: _Optional[_Union[PeerPhase, str]] = ..., device: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., votes_accepted: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., score: _Optional[float] = ..., check_permille: _Optional[int] = ..., standing: _Optional[str] = ..., standing_reason: _Optional[str] = ..., anchor: _Optional[bool] = ...) -> None: ...
+    paused: bool
+    def __init__(self, public_key: _Optional[bytes] = ..., phase: _Optional[_Union[PeerPhase, str]] = ..., device: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., votes_accepted: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., score: _Optional[float] = ..., check_permille: _Optional[int] = ..., standing: _Optional[str] = ..., standing_reason: _Optional[str] = ..., anchor: _Optional[bool] = ..., paused: _Optional[bool] = ...) -> None: ...
 
 class SnapshotRef(_message.Message):
     __slots__ = ("step", "root", "total_bytes", "holders", "not_kept")
@@ -302,7 +304,7 @@ class ReportRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held")
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +318,7 @@ class ReportBody(_message.Message):
     ABSTAINED_FIELD_NUMBER: _ClassVar[int]
     BAD_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     sequence: int
     announcement: _envelope_pb2.SignedEnvelope
@@ -329,7 +332,8 @@ class ReportBody(_message.Message):
     abstained: Abstention
     bad_snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
     held: HeldPlaces
-    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ...) -> None: ...
+    paused: bool
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ...) -> None: ...
 
 class HeldPlaces(_message.Message):
     __slots__ = ("step", "attempt", "places", "payloads_sha256")

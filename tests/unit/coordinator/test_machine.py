@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.clock import holdings, rules, transitions
+from coordinator.clock import admission, holdings, rules, transitions
 from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendAnnouncement, SendEntry, SendNotice, SendTick
 from coordinator.clock.events import (
     Claim,
@@ -67,7 +67,7 @@ def happenings(draw: st.DrawFn) -> tuple[str, int, int, int, int]:
         "report",
         "good",
     ]
-    kinds += ["exclude", "readmit"]
+    kinds += ["exclude", "readmit", "pause"]
     return (
         draw(st.sampled_from([*kinds, "good", "good", "all good", "all good", "all good"])),
         draw(number),
@@ -116,6 +116,8 @@ def event_of(harness: Harness, kind: str, peer: int, a: int, b: int) -> list[Eve
             return [Reported(key(peer), claim, held, ((run.head_step, digest),), (snapshot_at(0, b),), ("/a",))]
         case "exclude":
             return [ExclusionAsked(key(peer), "spam")][: a > 0]  # not so often that nobody is left
+        case "pause":
+            return [Reported(key(peer), claim if a == 3 else None, paused=b % 2 == 0)]
         case "readmit":
             return [ReadmissionAsked(key(peer))]
         case "good":
@@ -329,6 +331,62 @@ def test_step_closes_when_everyone_holds_everything() -> None:
     contribute(harness, 0, 1, 2)
     assert harness.run.head_step == 1
     assert [c.public_key for c in harness.entries[0].contributions] == [key(0), key(1), key(2)]
+
+
+def test_who_is_paused_is_not_waited_for_and_is_back_in_the_next_step() -> None:
+    harness = opened_together(4)
+    harness.feed(Reported(key(3), paused=True))
+    contribute(harness, 0, 1, 2)
+    for n in range(3):
+        harness.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    assert harness.run.head_step == 1, "the open step waits for no peer that its owner paused"
+    assert harness.run.step is not None
+    assert set(harness.run.step.tick.places) == {key(0), key(1), key(2)}
+    assert (harness.run.peers[key(3)].missed, harness.run.peers[key(3)].pace) == (0.0, 1.0), "a wish is no fault"
+    digest_1 = ((1, digest_of(1)),)
+    harness.feed(Reported(key(3), applied=digest_1))
+    harness.feed(Reported(key(3), paused=False))
+    contribute(harness, 0, 1, 2)
+    assert harness.run.head_step == 2
+    assert key(3) in harness.run.step.tick.places
+
+
+def test_who_goes_on_within_the_step_votes_in_it() -> None:
+    harness = opened()
+    harness.feed(Reported(key(2), paused=True))
+    harness.feed(Reported(key(2), paused=False))
+    contribute(harness, 0, 1)
+    assert harness.run.head_step == 0, "the step waits for it again"
+    contribute(harness, 2, holders=(0, 1, 2))
+    assert harness.run.head_step == 1
+
+
+def test_a_run_whose_peers_are_all_paused_says_so_and_goes_on_with_the_first_that_comes_back() -> None:
+    harness = opened()
+    for n in range(3):
+        harness.feed(Reported(key(n), paused=True))
+    assert "paused by their owners" in harness.run.reason
+    assert "diverged" not in harness.run.reason
+    assert harness.run.step is not None
+    harness.now = harness.run.step.deadline_at_ms
+    harness.feed(TimerFired())
+    for n in range(3):
+        harness.feed(Reported(key(n), paused=False))
+    contribute(harness, 0, 1, 2)
+    assert harness.run.head_step == 1
+
+
+def test_in_a_full_run_a_long_pause_gives_its_place_to_a_peer_that_comes() -> None:
+    harness = opened(3, max_peers=3)
+    harness.feed(Reported(key(2), paused=True))
+    harness.feed(joined(3))
+    harness.feed(Connected(key(3)))
+    assert key(3) not in harness.run.peers, "a short pause keeps the place"
+    harness.now += admission.PAUSED_MS_MAX + 1
+    harness.feed(joined(3))
+    harness.feed(Connected(key(3)))
+    assert harness.run.peers[key(3)].phase is PeerPhase.SYNCING
+    assert harness.run.peers[key(2)].phase is PeerPhase.ABSENT
 
 
 def test_holding_of_another_step_does_not_count() -> None:
