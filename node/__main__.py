@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from node.commands.control import finish, leave, me, pause, resume
 from node.commands.join import anchor, join
 from node.commands.options import (
     EXIT_CODES,
@@ -30,6 +31,8 @@ app = typer.Typer(
 )
 app.command(epilog=EXIT_CODES)(join)
 app.command(epilog=EXIT_CODES)(anchor)
+for command in (me, pause, resume, finish, leave):
+    app.command(epilog=EXIT_CODES)(command)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from node.blobs.payloads import Payloads
 from node.commands.consent import STANDARD_LIBRARY, Place, Request, place_of, request
 from node.commands.export import export
 from node.config import PeerSettings
+from node.control.commands import Commands
+from node.control.door import Door
 from node.data.corpus import open_corpus
 from node.data.samples import Samples
 from node.data.tokenizer import Tokenizer, load_tokenizer
@@ -88,6 +91,10 @@ class Stop:
     def wait(self, seconds: float) -> bool:
         """Sleep, but not over a stop."""
         return self._asked.wait(seconds)
+
+    def ask(self) -> None:
+        """The owner wants the peer to end, without a signal."""
+        self._asked.set()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -168,7 +175,8 @@ class _Peer:
         swarm = Swarm(self._session, self.stop)
         metrics: Any = None
         trainer: Trainer | None = None
-        finished = False
+        door: Door | None = None
+        finished, started = False, time.monotonic()
         try:
             # the other ranks of a peer of several have to be told
             with self.stop.nothing_to_save() if self.lead is None else nullcontext():
@@ -179,6 +187,8 @@ class _Peer:
                 text, replica, samples = self._build(config)
             trainer = self._trainer(config, replica, swarm, samples, facts)
             summary = trainer.summary
+            commands = Commands(trainer, self.invite.run_id, self.stop.ask, started=started)
+            door = Door(self.settings.home, commands.all())
             metrics = self._metrics(summary, swarm)
             trainer.enter(list(facts.bootstrap))
             finished = trainer.run()
@@ -195,6 +205,8 @@ class _Peer:
             self._keep_momentum(trainer)
             raise
         finally:
+            if door is not None:
+                door.close()
             if trainer is not None:
                 trainer.keeper.close()
             swarm.close(leaving=True)
@@ -202,7 +214,7 @@ class _Peer:
                 metrics.shutdown()
                 metrics.server_close()
         summary.take(swarm.counters)
-        return Outcome(summary, 0 if finished else EXIT_INTERRUPTED)
+        return Outcome(summary, 0 if finished or trainer.wishes.ending is not None else EXIT_INTERRUPTED)
 
     def _session(self, emit: Callable[[Event], Awaitable[None]]) -> Session:
         settings = self.settings

@@ -58,7 +58,7 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
 
 
 def _paused(run: Run, event: Reported, now_ms: int) -> Run:
-    """The peer's owner pauses it: the open step does not wait for it, and no later one has it in the roster. Or it goes on."""
+    """The peer's owner pauses it: the open step does not wait for it, and no later roster has it. Or it goes on. ADR 35."""
     peer = run.peers[event.public_key]
     if event.paused is None or event.paused == peer.is_paused:
         return run

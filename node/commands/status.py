@@ -47,6 +47,7 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
             {
                 "id": peer_id(peer.public_key),
                 "anchor": peer.anchor,
+                "paused": peer.paused,
                 "phase": pb.PeerPhase.Name(peer.phase).removeprefix("PEER_PHASE_").lower(),
                 "device": printable(peer.device, DEVICE_CHARACTERS_MAX),
                 "step": peer.applied_step,
@@ -90,7 +91,7 @@ def show(values: dict[str, Any]) -> None:
     for peer in values["peers"]:
         table.add_row(
             peer["id"][-8:],
-            f"{peer['phase']}, anchor" if peer["anchor"] else peer["phase"],
+            peer["phase"] + (", anchor" if peer["anchor"] else "") + (", paused" if peer["paused"] else ""),
             Text(peer["device"]),
             str(peer["step"]),
             peer["digest"][:16],

@@ -164,6 +164,10 @@ class Swarm:
         """Tell the coordinator that there will be no votes for a step."""
         self._call(self._session.abstained(step, reason), START_SECONDS_MAX)
 
+    def paused(self, paused: bool) -> None:
+        """Tell the coordinator that this peer's owner has paused it, or lets it take part again."""
+        self._call(self._session.paused(paused), START_SECONDS_MAX)
+
     def found(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the coordinator what checks of others' votes gave."""
         self._call(self._session.found(verdicts), START_SECONDS_MAX)

@@ -80,4 +80,11 @@ class Reachable:
     addresses: tuple[str, ...]
 
 
-Fact: TypeAlias = Published | Abstained | Held | Applied | Stored | FoundBad | Checked | Accused | Reachable
+@dataclass(frozen=True)
+class Paused:
+    """This peer's owner has paused it, or lets it take part again."""
+
+    paused: bool
+
+
+Fact: TypeAlias = Published | Abstained | Held | Applied | Stored | FoundBad | Checked | Accused | Reachable | Paused

@@ -11,7 +11,19 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from node.swarm.facts import Abstained, Accused, Applied, Checked, Fact, FoundBad, Held, Published, Reachable, Stored
+from node.swarm.facts import (
+    Abstained,
+    Accused,
+    Applied,
+    Checked,
+    Fact,
+    FoundBad,
+    Held,
+    Paused,
+    Published,
+    Reachable,
+    Stored,
+)
 from protos import limits
 from protos.checks import VERDICT_STEPS
 from protos.holdings import digest_of, mask_bytes, mask_of
@@ -50,6 +62,7 @@ class Outbox:
     verdicts: dict[Checked, Verdict] = field(default_factory=dict)
     equivocations: dict[bytes, Equivocation] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
+    paused: Paused | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _tick: Tick | None = None
     _by_name: set[Held] = field(default_factory=set)
@@ -127,6 +140,12 @@ class Outbox:
             self.addresses = addresses
             self._news.set()
 
+    def pause(self, paused: bool) -> None:
+        """This peer's owner has paused it, or lets it take part again."""
+        self._told.discard(Paused(paused))
+        self.paused = Paused(paused)
+        self._news.set()
+
     # ---- the log and the session move on -----------------------------------------------------------------------------
 
     def move_head(self, step: int) -> None:
@@ -197,6 +216,8 @@ class Outbox:
                 body.equivocations.append(equivocation_body(equivocation))
         if self.addresses and self._new(Reachable(self.addresses), facts):
             body.addresses.extend(self.addresses)
+        if self.paused is not None and self._new(self.paused, facts):
+            body.paused = self.paused.paused
         return body, facts
 
     def _add_states(self, body: pb.ReportBody, facts: list[Fact]) -> None:

@@ -306,6 +306,10 @@ class Session:
         if step > self.parts.view.step:
             self.parts.outbox.abstain(step, reason)
 
+    async def paused(self, paused: bool) -> None:
+        """This peer's owner has paused it, or lets it take part again."""
+        self.parts.outbox.pause(paused)
+
     async def found(self, verdicts: Sequence[Verdict]) -> None:
         """What checks of others' votes gave."""
         self.parts.outbox.add_verdicts(verdicts)

@@ -14,18 +14,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import structlog
-from torch import Tensor
 
 from node.archive.record import Recorder
+from node.control.standing import Standing
+from node.control.wishes import Wishes
 from node.data.pace import Source
 from node.data.samples import Samples
 from node.model.gradients import GradResult
-from node.optim.demo import DeMoConfig
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber
 from node.snapshot.drawn import drawn
@@ -33,9 +33,9 @@ from node.snapshot.pieces import Manifest
 from node.snapshot.private import PrivateStateError
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
-from node.swarm.events import Agreed, Committed, Failed, Finished, Opened, Resync, Waiting
+from node.swarm.events import Agreed, Committed, Event, Failed, Finished, Opened, Resync, Waiting
 from node.swarm.membership import About
-from node.training import checks
+from node.training.checker import Checker
 from node.training.keeper import Keeper
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
@@ -43,10 +43,9 @@ from node.training.telemetry import StepLog, Summary
 from node.training.uplink import VoteSize
 from node.wire.codec import payload_hash
 from protos import figures
-from protos.assignment import Range
 from protos.errors import DivergedError
 from protos.identity import public_key_of
-from protos.log import SignedEntry, Tick
+from protos.log import SignedEntry
 from protos.run_config import RunConfig
 from protos.v1 import update_pb2
 
@@ -89,16 +88,28 @@ class Trainer:
     """Whether this peer's momentum is loaded, so that it may be saved."""
     behind: bool = True
     """Whether snapshots and momentum are written on a thread of their own."""
+    wishes: Wishes = field(default_factory=Wishes)
+    standing: Standing = field(default_factory=Standing)
+    paused: bool = False
+    """Whether the coordinator was told that the owner paused this peer."""
+    opened: Opened | None = None
+    """The open step, until this peer has done its part."""
+    finished: bool = False
 
     def __post_init__(self) -> None:
         self.source = Source()
-        self.ticks: dict[int, Tick] = {}  # by step
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
         self.keeper = Keeper(self.replica, self.store, self.private_path, self._stored, self.log, behind=self.behind)
         self.recovery = Recovery(
             self.replica, self.swarm, self.store, self.keeper, self.private_path.parent, self.stopping, self.log, self.follow,
             agreed_start=self.anchored or self.config.admission.mode != "open", patience_seconds=self.patience_seconds,
         )  # fmt: skip
+        self.checker = None
+        if self.config.trust.enabled and self.samples is not None:
+            self.checker = Checker(
+                public_key_of(self.summary.id), self.config.trust, self.replica, self.samples, self.swarm,
+                self.micro_batch, self.autocast, self.stopping, self.log,
+            )  # fmt: skip
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
@@ -119,35 +130,53 @@ class Trainer:
         self.follow()
 
     def run(self) -> bool:
-        """Train until the run is finished (True) or `stopping` (False). Raises what the network side fails with."""
-        opened: Opened | None = None
-        finished = False
+        """Train until the run is finished (True), or until `stopping` or the owner's wish (False). Raises what the network
+        side fails with."""
         while not self.stopping():
             event = self.swarm.next_event(EVENT_SECONDS_MAX)
             self.keeper.check()
-            match event:
-                case Opened():
-                    opened, self.ticks = event, checks.newest(self.ticks, event.tick)
-                case Committed():
-                    self._apply(event)
-                case Agreed():
-                    self.keeper.agreed(event.snapshot.step, event.snapshot.root)
-                    self.log.info("snapshot agreed", step=self.replica.step, snapshot=event.snapshot.step)
-                case Resync():
-                    opened = None
-                    self._resync(event)
-                case Waiting():
-                    self.log.info("waiting", step=self.replica.step, why=event.reason)
-                case Finished():
-                    finished = True  # a late joiner hears it before it has replayed the log
-                case Failed():
-                    raise event.error
-            if finished and self.replica.step >= self.config.clock.steps:
+            self._heed()
+            self._take(event)
+            if self.finished and self.replica.step >= self.config.clock.steps:
                 return True
-            if opened is not None and opened.tick.step == self.replica.step + 1:
-                self._contribute(opened)
-                opened = None
+            if self.wishes.ends(awaits_entry=self.announced_step > self.replica.step):
+                return False
+            unwanted = self.paused or self.wishes.ending is not None
+            if self.opened is not None and self.opened.tick.step == self.replica.step + 1 and not unwanted:
+                self._contribute(self.opened)
+                if not self.wishes.paused:  # else the step may still be open when the owner lets this peer go on
+                    self.opened = None
         return False
+
+    def _take(self, event: Event | None) -> None:
+        match event:
+            case Opened():
+                self.opened = event
+                self.standing.opened(event.tick.step, asked=bool(event.ranges), paused=self.paused)
+                if self.checker is not None:
+                    self.checker.opened(event.tick)
+            case Committed():
+                self._apply(event)
+            case Agreed():
+                self.keeper.agreed(event.snapshot.step, event.snapshot.root)
+                self.log.info("snapshot agreed", step=self.replica.step, snapshot=event.snapshot.step)
+            case Resync():
+                self.opened = None
+                self._resync(event)
+            case Waiting():
+                self.log.info("waiting", step=self.replica.step, why=event.reason)
+            case Finished():
+                self.finished = True  # a late joiner hears it before it has replayed the log
+            case Failed():
+                raise event.error
+
+    def _heed(self) -> None:
+        """Tell the coordinator if the owner has paused this peer, or lets it take part again."""
+        if self.wishes.paused == self.paused or self.samples is None:
+            return
+        self.paused = self.wishes.paused
+        self.swarm.paused(self.paused)
+        self.log.info("paused by its owner" if self.paused else "goes on, as its owner wants", step=self.replica.step)
 
     # ---- our votes ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +220,7 @@ class Trainer:
         started = time.monotonic()
 
         def decided() -> bool:
-            return self.stopping() or (not late and self.swarm.committed_step >= tick.step)
+            return self.stopping() or self.wishes.paused or (not late and self.swarm.committed_step >= tick.step)
 
         factor = tick.lr / self.config.optimizer.lr
         read_before = samples.reading_seconds
@@ -202,6 +231,8 @@ class Trainer:
             return None
         self._note_reading(samples.reading_seconds - read_before, time.monotonic() - started)
         if not result.samples or decided():
+            if self.wishes.paused:
+                self.standing.skipped(tick.step, "the owner paused the peer during the step", "paused")
             self.log.info("too late for this step", step=tick.step, samples=result.samples)
             return None
         return Ready(result, time.monotonic() - started, tick.step)
@@ -225,23 +256,20 @@ class Trainer:
             why=str(error),
         )
         if tell:
+            self.standing.skipped(step, f"the gradient contains NaN or infinity: {error}")
             self.swarm.abstained(step, str(error))
-
-    def _fit_uplink(self, computed_ms: float) -> None:
-        """Choose the size of the votes that other peers can pull in time."""
-        assert self.vote_size is not None
-        self.vote_size.heard(self.swarm.counters.arrivals.milliseconds)
-        self.vote_size.computed(computed_ms)
-        before, size = self.replica.size, self.vote_size.choose()
-        if size != before:
-            self.log.info("votes fit the uplink", step=self.replica.step, size=size, before=before)
-            self.replica.size = size
 
     def _publish(self, opened: Opened, ready: Ready) -> None:
         tick, result = opened.tick, ready.result
         started = time.monotonic()
         if self.vote_size is not None:
-            self._fit_uplink(1000 * ready.seconds)
+            before, size = (
+                self.replica.size,
+                self.vote_size.fit(self.swarm.counters.arrivals.milliseconds, 1000 * ready.seconds),
+            )
+            if size != before:
+                self.log.info("votes fit the uplink", step=tick.step, size=size, before=before)
+                self.replica.size = size
         try:
             data = self.replica.vote(tick.step, tick.lr)
         except (NonFiniteGradient, NotANumber) as error:
@@ -257,6 +285,7 @@ class Trainer:
         )
         self.replica.announcement, self.announced_step = announcement.SerializeToString(), tick.step
         self.swarm.publish(data, announcement)
+        self.standing.announced(tick.step, result.samples)
         self.summary.tokens += result.tokens
         if self.vote_size is not None:
             self.vote_size.sent(payload_hash(data), self.replica.size)
@@ -281,8 +310,8 @@ class Trainer:
         if not self.recovery.agrees(event.signed):
             self._started_again()
             return
-        if self.config.trust.enabled:
-            self._check(event)
+        if self.checker is not None:
+            self.checker.check(event)
         accepted = replica.apply(event.signed, event.updates)
         if self.archive is not None:
             self.keeper.archive(self.archive, event.signed, event.payloads, event.announcements)
@@ -292,40 +321,6 @@ class Trainer:
         self._note(event, accepted, digest)
         self._keep(event.signed)
 
-    def _check(self, event: Committed) -> None:
-        """Check other peers' votes, if the entry draws this peer, at the state on which they were computed."""
-        demo, samples = self.replica.demo, self.samples
-        me = public_key_of(self.summary.id)
-        tick = self.ticks.get(event.signed.entry.step)
-        mine = [] if tick is None else checks.due(me, self.config.trust, tick, event.signed)
-        if tick is None or samples is None or not mine:
-            return
-        own = demo.config
-        assert isinstance(own, DeMoConfig), "a run with checks has method demo"
-
-        def gradient(ranges: tuple[Range, ...]) -> Tensor:
-            over = self.replica.mean_gradient(samples, ranges, self.micro_batch, self.autocast, self.stopping)
-            if over.samples < sum(map(len, ranges)):
-                raise checks.NoGradient("this peer is about to stop")
-            return checks.transformed(demo.layout, self.replica.whole_gradients(), own.transform)
-
-        try:
-            votes = {
-                key: checks.seen_votes(own.form, update.votes, update.size, demo.layout.chunks)
-                for key, update in event.by_author.items()
-            }
-            found = checks.verdicts(me, mine, self.config.trust, tick, event.signed, votes, gradient)
-        except checks.NoGradient as error:
-            self.log.info(
-                "skipping the check of other peers' votes: this peer cannot compute the gradient",
-                step=event.signed.entry.step,
-                why=str(error),
-            )
-            return
-        if found:
-            self.swarm.found(found)
-            self.log.info("checked", step=event.signed.entry.step, peers=len(found))
-
     def _note(self, event: Committed, accepted: bool, digest: bytes) -> None:
         entry, summary = event.signed.entry, self.summary
         tokens = sum(c.tokens for c in entry.contributions)
@@ -334,7 +329,8 @@ class Trainer:
         summary.steps_applied += 1
         summary.votes_accepted += accepted
         summary.take(self.swarm.counters)
-        peers = len(entry.contributions)
+        peers, samples = len(entry.contributions), sum(c.samples for c in entry.contributions)
+        self.standing.decided(entry.step, accepted=accepted, samples=samples, peers=peers)
         self.log.info("step", step=entry.step, loss=round(loss, 4), lr=entry.lr, peers=peers, accepted=accepted)
         self.steps.write(
             step=entry.step,

@@ -57,6 +57,12 @@ class VoteSize:
         """A step's own computation took so long; the budget is a part of it."""
         self._computed.append(milliseconds)
 
+    def fit(self, milliseconds: Callable[[bytes], float | None], computed_ms: float) -> int:
+        """The size for the next step, after all that was heard and a computation of so long."""
+        self.heard(milliseconds)
+        self.computed(computed_ms)
+        return self.choose()
+
     def choose(self) -> int:
         """The size for the next step."""
         if len(self._arrivals) < REPORTS_KEPT or not self._computed:

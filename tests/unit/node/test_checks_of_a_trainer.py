@@ -67,7 +67,7 @@ def votes(local_steps: int, share: Range) -> Update:
     return Update(1, made.size, made.payload)
 
 
-def checker(local_steps: int, stopping: Callable[[], bool], folder: Path, found: list[Verdict]) -> Trainer:
+def trainer_of(local_steps: int, stopping: Callable[[], bool], folder: Path, found: list[Verdict]) -> Trainer:
     shares = tuple(Share(peer.public_key, SHARE) for peer in (HONEST, FLIPPED, ME))
     trainer = Trainer(
         config=RunConfig(clock=ClockConfig(min_peers=3), trust=TrustConfig(enabled=True)),
@@ -82,7 +82,8 @@ def checker(local_steps: int, stopping: Callable[[], bool], folder: Path, found:
         steps=None,  # type: ignore[arg-type]
         stopping=stopping,  # type: ignore[arg-type]
     )
-    trainer.ticks = {
+    assert trainer.checker is not None
+    trainer.checker.ticks = {
         1: Tick(1, RUN, 1, shares, POOL, 0),
         2: Tick(2, RUN, 1, shares, POOL, 0),
     }  # the next one is here, too
@@ -107,9 +108,9 @@ def committed(local_steps: int) -> Any:
 @pytest.mark.parametrize("local_steps", [1, 4])
 def test_votes_that_fit_their_samples_are_told_from_flipped_ones(local_steps: int, tmp_path: Path) -> None:
     found: list[Verdict] = []
-    trainer = checker(local_steps, lambda: False, tmp_path, found)
+    trainer = trainer_of(local_steps, lambda: False, tmp_path, found)
     before = trainer.replica.whole_digest()
-    trainer._check(committed(local_steps))
+    trainer.checker.check(committed(local_steps))
     own = {verdict.subject: verdict.own for verdict in found}
     assert own[HONEST.public_key] > 3.0 > -3.0 > own[FLIPPED.public_key], own
     assert trainer.replica.whole_digest() == before
@@ -120,10 +121,10 @@ def test_votes_that_fit_their_samples_are_told_from_flipped_ones(local_steps: in
 def test_a_gradient_that_is_not_finite_accuses_nobody(tmp_path: Path) -> None:
     """Its figures would be NaN, for which the coordinator refuses the whole report."""
     found: list[Verdict] = []
-    trainer = checker(1, lambda: False, tmp_path, found)
+    trainer = trainer_of(1, lambda: False, tmp_path, found)
     with torch.no_grad():
         trainer.replica.demo.parameters[0][3, 3] = torch.nan  # type: ignore[attr-defined]
-    trainer._check(committed(1))
+    trainer.checker.check(committed(1))
     assert not found
 
 
@@ -132,5 +133,5 @@ def test_a_peer_that_is_about_to_stop_accuses_nobody(tmp_path: Path) -> None:
     found: list[Verdict] = []
     for asked_before in range(3):
         asked = iter([False] * asked_before)
-        checker(1, lambda: next(asked, True), tmp_path, found)._check(committed(1))  # noqa: B023
+        trainer_of(1, lambda: next(asked, True), tmp_path, found).checker.check(committed(1))  # noqa: B023
     assert not found

@@ -1,0 +1,97 @@
+"""The commands for the owner of a running peer: `swarmentum me`, `pause`, `resume`, `finish` and `leave`.
+
+They call the peer's control door on this machine. They load no torch and ask no coordinator.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from node.commands.options import Json
+from node.control.call import call
+
+Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default: ~/.swarmentum/peer).")]
+OUTCOME_WORDS = {"accepted": "green", "paused": "yellow", "skipped": "red", "refused": "red", "late": "yellow"}
+
+
+def me(
+    home: Home = None,
+    steps: Annotated[int, typer.Option(min=1, max=100, help="How many of the last steps to show.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Show what a peer on this machine does: its step, its share, and what became of its votes in each of the last steps."""
+    told = call(_home(home), "me", steps=steps)
+    if as_json:
+        print(json.dumps(told))
+    else:
+        _show(told)
+
+
+def pause(home: Home = None, as_json: Json = False) -> None:
+    """Stop the training of a peer on this machine. The peer stays in the run, applies the log, and keeps its place."""
+    _do("pause", home, "paused at step {step}; `swarmentum resume` lets it train again", as_json=as_json)
+
+
+def resume(home: Home = None, as_json: Json = False) -> None:
+    """Let a paused peer train again."""
+    _do("resume", home, "training again from step {step}", as_json=as_json)
+
+
+def finish(home: Home = None, as_json: Json = False) -> None:
+    """Let a peer end after the open step, when the log has decided about its votes."""
+    _do("finish", home, "ending after the open step (the last one applied is {step})", as_json=as_json)
+
+
+def leave(home: Home = None, as_json: Json = False) -> None:
+    """Let a peer end now, as Ctrl-C in its terminal does."""
+    _do("leave", home, "leaving at step {step}", as_json=as_json)
+
+
+def _home(given: Path | None) -> Path:
+    return given or Path.home() / ".swarmentum" / "peer"
+
+
+def _do(command: str, home: Path | None, words: str, *, as_json: bool) -> None:
+    told = call(_home(home), command)
+    print(json.dumps(told) if as_json else words.format(**told))
+
+
+def _state(told: dict[str, Any]) -> str:
+    """The peer's state in words."""
+    if told["ending"]:
+        return "ending, as its owner wants"
+    if told["paused"]:
+        return "paused by its owner"
+    behind = told["committed_step"] - told["step"]
+    if behind > 1:
+        return f"catching up: {behind} steps behind"
+    return "an anchor: applies every step" if told["anchor"] else "takes part"
+
+
+def _show(told: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from protos.text import printable
+
+    megabytes = (told["wire_bytes_sent"] / 1e6, told["wire_bytes_received"] / 1e6)
+    minutes = told["seconds"] / 60
+    print(f"run      {printable(told['run'], 64)}: step {told['step']} of {told['steps']}, loss {told['loss']:.4g}")
+    print(f"state    {_state(told)}")
+    print(
+        f"given    {told['votes_accepted']} votes accepted, {told['tokens']} tokens computed, in {minutes:.1f} minutes"
+    )
+    print(f"share    {100 * told['share']:.1f} % of the samples of the last steps")
+    print(f"traffic  {megabytes[0]:.1f} MB up, {megabytes[1]:.1f} MB down")
+    print(f"device   {printable(told['device'], 128)}")
+    table = Table("step", "votes", "samples", "why", title="the last steps, the newest first", title_justify="left")
+    for fate in told["last"]:
+        outcome = Text(fate["outcome"], style=OUTCOME_WORDS.get(fate["outcome"], ""))
+        samples = f"{fate['samples']} of {fate['all_samples']}"
+        table.add_row(str(fate["step"]), outcome, samples, Text(printable(fate["why"], 200)))
+    Console().print(table)

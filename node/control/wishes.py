@@ -1,0 +1,41 @@
+"""What the owner wants of a running peer. The control door writes it; the training thread reads it between micro-batches.
+
+Refuses nothing and does nothing: `node/training/loop.py` acts on it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Ending(Enum):
+    """How the owner wants the peer to end."""
+
+    FINISH = "finish"
+    """After the open step, when this peer's votes of it are decided."""
+    LEAVE = "leave"
+    """Now, as after Ctrl-C."""
+
+
+class Wishes:
+    """One peer's. Each is a single value that one thread writes: no lock is needed."""
+
+    def __init__(self) -> None:
+        self.paused = False
+        self.ending: Ending | None = None
+
+    def pause(self) -> None:
+        """Apply the log, and train in no step."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Train again."""
+        self.paused = False
+
+    def ends(self, *, awaits_entry: bool) -> bool:
+        """Whether the peer ends now. `awaits_entry`: the log has not decided about votes that the peer announced."""
+        return self.ending is Ending.LEAVE or (self.ending is Ending.FINISH and not awaits_entry)
+
+    def end(self, how: Ending) -> None:
+        """End the peer. A paused peer has no step to finish: it ends at once."""
+        self.ending = how

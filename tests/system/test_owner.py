@@ -1,0 +1,97 @@
+"""The owner of a peer steers it from another terminal: pause, resume, finish, leave; the others lose no step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+PEERS = ("ada", "bob", "eve")
+RUN = f"""
+name = "owners"
+{TINY_MODEL}
+[data]
+source = "DATA"
+context = 32
+[clock]
+steps = 100000
+batch_samples = 6
+min_peers = 2
+snapshot_every = 50
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
+    text = tmp_path / "text.txt"
+    text.write_bytes(Path(os.__file__).read_bytes())
+    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)))
+    try:
+        yield swarm
+    finally:
+        swarm.close()
+
+
+def owner(swarm: LocalSwarm, command: str, name: str, *flags: str) -> dict[str, Any]:
+    """What an owner's command prints."""
+    code, values = swarm.start(
+        f"{command}-{name}", "node", command, "--home", str(swarm.folder / name), "--json", *flags
+    ).finish()
+    assert code == 0
+    return values
+
+
+def test_a_paused_peer_costs_the_others_no_step_and_comes_back(swarm: LocalSwarm) -> None:
+    for name in PEERS:
+        swarm.join(name)
+    for name in PEERS:
+        swarm.wait_step(name, 5)
+    told = owner(swarm, "me", "eve")
+    assert {"accepted"} & {fate["outcome"] for fate in told["last"]}
+    assert told["votes_accepted"] > 0
+    assert 0.1 < told["share"] < 0.9
+
+    owner(swarm, "pause", "eve")
+    wait_for("pause of eve", lambda: swarm.events("eve", "paused by its owner"))
+    paused_at = swarm.last_step("eve") + 2  # the step that was open may still have its votes
+    swarm.wait_step("ada", paused_at + 20)
+    swarm.wait_step("eve", paused_at + 20)
+    alone = [line for line in swarm.steps("ada") if paused_at < line["step"] <= paused_at + 20]
+    assert {line["peers"] for line in alone} == {2}, "it votes though it is paused, or the others do not"
+    told = owner(swarm, "me", "eve")
+    assert told["paused"]
+    assert told["last"][0]["outcome"] == "paused"
+    peer = next(peer for peer in swarm.status()["peers"] if peer["id"] == told["id"])
+    assert peer["paused"]
+
+    owner(swarm, "resume", "eve")
+    back = wait_for(
+        "votes of eve", lambda: [s for s in swarm.steps("eve") if s["step"] > paused_at + 20 and s["accepted"]]
+    )
+    assert back
+
+    owner(swarm, "finish", "eve")
+    code, summary = swarm.processes["eve"].finish()
+    assert code == 0
+    assert summary["votes_accepted"] > told["votes_accepted"]
+    at = swarm.last_step("ada")
+    swarm.wait_step("ada", at + 5)
+    owner(swarm, "leave", "bob")
+    assert swarm.processes["bob"].finish()[0] == 0
+    digests = digests_by_step(*(swarm.steps(name) for name in PEERS))
+    assert all(len(found) == 1 for found in digests.values())
+
+
+def test_without_a_peer_the_command_says_what_to_do(swarm: LocalSwarm) -> None:
+    process = swarm.start("nobody", "node", "pause", "--home", str(swarm.folder / "nobody"))
+    code, _ = process.finish()
+    assert code == 3
+    assert "no peer runs with the home" in process.log.read_text()
