@@ -1,7 +1,7 @@
-"""What a peer can find out about another's votes: how they fit the other's own samples, and whose votes they repeat.
+"""A check measures how another peer's votes fit that peer's own samples, and whether the votes repeat another peer's votes.
 
-Pure functions of payloads and gradients, in the transform's domain. A gradient is transformed once and then tells about any
-number of payloads. Judges nobody: what the figures mean is coordinator/clock/trust.py's to say.
+Pure functions of payloads and gradients, in the transform's domain. One transformed gradient serves any number of payloads.
+Refuses to judge a peer: coordinator/clock/trust.py decides what the figures mean.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TICKS_KEPT = 4
 
 
 class NoGradient(Exception):  # noqa: N818 - nothing failed: this checker has nothing to say
-    """There is no gradient on these samples here: it is not finite, or this peer is about to stop."""
+    """This peer has no gradient on these samples: the gradient is not finite, or this peer is about to stop."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,22 @@ class Seen:
 
     @property
     def count(self) -> int:
-        """Votes that say something: a silent one fits and repeats nothing."""
+        """How many votes are not silent: a silent vote fits no gradient and repeats no vote."""
         return int(self.values.count_nonzero())
 
 
 def newest(ticks: Mapping[int, Tick], opened: Tick) -> dict[int, Tick]:
-    """The newest ticks by step, with one more. A step's tick comes with the entry before it (ADR 31): a peer that is about to
-    check the votes of that entry still needs the entry's own tick.
+    """The newest ticks by step, with one more.
+
+    A step's tick comes with the entry before it (ADR 31). A peer that is about to check that entry's votes still needs the
+    entry's own tick.
     """
     kept = {step: tick for step, tick in ticks.items() if step > opened.step - TICKS_KEPT}
     return {**kept, opened.step: opened}
 
 
 def due(me: bytes, trust: TrustConfig, tick: Tick, signed: SignedEntry) -> list[bytes]:
-    """Whom the entry draws `me` to check; nobody if this is not the first attempt of the step that `tick` opened."""
+    """The peers that the entry draws `me` to check; none if this is not the first attempt of the step that `tick` opened."""
     if tick.attempt != 1 or tick.step != signed.entry.step:
         return []
     return [subject for subject, who in drawn(signed.hash, signed.entry, trust.checkers).items() if me in who]
@@ -67,12 +69,13 @@ def verdicts(
     votes: Mapping[bytes, Seen],
     gradient: Callable[[tuple[Range, ...]], Tensor],
 ) -> tuple[Verdict, ...]:
-    """What `me` finds of those that are `due`. `gradient(samples)`: transformed, at the state before the entry.
+    """The verdicts of `me` on the peers that are `due`. `gradient(samples)`: transformed, at the state before the entry.
 
-    With local steps, too, it is the plain gradient: where honest local steps lead is near it, and a peer's AdamW is its own.
-    Costs twice 4 bytes a parameter, and a gradient over `check_samples` samples a check, CHECKS_MAX at most, and one more.
+    The gradient is the plain one with local steps, too: honest local steps end near it, and each peer has an AdamW of its own.
+    A check costs a gradient over `check_samples` samples. There are CHECKS_MAX checks at most, and one more gradient. All
+    checks together take twice 4 bytes a parameter.
     """
-    # what counts is always here, unless it did not pass the door: such votes are nobody's work
+    # Every payload that counts is here, unless the door refused it. Refused votes are no work of any peer.
     invalid = {c.public_key for c in signed.entry.contributions} - votes.keys()
     mine = [subject for subject in mine if subject in votes or subject in invalid]
     shares = assign(tick.pool, tick.roster)
@@ -98,7 +101,7 @@ def seen_votes(form: Format, payload: bytes, size: int, chunks: int) -> Seen:
 
 
 def transformed(layout: Layout, gradients: Sequence[Tensor | None], transform: str | Transform = "dct") -> Tensor:
-    """Gradients by parameter as the votes see them: fp32 [chunks, 64, 64], the only thing of that size that it makes.
+    """Gradients by parameter in the transform's domain: fp32 [chunks, 64, 64], the only buffer of that size that it makes.
 
     Raises `NoGradient` if one is not finite.
     """
@@ -107,13 +110,13 @@ def transformed(layout: Layout, gradients: Sequence[Tensor | None], transform: s
     for first in range(0, layout.chunks, TILE_CHUNKS_CPU):
         part = gathered[first : first + TILE_CHUNKS_CPU]
         if not bool(by.forward(part, out=part).isfinite().all()):
-            raise NoGradient("it is not finite")
+            raise NoGradient("the gradient is not finite")
     return gathered
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check of one payload gives: the figures of a verdict (protos/v1/log.proto)."""
+    """The result of a check of one payload: the figures of a verdict (protos/v1/log.proto)."""
 
     own: float
     difference: float
@@ -122,11 +125,11 @@ class Finding:
 
 
 NOTHING = Finding(own=0.0, difference=0.0, overlap=0.0, like=b"")
-"""Of bytes that are no votes."""
+"""The finding for bytes that are no votes."""
 
 
 def earlier(entry: Entry, votes: Mapping[bytes, Seen], subject: bytes) -> dict[bytes, Seen]:
-    """A subject's votes and those that the coordinator heard of before them: whom it could have copied."""
+    """A subject's votes, and the votes that the coordinator heard of before: the subject could have copied those."""
     places = {c.public_key: c.arrival for c in (*entry.contributions, *entry.trials)}
     return {key: seen for key, seen in votes.items() if key == subject or 0 < places.get(key, 0) < places[subject]}
 
@@ -140,9 +143,9 @@ def find(subject: bytes, payloads: Mapping[bytes, Seen], own: Tensor, other: Ten
 
 
 def agreement(seen: Seen, gradient: Tensor) -> float:
-    """How many votes have the gradient's sign, in standard deviations of votes that know nothing of it (mean 0, deviation 1).
+    """How many votes have the gradient's sign, in standard deviations of random votes (mean 0, deviation 1).
 
-    Signs alone: a few samples with large gradients would else outweigh all others.
+    Only signs count, because a few samples with large gradients would otherwise outweigh all others.
     """
     return float(_same(seen, gradient).sum()) / math.sqrt(max(seen.count, 1))
 
@@ -150,8 +153,8 @@ def agreement(seen: Seen, gradient: Tensor) -> float:
 def difference(seen: Seen, own: Tensor, other: Tensor) -> float:
     """How much better votes fit one gradient than another, in standard deviations: McNemar's test (Psychometrika 12, 1947).
 
-    Of the votes that fit only one of the two, as many should fit the one as the other if their author knows neither more. What
-    both gradients have in common, which is most of it early in a run, does not count.
+    The test counts votes that fit only one of the two gradients. If their author knows neither gradient better, as many votes
+    fit the one as the other. The common part of the gradients does not count; early in a run, it is most of both gradients.
     """
     apart = _same(seen, own) - _same(seen, other)
     discordant = int((apart != 0).sum())
@@ -159,12 +162,12 @@ def difference(seen: Seen, own: Tensor, other: Tensor) -> float:
 
 
 def _same(seen: Seen, gradient: Tensor) -> Tensor:
-    """1 where a vote has the gradient's sign, -1 where it has the other, 0 where there is none: fp32 [chunks, votes]."""
+    """1 for a vote with the gradient's sign, -1 for a vote with the other sign, 0 if either has none: fp32 [chunks, votes]."""
     return (seen.values * gradient.reshape(-1, CHUNK_ELEMENTS).gather(1, seen.where)).sign_()
 
 
 def overlap(one: Seen, other: Seen) -> float:
-    """Of the smaller payload's votes, the part that the other has too: the same coefficient with the same sign."""
+    """The part of the smaller payload's votes that the other payload has, too: the same coefficient with the same sign."""
     marks = torch.zeros(one.where.shape[0], CHUNK_ELEMENTS, dtype=torch.int8)
     marks.scatter_(1, one.where, one.values.sign().to(torch.int8))
     same = int((marks.gather(1, other.where) * other.values.sign().to(torch.int8) > 0).sum())

@@ -1,7 +1,7 @@
-"""Writes what a peer keeps behind the training: snapshots, momentum, archive. One thread, in order, on a part of a core.
+"""The keeper writes snapshots, momentum and archive behind the training: one thread, in order, on a part of a core.
 
-What the coordinator hears is on the disk before: `stored` is called after the sync. Refuses a snapshot while those before it
-are still being written and are large: it is left out, and the next one is kept. ADR 30.
+The coordinator hears of a snapshot only after the disk has it: the keeper calls `stored` after the sync. Refuses a snapshot
+while WAITING_BYTES_MAX of earlier states wait for the disk. The keeper leaves it out, and keeps the next one. ADR 30.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
 
 SNAPSHOTS_KEPT: Final = 2
-"""On the disk: one that joiners are offered, and the one before it, for those who cannot load it."""
+"""Snapshots on the disk: the one that joiners are offered, and the one before it, for joiners that cannot load the newer."""
 ROOTS_KEPT: Final = 4
-"""Manifests of snapshots that this peer computed, stored here or by others: it computes again from them
+"""Manifests of snapshots that this peer computed, stored here or by others. The peer can compute a state again from them
 (node/training/recovery.py)."""
 ASKED_SECONDS: Final = 60.0
-"""A snapshot of which somebody asked for a piece within this time stays, if the disk has room: somebody is loading it."""
+"""A snapshot stays, if the disk has room, when a peer asked for a piece of it within this time: that peer is loading it."""
 WAITING_BYTES_MAX: Final = 256 << 20
-"""Of states that wait to be written; the first may be larger."""
+"""Bytes of states that wait for the disk; the first state may be larger."""
 CORE_PART: Final = 0.1
-"""Of one core, for the thread while the training goes on: a thread that had a low priority instead would keep Python's lock for
-as long as a busy machine does not let it go on."""
+"""The part of one core that the thread uses while the training goes on. A low priority instead would not do: on a busy machine
+a thread that the system has paused keeps Python's lock."""
 
 
 class Keeper:
-    """One replica's. `stored(manifest, kept)` is called when the root is known, and if `kept` on the disk; also, with False,
-    when a snapshot went. Without `behind` everything happens at once, on the caller's thread."""
+    """One replica's. The keeper calls `stored(manifest, kept)` once it knows a root; if `kept`, the disk has the snapshot.
+
+    The keeper also calls it, with False, when it has deleted a snapshot. Without `behind` everything happens at once, on the
+    caller's thread."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class Keeper:
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
-        """The snapshots that this replica computed or loaded, oldest first, wherever they are stored."""
+        """The snapshots that this replica computed or loaded, oldest first, stored here or by other peers."""
         with self._lock:
             return tuple(self._manifests[step] for step in sorted(self._manifests))
 
@@ -81,7 +83,7 @@ class Keeper:
             self._stored(known, self._store.has(known.root))
             return
         if not self._room():
-            self._log.warning("the disk is slower than the snapshots: this one is left out", step=replica.step)
+            self._log.warning("the disk is slower than the snapshots: leaving this snapshot out", step=replica.step)
             return
         image = replica.image()
         describe = replica.describer(image.total_bytes)
@@ -93,9 +95,9 @@ class Keeper:
         return known if known is not None and (step == 0 or known.entry_hash == head) else None
 
     def private(self) -> None:
-        """Save the momentum that is here. Returns at once; left out while the one before is not written."""
+        """Save the momentum that is here. Returns at once; saves nothing while over WAITING_BYTES_MAX wait for the disk."""
         if not self._room():
-            self._log.warning("the disk is slower than the momentum is saved: left out", step=self._replica.step)
+            self._log.warning("the disk is too slow: not saving the momentum this time", step=self._replica.step)
             return
         image = self._replica.private_image()
         self._submit(partial(write_private, partial(self._paced, image), self._private_path), image)
@@ -103,7 +105,7 @@ class Keeper:
     def archive(
         self, recorder: Recorder, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]
     ) -> None:
-        """Record an entry that the replica has just applied. Waits while too many do: nothing is left out of an archive."""
+        """Record an entry that the replica has just applied. Waits while too many entries wait: an archive has no gaps."""
         size = sum(map(len, payloads))
         with self._written:
             self._written.wait_for(lambda: self._failed is not None or self._archiving_bytes <= WAITING_BYTES_MAX)
@@ -131,7 +133,7 @@ class Keeper:
                 self._written.notify_all()
 
     def adopt(self, manifest: Manifest) -> None:
-        """The replica has become a snapshot that is in the store: later ones are of a state that does not count."""
+        """The replica has loaded a snapshot that is in the store. Later snapshots are of a state that does not count."""
         with self._lock:
             self._manifests = {step: m for step, m in self._manifests.items() if step < manifest.step}
             self._manifests[manifest.step] = manifest
@@ -141,13 +143,13 @@ class Keeper:
         self._retain()
 
     def agreed(self, step: int, root: bytes) -> None:
-        """A snapshot is agreed: it stays in the store until another one is, whoever else has it."""
+        """A snapshot is agreed: it stays in the store until the next snapshot is agreed, even if other peers have it."""
         with self._lock:
             self._agreed = {step: root}
         self._submit(self._retain, None)
 
     def root(self) -> bytes:
-        """The root of the state that is here, computed now, and remembered."""
+        """The root of the state that is here. The keeper computes it on this call, and remembers it."""
         replica = self._replica
         known = self._known(replica.step, replica.head)
         if known is None:
@@ -159,19 +161,19 @@ class Keeper:
         return known.root
 
     def check(self) -> None:
-        """Raise what the thread failed with: DiskError, StoreFullError."""
+        """Raise the error that ended the thread's work: DiskError, StoreFullError."""
         if self._failed is not None:
             raise self._failed
 
     def flush(self) -> None:
-        """Wait until all is written, at full speed. Raises what failed."""
+        """Wait until the disk has everything, at full speed. Raises the error that ended the thread's work."""
         self._hurry.set()
         self._jobs.join()
         self._hurry.clear()
         self.check()
 
     def close(self) -> None:
-        """Write what waits, and end the thread. What failed was said, or is of no interest any more."""
+        """Write everything that waits, and end the thread. Raises no error: `check` raised it, or nobody needs it any more."""
         if self._thread is not None:
             self._hurry.set()
             self._jobs.put(None)
@@ -212,7 +214,7 @@ class Keeper:
                 self._jobs.task_done()
 
     def _paced(self, image: Image, piece_bytes: int) -> Iterator[bytes]:
-        """An image's pieces, copied ahead of the training, and then as fast as leaves it the core."""
+        """An image's pieces, copied ahead of the training, and then at a pace that leaves the training its core."""
         if not self._behind:
             yield from image.pieces(piece_bytes)
             return
@@ -236,7 +238,7 @@ class Keeper:
         self._retain()
 
     def _retain(self) -> None:
-        """The newest snapshots stay, and the agreed one."""
+        """Delete all snapshots but the newest ones and the agreed one."""
         stored = self._store.manifests()
         with self._lock:
             agreed = set(self._agreed.values())

@@ -3,8 +3,8 @@
     Opened     gradient on this peer's samples -> momentum -> votes -> publish
     Committed  all accepted votes -> the same update on every replica -> report the digest
     Agreed     joining peers can start from this snapshot
-    Resync     the log contradicts this replica: compute again, and stop with the evidence if the state stands (recovery.py)
-    Finished   the run has made all of its steps
+    Resync     the log contradicts this replica: compute again; if the state stands, stop with the evidence (recovery.py)
+    Finished   the run has made all of its steps.
 
 The loop has one thread. The network side has its own thread and hands over events in order. Only bytes cross between them.
 """
@@ -54,7 +54,7 @@ EVENT_SECONDS_MAX = 0.5
 
 @dataclass(frozen=True)
 class Ready:
-    """A gradient in `.grad`, on the samples of `step`, that no votes were made from yet."""
+    """A gradient in `.grad`, on the samples of `step`, before the peer has made votes from it."""
 
     result: GradResult
     seconds: float
@@ -63,8 +63,8 @@ class Ready:
 
 @dataclass
 class Trainer:
-    """Everything that a step needs. `stopping` is asked between micro-batches and events. A trainer without `samples` is an
-    anchor: it applies other peers' votes, and does not train."""
+    """Everything that a step needs. The trainer asks `stopping` between micro-batches and events. A trainer without `samples`
+    is an anchor: it applies other peers' votes, and does not train."""
 
     config: RunConfig
     replica: Replica
@@ -87,11 +87,11 @@ class Trainer:
     entered: bool = False
     """Whether this peer's momentum is loaded, so that it may be saved."""
     behind: bool = True
-    """Whether snapshots and momentum are written on a thread of their own."""
+    """Whether a thread of its own writes snapshots and momentum."""
     wishes: Wishes = field(default_factory=Wishes)
     standing: Standing = field(default_factory=Standing)
     paused: bool = False
-    """Whether the coordinator was told that the owner paused this peer."""
+    """Whether the coordinator knows that the owner paused this peer."""
     opened: Opened | None = None
     """The open step, until this peer has done its part."""
     finished: bool = False
@@ -130,8 +130,8 @@ class Trainer:
         self.follow()
 
     def run(self) -> bool:
-        """Train until the run is finished (True), or until `stopping` or the owner's wish (False). Raises what the network
-        side fails with."""
+        """Train until the run is finished (True), or until `stopping` or the owner's wish (False). Raises the error that
+        the network side fails with."""
         while not self.stopping():
             event = self.swarm.next_event(EVENT_SECONDS_MAX)
             self.keeper.check()
@@ -183,8 +183,8 @@ class Trainer:
     def _contribute(self, opened: Opened) -> None:
         """Compute the gradient, then the votes, and publish them; abstain if the step is decided first.
 
-        With overlap the gradient is that of the step before, at the look-ahead point, on the samples of that step: a step
-        takes as long as the slower of computing and exchanging, not as both.
+        With overlap the gradient is that of the step before, at the look-ahead parameters, on the samples of that step. A step
+        then takes as long as the slower of computing and exchanging, not as both.
         """
         tick, replica = opened.tick, self.replica
         if self.samples is None:

@@ -1,6 +1,6 @@
 """A run's settings as the optimizers take them: one place that knows which method has which class.
 
-The settings are checked already (`protos.run_config`); an optimizer refuses what it cannot do itself.
+`protos.run_config` has checked the settings. An optimizer refuses settings that it cannot serve.
 """
 
 from __future__ import annotations

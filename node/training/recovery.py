@@ -1,9 +1,10 @@
-"""How a replica comes to a state that counts: from a snapshot of others, checked against the log, or by computing it again.
+"""A replica gets a state that counts here: from other peers' snapshot, checked against the log, or by computing it again.
 
-A state is a function of the log and its payloads: a replica that applied them knows it. So a peer never gives up a state that
-it computed. If the log or the coordinator contradicts it, it computes once more from its last snapshot, which finds a memory or
-disk that erred; if the result stands, it stops and keeps the evidence. Refuses a snapshot that is not what the log says, and to
-load other weights over its own because others say so.
+A state is a function of the log and its payloads, so a replica that applied them knows the state. A peer never gives up a state
+that it computed. If the log or the coordinator contradicts the state, the peer computes it again from the peer's last snapshot.
+The second result shows whether memory or a disk erred. If the state stands, the peer stops and keeps the evidence.
+
+Refuses a snapshot that is not what the log says. Refuses to load other weights over the peer's own because others say so.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WAIT_SECONDS_MAX = 15.0
 
 
 class Stopping(Protocol):
-    """Whether the person asked to stop; `wait` sleeps, or returns at once if so."""
+    """Whether the person asked to stop; `wait` sleeps, or returns at once if the person did."""
 
     def __call__(self) -> bool: ...
 
@@ -50,7 +51,7 @@ class BadSnapshotError(Refusal):
 
 @dataclass(frozen=True)
 class Doubt:
-    """A state that is being computed again: after which step, what it was, and what was said against it."""
+    """A state that the peer computes again: the step before it, its digest, and the contradiction."""
 
     step: int
     digest: bytes
@@ -60,10 +61,10 @@ class Doubt:
 
 
 class Recovery:
-    """One replica's. `follow(store)` starts to follow the log from the state that is here, with its snapshot told or not.
+    """One replica's. `follow(store)` follows the log from the state that is here; with `store`, it reports the snapshot, too.
 
-    `agreed_start`: whether an initial state may be loaded that is not the one which this peer built: in a run with anchors, or
-    whose peers its operator knows.
+    `agreed_start`: whether the peer may load an initial state that differs from the one that the peer built. It may in a run
+    with anchors, and in a run whose operator knows the peers.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Recovery:
         self._stopping, self._log, self._follow = stopping, log, follow
         self._agreed_start, self._patience_seconds = agreed_start, patience_seconds
         self._base: Snapshot | None = None
-        """The snapshot of others that this peer began with; None: with the initial state, which it built itself."""
+        """The snapshot of others that this peer began with; None: this peer began with the initial state that it built."""
         self._confirmed: int | None = None
         self._digests: dict[int, bytes] = {}
         self._doubt: Doubt | None = None
@@ -95,7 +96,7 @@ class Recovery:
     # ---- at the start ------------------------------------------------------------------------------------------------
 
     def begin(self, offered: Sequence[Snapshot], head_step: int) -> None:
-        """Have a state from which the log can be followed: the initial one, or an agreed snapshot if the run is past it."""
+        """Get a state to follow the log from: the initial state, or an agreed snapshot if the run is past the initial state."""
         self._look_for_evidence()
         self._bytes = self._replica.image().total_bytes
         newest = offered[0] if offered else None
@@ -105,13 +106,13 @@ class Recovery:
             self.load(offered)
 
     def _load_start(self, snapshot: Snapshot) -> None:
-        """The agreed initial state is another one than this peer built from the run's seed."""
+        """The agreed initial state differs from the one that this peer built from the run's seed."""
         if not self._agreed_start:
             raise DivergedError(
-                f"the run's agreed initial state ({snapshot.root.hex()[:16]}) is not the one that its seed gives here "
-                f"({self._keeper.root().hex()[:16]}): versions of swarmentum or of the model differ, its weights "
-                "begin with draws that differ between machines, or its first peers lied. A run with an anchor settles this: "
-                "ask its operator"
+                f"the run's agreed initial state has root {snapshot.root.hex()[:16]}, and the run's seed gives root "
+                f"{self._keeper.root().hex()[:16]} here. Versions of swarmentum or of the model differ, the model's first "
+                "random draws differ between machines, or the run's first peers lied. Ask the run's operator to start the run "
+                "with an anchor"
             )
         self.load([snapshot])
 
@@ -125,19 +126,19 @@ class Recovery:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             step = -1
         if step >= 0 and self._swarm.is_withdrawn(step):
-            self._log.info("the operator withdrew what this peer's state contradicted: going on", step=step)
+            self._log.info("the operator withdrew the digest that this peer's state contradicts; the peer continues", step=step)
             path.replace(path.with_suffix(".settled.json"))
             return
         raise DivergedError(
-            f"this peer stopped earlier because its state after step {step} contradicts the run's log; the evidence is in "
-            f"{path}. Show it to the run's operator, who can withdraw wrong snapshots. To start again from what the other "
-            "peers have, remove that file"
+            f"this peer stopped earlier because its state after step {step} contradicts the run's log. Show the evidence in "
+            f"{path} to the run's operator, who can withdraw wrong snapshots. To start again from the other peers' state, "
+            "remove that file"
         )
 
     # ---- what the log and the coordinator say ------------------------------------------------------------------------
 
     def agrees(self, signed: SignedEntry) -> bool:
-        """Whether the log's digest of the state that is here is this peer's own. If not, a new start has begun.
+        """Whether the log's digest of the state that is here equals this peer's own. If not, the peer has started again.
 
         Raises DivergedError if this peer's state stands against the log's.
         """
@@ -147,7 +148,7 @@ class Recovery:
         if claimed == self._replica.digest():
             self._confirmed = step
             return True
-        reason = f"the log's entry {signed.entry.step} holds the state digest {claimed.hex()[:16]} for it"
+        reason = f"the log's entry {signed.entry.step} holds the digest {claimed.hex()[:16]} for this state"
         self._contradicted(Doubt(step, self._replica.digest(), claimed, reason, signed.envelope))
         return False
 
@@ -158,22 +159,22 @@ class Recovery:
             self._again_from(lambda: self._load_start(start), store=True)
             return
         if own is None or self._swarm.is_withdrawn(event.step):
-            self._log.info("the coordinator differs about a state that this peer did not report", why=event.reason)
+            self._log.info("the coordinator contradicts a state that this peer did not report", why=event.reason)
             return
         if self._doubt is not None and event.step <= self._doubt.step:
-            return  # it is being computed again
+            return  # the peer computes this state again already
         self._contradicted(Doubt(event.step, own, b"", f"the coordinator says: {event.reason}"))
 
     def lost(self, reason: str) -> None:
-        """Votes that the log names are held by nobody who answers: only a snapshot after them helps."""
+        """No peer that answers holds votes that the log names: this peer needs a snapshot from after them."""
         if self._doubt is not None:
-            self._stop(self._doubt, None)  # it cannot be computed again, and is not given up for another one
+            self._stop(self._doubt, None)  # the peer cannot compute the state again, and never gives up a state of its own
         self._log.warning("loading a newer snapshot", step=self._replica.step, why=reason)
         at = self._replica.step
         self._again_from(lambda: self.load(self._swarm.offered(), newer_than=at), store=True)
 
     def reached(self, step: int, digest: bytes) -> None:
-        """The state after a step was computed. Raises DivergedError if it is the one that was in doubt."""
+        """The replica has computed the state after a step. Raises DivergedError if a state in doubt stands."""
         self._digests[step] = digest
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]
@@ -184,7 +185,7 @@ class Recovery:
         if digest == doubt.digest or (doubt.claimed and digest != doubt.claimed):
             self._stop(doubt, digest)
         self._log.warning(
-            "the state is another one now that it was computed again: this machine's memory or disk erred; look after it",
+            "the state differs now that the peer has computed it again: memory or a disk of this machine erred; check them",
             step=step,
             before=doubt.digest.hex()[:16],
             now=digest.hex()[:16],
@@ -200,7 +201,7 @@ class Recovery:
         manifest = self._own_snapshot(doubt.step)
         if manifest is None or self._recomputed > RECOMPUTES_MAX:
             self._stop(doubt, None)
-        self._log.warning("the state is contradicted: computing it again", step=doubt.step, why=doubt.reason)
+        self._log.warning("computing a contradicted state again", step=doubt.step, why=doubt.reason)
 
         def load() -> None:
             self._have(manifest)
@@ -211,18 +212,20 @@ class Recovery:
         try:
             self._again_from(load, store=False)
         except (Refusal, NetworkError) as error:
-            self._log.warning("the last snapshot cannot be read back", why=str(error))
+            self._log.warning("the peer's own last snapshot cannot be loaded", why=str(error))
             self._stop(doubt, None)
 
     def _own_snapshot(self, step: int) -> Manifest | None:
-        """The newest snapshot of this peer's own that is known to be right, or else its oldest, from before a step."""
+        """This peer's newest snapshot from before a step that an entry confirms, or else its oldest from before that step."""
         known = [manifest for manifest in self._keeper.manifests if manifest.step < step]
         sure = [m for m in known if self._confirmed is not None and m.step <= self._confirmed]
         return sure[-1] if sure else known[0] if known else None
 
     def _have(self, manifest: Manifest) -> None:
-        """A snapshot that this peer computed is here, each piece verified: what it does not store, or what rotted, comes from
-        those who store it, by the hashes that this peer computed. Raises Refusal, NetworkError."""
+        """Make sure that a snapshot that this peer computed is here, each piece verified.
+
+        Pieces that this peer does not store, or that rotted, come from peers that store them, by the hashes that this peer
+        computed. Raises Refusal, NetworkError."""
         root = manifest.root
         if self._store.has(root):
             rotten = (i for i in range(len(manifest.piece_hashes)) if self._store.piece(root, i) is None)
@@ -235,7 +238,7 @@ class Recovery:
         fetch_snapshot(self._swarm, self._store, stored, self._replica.layout_digest, self._progress)
 
     def _again_from(self, load: Callable[[], None], *, store: bool) -> None:
-        """Drop what was under way, become another state, and follow the log from there."""
+        """Drop all work that is under way, load another state, and follow the log from there."""
         self._swarm.halt()
         self._keeper.flush()
         load()
@@ -258,55 +261,55 @@ class Recovery:
         write_bytes(path, (json.dumps(evidence, indent=2) + "\n").encode())
         twice = "computed it again, with the same result" if again == doubt.digest else "could not compute it again"
         if again is not None and again != doubt.digest:
-            twice = f"computed it again, and got a third one ({again.hex()[:16]}): this machine errs"
+            twice = f"computed it again, and got a third state ({again.hex()[:16]}): this machine errs"
         raise DivergedError(
-            f"this peer's state after step {doubt.step} ({doubt.digest.hex()[:16]}) contradicts what counts in the run: "
-            f"{doubt.reason}. It {twice}; it does not take over other weights. The evidence is in {path}: show it to the "
+            f"this peer's state after step {doubt.step} ({doubt.digest.hex()[:16]}) contradicts the state that counts: "
+            f"{doubt.reason}. The peer {twice}. The peer does not load other weights. Show the evidence in {path} to the "
             "run's operator"
         )
 
     # ---- snapshots of others -----------------------------------------------------------------------------------------
 
     def _reject(self, base: Snapshot, doubt: Doubt) -> None:
-        """The snapshot that this peer began with led to a state that the log contradicts: the one before it, then."""
-        self._log.error("the snapshot that was loaded is not what the log says", step=base.step, why=doubt.reason)
+        """The log contradicts the snapshot that this peer began with: the peer loads the snapshot before it."""
+        self._log.error("the log contradicts the snapshot that this peer loaded", step=base.step, why=doubt.reason)
         self._bad.add(base.root)
         self._swarm.found_bad(base)
         self._again_from(lambda: self.load(self._swarm.offered()), store=True)
 
     def load(self, offered: Sequence[Snapshot], newer_than: int = -1) -> None:
-        """Become the state of an agreed snapshot that holds what the log says, the newest that can be had.
+        """Load the newest agreed snapshot that this peer can get and that holds what the log says.
 
-        Waits while nobody who has one is online. Raises NetworkError when the patience is over, DivergedError if no snapshot
-        holds, StoppedError.
+        Waits while no peer that has such a snapshot is online. Raises NetworkError when the patience is over, DivergedError if
+        no snapshot holds, StoppedError if the person asked to stop.
         """
         give_up, wait = time.monotonic() + self._patience_seconds, WAIT_SECONDS_MIN
         while True:
             wanted = [s for s in offered if s.step > newer_than and s.root not in self._bad]
             if offered and not wanted and newer_than < 0:
                 raise DivergedError(
-                    "no agreed snapshot of this run holds what its log says; ask its operator to look at it"
+                    "no agreed snapshot of this run holds what the run's log says; ask the run's operator to withdraw them"
                 )
             if any(self._loaded(snapshot) for snapshot in wanted):
                 return
             if time.monotonic() > give_up:
-                raise NetworkError(f"{self._away(wanted, newer_than)}; join again when somebody is back")
+                raise NetworkError(f"{self._away(wanted, newer_than)}; join again when such a peer is back")
             self._log.warning(self._away(wanted, newer_than), trying_again_in_seconds=round(wait))
             if self._stopping.wait(wait):
-                raise StoppedError("stopped while waiting for somebody who has the model")
+                raise StoppedError("stopped while waiting for a peer that has the model")
             wait = min(2 * wait, WAIT_SECONDS_MAX)
             offered = self._swarm.offered()
 
     @staticmethod
     def _away(wanted: Sequence[Snapshot], newer_than: int) -> str:
         if wanted:
-            return f"nobody who has the model (the snapshot of step {wanted[0].step}) is online: waiting"
+            return f"no peer that has the model (the snapshot of step {wanted[0].step}) is online: waiting"
         if newer_than >= 0:
-            return f"nobody online has what came after step {newer_than}, this peer's state: waiting"
+            return f"no peer online has the entries after step {newer_than}, this peer's state: waiting"
         return "no snapshot of this run is agreed: waiting"
 
     def _loaded(self, snapshot: Snapshot) -> bool:
-        """Whether the replica has become this snapshot; if not, its log says why."""
+        """Whether the replica has loaded this snapshot. If not, the peer's log says why."""
         self._log.info(
             "loading snapshot", step=snapshot.step, bytes=snapshot.total_bytes, holders=len(snapshot.holders)
         )
@@ -324,20 +327,20 @@ class Recovery:
 
     def _load(self, snapshot: Snapshot) -> None:
         if snapshot.total_bytes != self._bytes:
-            raise BadSnapshotError(f"it has {snapshot.total_bytes} bytes, and a state of this run has {self._bytes}")
+            raise BadSnapshotError(f"the snapshot has {snapshot.total_bytes} bytes, and a state of this run has {self._bytes}")
         entry, following = self._swarm.entries_about(snapshot.step)
         if snapshot.step and entry is None:
             raise NetworkError(f"the coordinator's log has no entry {snapshot.step}")
         found = fetch_snapshot(self._swarm, self._store, snapshot, self._replica.layout_digest, self._progress)
         if found.run_id != self._replica.run_id or (entry is not None and found.entry_hash != entry.hash):
-            raise BadSnapshotError("its manifest names another run or log")
+            raise BadSnapshotError("the snapshot's manifest names another run or log")
         self._replica.load(found, self._store.file(found.root))
         claimed = b"" if following is None else following.entry.parent_state_digest
         if self._swarm.is_withdrawn(snapshot.step):
             claimed = b""
         if claimed and claimed != self._replica.digest():
             digest = self._replica.digest().hex()[:16]
-            raise BadSnapshotError(f"its state has digest {digest}, and the log's next entry says {claimed.hex()[:16]}")
+            raise BadSnapshotError(f"the snapshot has digest {digest}, and the log's next entry says {claimed.hex()[:16]}")
         self._keeper.adopt(found)
         self._base, self._doubt = snapshot, None
         self._confirmed = snapshot.step if claimed else None

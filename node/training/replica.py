@@ -1,7 +1,7 @@
 """The replica: the model's parameters after a step, this peer's momentum, and where in the log they are.
 
-`vote` and `apply` are all that happens to a replica; its snapshots are files of pieces that anyone can check. On one device
-by itself; `node.ranks` has one over several. Knows no network.
+Only `vote`, `apply` and `load` change a replica; its snapshots are files of pieces that anyone can check. This class serves one
+device; `node.ranks` has a replica over several. Knows no network.
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ def cut(ranges: Iterable[Range], parts: int) -> Iterator[tuple[Range, ...]]:
 class Replica:
     """Parameters after step `step`, whose entry has hash `head` (the run id before the first).
 
-    A thread that reads an `image` reads the state as it was, whatever happens to the replica meanwhile.
+    A thread that reads an `image` reads the state as it was, even if the replica changes meanwhile.
     """
 
     live = True
-    """Whether an image may be read later on: the tensors are on this process's own device."""
+    """Whether a thread may read an image later on: the tensors are on this process's own device."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Replica:
         demo: Optimizer | None = None,
         local: Local | None = None,
     ) -> None:
-        """`demo` and `local` (None without local steps) are given for a peer of several ranks, and made here for one device."""
+        """A peer of several ranks gives `demo` and `local` (None without local steps); for one device they are made here."""
         self.run_id = run_id
         self.model = model
         self.step = 0
@@ -181,7 +181,7 @@ class Replica:
     # ---- a clock step ------------------------------------------------------------------------------------------------
 
     def vote(self, step: int, lr: float) -> bytes:
-        """Turn the gradients in `.grad` into this peer's payload of a step, and free them. Momentum is not spent yet."""
+        """Turn the gradients in `.grad` into this peer's payload of a step, and free them. The momentum keeps the votes."""
         self._detach(private=True)
         votes = self.demo.propose(lr)
         self.model.zero_grad(set_to_none=True)
@@ -190,7 +190,7 @@ class Replica:
         return data
 
     def apply(self, signed: SignedEntry, updates: Iterable[Update]) -> bool:
-        """The state after the next entry. True if this peer's own votes were in it; only then they are spent."""
+        """Apply the next entry. True if the entry holds this peer's own votes; only then they leave the momentum."""
         entry = signed.entry
         assert entry.step == self.step + 1, f"entry {entry.step} on the state of step {self.step}"
         mine = self.published[1] if self.published is not None and self.published[0] == entry.step else None
@@ -222,7 +222,7 @@ class Replica:
         should_stop: Callable[[], bool],
         lr_factor: float = 1.0,
     ) -> GradResult:
-        """What this peer's samples of a step say, into `.grad`: their mean gradient, or where local steps on them led.
+        """Put the mean gradient of this peer's samples into `.grad`, or the change that local steps on the samples made.
 
         `lr_factor` is the schedule's, for the local steps. Raises `NonFiniteGradient`, the parameters untouched.
         """
@@ -253,9 +253,9 @@ class Replica:
         autocast: Any,
         should_stop: Callable[[], bool],
     ) -> GradResult:
-        """The mean gradient over the samples of `ranges` at the state that is here, into `.grad`; no local steps.
+        """Put the mean gradient over the samples of `ranges` at the state that is here into `.grad`; no local steps.
 
-        Fewer samples at a time where the device has no room for `micro_batch`.
+        The peer computes fewer samples at a time if the device has no room for `micro_batch`.
         """
         parts = tuple(ranges)
         self._fits = min(self._fits or micro_batch, micro_batch)
@@ -272,15 +272,15 @@ class Replica:
                     free_cache(self.device)
                     what = str(error).splitlines()[0]
                     raise OperatorError(
-                        f"{self.device} has no room for one sample of this model ({what}); close what else uses its memory, "
-                        "try --precision bf16, or join with another device (--device)"
+                        f"{self.device} has no room for one sample of this model ({what}); close other programs that use its "
+                        "memory, try --precision bf16, or join with another device (--device)"
                     ) from error
-            # after the except: until then the error holds on to the tensors of the pass that failed
+            # This stands after the except, because until then the error keeps the tensors of the failed pass alive.
             self._fits = size // 2
             self.model.zero_grad(set_to_none=True)
             free_cache(self.device)
             log = structlog.get_logger("peer")
-            log.warning("out of memory: going on with fewer samples at a time", step=self.step, micro_batch=self._fits)
+            log.warning("out of memory: continuing with fewer samples at a time", step=self.step, micro_batch=self._fits)
 
     def whole_gradients(self) -> list[Tensor | None]:
         """The gradients that `mean_gradient` left in `.grad`, in the layout's order; None counts as zeros."""
@@ -288,7 +288,7 @@ class Replica:
 
     @property
     def state(self) -> Mapping[str, Tensor | Pieces]:
-        """The replicated state by name, fp32: every parameter, and what a base optimizer keeps about the aggregate."""
+        """The replicated state by name, fp32: every parameter, and the base optimizer's state."""
         base = {f"{BASE_PREFIX}{name}": tensor for name, tensor in self.demo.base_state.items()}
         return {**parameters_of(self.model), **base}
 
@@ -299,17 +299,17 @@ class Replica:
     # ---- snapshots ---------------------------------------------------------------------------------------------------
 
     def packed(self) -> tuple[Manifest, bytes]:
-        """The state as a safetensors file in memory, and its manifest: what `image` gives piece by piece."""
+        """The state as a safetensors file in memory, and its manifest; `image` gives the same file piece by piece."""
         data = pack({name: whole(tensor) for name, tensor in self.state.items()})
         run_id, layout_digest = self.run_id, self.layout_digest
         return describe(data, run_id=run_id, step=self.step, entry_hash=self.head, layout_digest=layout_digest), data
 
     def image(self) -> Image:
-        """The same file, to be read once, on any thread, while the replica goes on."""
+        """The same file, for one reading, on any thread, while the replica continues."""
         return self._remember(Image(self.state, live=self.live), private=False)
 
     def describer(self, total_bytes: int) -> Describe:
-        """What makes the manifest of the state that is here, now or later, from the sha256 of its pieces."""
+        """A function that makes the manifest of the present state, now or later, from the sha256 of its pieces."""
         run_id, layout_digest, step, head = self.run_id, self.layout_digest, self.step, self.head
         return lambda hashes: Manifest(run_id, step, head, layout_digest, total_bytes, SNAPSHOT_PIECE_BYTES, hashes)
 
@@ -318,7 +318,7 @@ class Replica:
         return image
 
     def _detach(self, *, private: bool = False) -> None:
-        """What is read of the state (of the momentum) is as it was: it is about to change."""
+        """Let every image keep the state (the momentum) as it was, because the replica is about to change it."""
         for image in self._images[private]:
             image.detach()
         self._images[private] = []
@@ -331,7 +331,7 @@ class Replica:
             yield
 
     def load(self, manifest: Manifest, data: bytes | Path) -> None:
-        """Become the state of a verified snapshot, which may be a file. Votes that are out are taken back."""
+        """Load the state of a verified snapshot, which may be a file. Published votes go back to the momentum."""
         self._detach()
         self._detach(private=True)
         load(data, self.state)
@@ -344,7 +344,7 @@ class Replica:
     # ---- private state -----------------------------------------------------------------------------------------------
 
     def private_image(self) -> Image:
-        """This peer's momentum and open votes as a file's content, to be read as `image` is."""
+        """This peer's momentum and open votes as a file's content, read in the same way as an `image`."""
         step, sha256 = self.published or (0, b"")
         bookkeeping = {"published_step": step, "published": sha256.hex(), "announcement": self.announcement.hex()}
         self._detach(private=True)
@@ -359,7 +359,7 @@ class Replica:
         write_private(self.private_image().pieces, path)
 
     def load_private(self, path: Path) -> bool:
-        """Take the momentum up again; open votes of a step that is decided already go back into it."""
+        """Load the saved momentum. Open votes of a step that is decided already go back into it."""
         state = load_private(path, self.run_id, self.layout_digest)
         if state is None:
             return False
@@ -376,7 +376,7 @@ class Replica:
         return True
 
     def open_payload(self) -> bytes | None:
-        """The payload of votes that an earlier life published and the log has not judged, or None."""
+        """The payload of votes that an earlier life published and the log has not decided on, or None."""
         votes = self.demo.open_votes
         if self.published is None or votes is None:
             return None

@@ -1,6 +1,6 @@
-"""How a peer gets a state that it does not have: an agreed snapshot, piece by piece, from several holders at once.
+"""A peer gets a state that it does not have: an agreed snapshot, piece by piece, from several holders at once.
 
-Every byte is checked against the agreed root before the model sees it; what is on the disk already is not fetched.
+The peer checks every byte against the agreed root before the model loads it. The peer fetches no piece that its disk has.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def manifest_bytes(snapshot: Snapshot) -> int:
 def fetch_snapshot(
     swarm: Swarm, store: SnapshotStore, snapshot: Snapshot, layout_digest: bytes, progress: Progress
 ) -> Manifest:
-    """The manifest of an agreed snapshot, whose file is in the store then. Raises NetworkError or Refusal."""
+    """The manifest of an agreed snapshot. The store has the snapshot's file on return. Raises NetworkError or Refusal."""
     encoded = store.get(snapshot.root)
     if encoded is None:
         encoded = swarm.fetch(snapshot.root, manifest_bytes(snapshot), snapshot.holders)
     manifest = open_manifest(encoded)
     if manifest.step != snapshot.step or manifest.layout_digest != layout_digest:
-        raise Refusal(Reason.WRONG_LAYOUT, f"the agreed snapshot is of step {manifest.step} and another layout")
+        raise Refusal(Reason.WRONG_LAYOUT, f"the agreed snapshot's manifest is of step {manifest.step}, or of another layout")
     if store.has(manifest.root):
         if all(store.piece(manifest.root, index) is not None for index in range(len(manifest.piece_hashes))):
             return manifest
@@ -57,7 +57,7 @@ def fetch_snapshot(
 
 
 def _piece(swarm: Swarm, receiving: Receiving, snapshot: Snapshot, manifest: Manifest, index: int) -> int:
-    """Make sure that a piece is here; each piece starts with another holder."""
+    """Make sure that a piece is here. The peer asks another holder first for each piece."""
     digest, size = manifest.piece_hashes[index], manifest.piece_length(index)
     if not receiving.has(index):
         turn = index % max(len(snapshot.holders), 1)

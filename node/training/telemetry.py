@@ -1,4 +1,4 @@
-"""What a peer tells about itself: one JSON line a step, Prometheus metrics, and a summary at the end. Changes nothing."""
+"""A peer's reports about itself: one JSON line a step, Prometheus metrics, and a summary at the end. Changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protos.errors import OperatorError
 
 LINE_BYTES_MAX = 1 << 16
 STEPS_BYTES_MAX = 64 << 20
-"""Of `steps.jsonl`: some 150,000 steps. One older file of that size is kept beside it."""
+"""Limit of `steps.jsonl`: some 150,000 steps. The peer keeps one older file of that size beside it."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Summary:
 
 
 class StepLog:
-    """`steps.jsonl`: one line a step that this peer applied. Beyond its limit it becomes `steps.jsonl.1`, whose lines go."""
+    """`steps.jsonl`: one line a step that this peer applied. Beyond its limit the file replaces `steps.jsonl.1`."""
 
     def __init__(self, path: Path, bytes_max: int = STEPS_BYTES_MAX) -> None:
         self._path, self._bytes_max = path, bytes_max
@@ -64,7 +64,7 @@ class StepLog:
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, **values: Any) -> None:
-        """Append a line; it is there for a reader when this returns."""
+        """Append a line. A reader of the file sees the line when this call returns."""
         with writing(self._path):
             if self._file.tell() >= self._bytes_max:
                 self._rotate()
@@ -77,12 +77,12 @@ class StepLog:
         self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         self._file.close()
 
 
 def _cut_off(path: Path) -> None:
-    """Remove the end of a line that a crash or a full disk left unfinished: the next line would continue it."""
+    """Remove a line that a crash or a full disk left unfinished, because the next line would continue it."""
     if not path.exists():
         return
     with path.open("rb+") as file:
@@ -130,7 +130,7 @@ class _Collector:
 
 
 def serve_metrics(listen: str, summary: Summary, counters: Counters) -> Any:
-    """Serve /metrics; returns the server to shut down. OperatorError if the address is taken."""
+    """Serve /metrics; returns the server to shut down. OperatorError if another program has the address."""
     registry = CollectorRegistry()
     registry.register(_Collector(summary, counters))
     host, _, port = listen.rpartition(":")

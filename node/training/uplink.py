@@ -1,8 +1,8 @@
-"""How large this peer's votes are, by what its uplink carries in the time that a step allows. Pure; knows no clock.
+"""The size of this peer's votes follows the bytes that the uplink carries in the time that a step allows. Pure; knows no clock.
 
-A payload's arrival at a typical peer, as the pullers report it, is taken to grow with its bytes. The size moves one place at a
-time: up (more bytes) only when the larger payload is expected to take clearly less than the budget, down as soon as this one
-takes more. Refuses to guess: without reports nothing changes.
+The module assumes that a payload's time to a typical peer, as the pullers report it, grows with the payload's bytes. The size
+moves one place at a time. It moves up (more bytes) only if the larger payload should take clearly less than the budget. It
+moves down as soon as the present payload takes more. Refuses to guess: without reports nothing changes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 REPORTS_KEPT = 5
-"""Arrivals and computations that the medians are over."""
+"""How many arrivals and computations a median is over."""
 
 ROOM = 0.7
-"""A larger payload must fit into this part of the budget, so that the size does not swing."""
+"""A larger payload must fit in this part of the budget, so that the size does not swing."""
 
 SENT_MAX = 16
-"""Payloads that are out and unheard of."""
+"""Published payloads without a report."""
 
 
 class VoteSize:
@@ -35,13 +35,13 @@ class VoteSize:
         self._computed: deque[float] = deque(maxlen=REPORTS_KEPT)
 
     def sent(self, sha256: bytes, size: int) -> None:
-        """A payload of `size` is out, of which nobody has said yet how long it took. Of old ones nobody will."""
+        """This peer has published a payload of `size`, without a report so far. The oldest payloads are forgotten."""
         self._sent[sha256] = size
         while len(self._sent) > SENT_MAX:
             del self._sent[next(iter(self._sent))]
 
     def heard(self, milliseconds: Callable[[bytes], float | None]) -> None:
-        """Take in what is known by now of payloads that are out: how long each took, None where nobody said."""
+        """Take the reports on published payloads: `milliseconds` says how long each took, None without a report."""
         for sha256, size in list(self._sent.items()):
             took = milliseconds(sha256)
             if took is not None:
@@ -49,12 +49,12 @@ class VoteSize:
                 del self._sent[sha256]
 
     def arrived(self, size: int, milliseconds: float) -> None:
-        """A payload of `size` took so long to reach a typical peer. Of another size than the present one: too old."""
+        """A payload of `size` took so long to reach a typical peer. A report on an earlier size is too old to count."""
         if size == self.size:
             self._arrivals.append(milliseconds)
 
     def computed(self, milliseconds: float) -> None:
-        """A step's own computation took so long; the budget is a part of it."""
+        """This peer's computation of a step took so long. The budget is a part of this time."""
         self._computed.append(milliseconds)
 
     def fit(self, milliseconds: Callable[[bytes], float | None], computed_ms: float) -> int:

@@ -65,7 +65,7 @@ def test_a_run_with_an_anchor_lives_on_it_when_all_peers_have_left(swarm: LocalS
     # all away, the anchor too: a joiner waits for as long as its person lets it
     _leave(cyd, anchor)
     swarm.join("dan")
-    wait_for("a word about it", lambda: [e for e in _warnings(swarm, "dan") if "nobody who has the model" in e])
+    wait_for("a word about it", lambda: [e for e in _warnings(swarm, "dan") if "no peer that has the model" in e])
     assert swarm.processes["dan"].child.poll() is None
     swarm.anchor()
     swarm.join("ada")

@@ -293,7 +293,7 @@ def test_another_initial_state_is_loaded_only_where_somebody_answers_for_it(tmp_
     world = World(tmp_path, log, agreed_start=agreed_start)
     start = world.serves(*poisoned(log, 0))
     if not agreed_start:
-        with pytest.raises(DivergedError, match="not the one that its seed gives here"):
+        with pytest.raises(DivergedError, match="the run's seed gives root"):
             world.recovery.begin([start], 0)
         return
     log.entries.clear()

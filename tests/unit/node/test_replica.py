@@ -181,7 +181,7 @@ def test_with_too_little_memory_fewer_samples_go_through_at_a_time() -> None:
 
 
 def test_no_room_for_one_sample_is_a_clear_error() -> None:
-    with pytest.raises(OperatorError, match=r"cpu has no room for one sample of this model \(.*; close what else"):
+    with pytest.raises(OperatorError, match=r"cpu has no room for one sample of this model \(.*; close other programs"):
         over(Hungry(room=0), samples=4, at_a_time=4)
 
 
