@@ -126,7 +126,7 @@ class Recovery:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             step = -1
         if step >= 0 and self._swarm.is_withdrawn(step):
-            self._log.info("the operator withdrew the digest that this peer's state contradicts; the peer continues", step=step)
+            self._log.info("continuing: the operator withdrew the digest that this peer's state contradicts", step=step)
             path.replace(path.with_suffix(".settled.json"))
             return
         raise DivergedError(
@@ -168,7 +168,8 @@ class Recovery:
     def lost(self, reason: str) -> None:
         """No peer that answers holds votes that the log names: this peer needs a snapshot from after them."""
         if self._doubt is not None:
-            self._stop(self._doubt, None)  # the peer cannot compute the state again, and never gives up a state of its own
+            # The peer cannot compute the state in doubt again, and never gives up a state that it computed.
+            self._stop(self._doubt, None)
         self._log.warning("loading a newer snapshot", step=self._replica.step, why=reason)
         at = self._replica.step
         self._again_from(lambda: self.load(self._swarm.offered(), newer_than=at), store=True)
@@ -327,7 +328,7 @@ class Recovery:
 
     def _load(self, snapshot: Snapshot) -> None:
         if snapshot.total_bytes != self._bytes:
-            raise BadSnapshotError(f"the snapshot has {snapshot.total_bytes} bytes, and a state of this run has {self._bytes}")
+            raise BadSnapshotError(f"it has {snapshot.total_bytes} bytes, and a state of this run has {self._bytes}")
         entry, following = self._swarm.entries_about(snapshot.step)
         if snapshot.step and entry is None:
             raise NetworkError(f"the coordinator's log has no entry {snapshot.step}")
@@ -340,7 +341,7 @@ class Recovery:
             claimed = b""
         if claimed and claimed != self._replica.digest():
             digest = self._replica.digest().hex()[:16]
-            raise BadSnapshotError(f"the snapshot has digest {digest}, and the log's next entry says {claimed.hex()[:16]}")
+            raise BadSnapshotError(f"its state has digest {digest}, and the log's next entry says {claimed.hex()[:16]}")
         self._keeper.adopt(found)
         self._base, self._doubt = snapshot, None
         self._confirmed = snapshot.step if claimed else None

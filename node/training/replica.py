@@ -280,7 +280,7 @@ class Replica:
             self.model.zero_grad(set_to_none=True)
             free_cache(self.device)
             log = structlog.get_logger("peer")
-            log.warning("out of memory: continuing with fewer samples at a time", step=self.step, micro_batch=self._fits)
+            log.warning("out of memory: computing fewer samples at a time", step=self.step, micro_batch=self._fits)
 
     def whole_gradients(self) -> list[Tensor | None]:
         """The gradients that `mean_gradient` left in `.grad`, in the layout's order; None counts as zeros."""

@@ -38,7 +38,7 @@ def fetch_snapshot(
         encoded = swarm.fetch(snapshot.root, manifest_bytes(snapshot), snapshot.holders)
     manifest = open_manifest(encoded)
     if manifest.step != snapshot.step or manifest.layout_digest != layout_digest:
-        raise Refusal(Reason.WRONG_LAYOUT, f"the agreed snapshot's manifest is of step {manifest.step}, or of another layout")
+        raise Refusal(Reason.WRONG_LAYOUT, f"the agreed snapshot is of step {manifest.step}, or of another layout")
     if store.has(manifest.root):
         if all(store.piece(manifest.root, index) is not None for index in range(len(manifest.piece_hashes))):
             return manifest
