@@ -1,7 +1,7 @@
-"""Others' announcements: heard, their payloads pulled, checked and held; what contradicts itself is evidence.
+"""A peer receives other peers' announcements, and pulls, checks and holds their payloads. It keeps contradictions as evidence.
 
-Only members of the open step's roster are pulled from (node/swarm/inbox.py is the door). A peer says that it holds a payload
-when it has it and it passed the payloads' door, not before.
+A peer pulls only from members of the open step's roster (node/swarm/inbox.py is the door). A peer reports that it holds a
+payload only after the payload has passed the payloads' door.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protos.log import Entry, Equivocation, Tick
 
 
 class Announcements:
-    """One peer's, of the steps after the head; `public_key` is its own. What it holds and finds goes into the outbox."""
+    """One peer's, of the steps after the head; `public_key` is its own. Held payloads and evidence go into the outbox."""
 
     def __init__(
         self,
@@ -40,22 +40,22 @@ class Announcements:
         self._pulling: dict[asyncio.Task[None], int] = {}  # at which step
 
     def move_head(self, step: int, entry_hash: bytes) -> None:
-        """The log has grown (or was started again from a snapshot): what was announced before its last step matters no more.
+        """The log has grown, or starts again from a snapshot: announcements from before its last step matter no more.
 
-        Pulls for the last step itself go on: what its entry names is taken over from them.
+        Pulls for the last step itself continue, because its entry may name their payloads.
         """
         self._inbox.move_head(step, entry_hash)
         for task in [task for task, at in self._pulling.items() if at < step]:
             task.cancel()
 
     def open_step(self, tick: Tick) -> None:
-        """The step's roster is known: what its members said already is heard now."""
+        """This peer knows the step's roster: it takes the announcements that the roster's members have sent already."""
         for announced in self._inbox.open_step(tick.step, (share.public_key for share in tick.roster)):
             if announced.author != self._public_key:
                 self._heard(announced)
 
     def offer(self, data: bytes) -> None:
-        """Somebody else's announcement, unverified. Raises `Refusal`."""
+        """Another peer's announcement, unverified. Raises `Refusal`."""
         announced = self._inbox.offer(data, self._door.bytes_max)
         self._runtime.counters.announcements += 1
         if self._inbox.may_pull(announced) or self._inbox.is_decided(announced.step):
@@ -63,10 +63,10 @@ class Announcements:
 
     @contextmanager
     def pushed(self, data: bytes, author: bytes) -> Iterator[Announced | None]:
-        """An announcement that comes with its payload, from its author; heard once the payload is there, or does not come.
+        """An announcement that comes with its payload, from its author. It counts once the payload is here, or does not come.
 
-        None: the payload is not wanted, as it was announced before, or its step is not open here yet (then it is pulled).
-        Raises `Refusal`, as `offer` does, and for an announcement by somebody else.
+        None: this peer does not want the payload, because it knows the announcement, or because the step is not open here yet.
+        In the second case this peer pulls the payload later. Raises `Refusal` as `offer` does, and if the author did not push.
         """
         try:
             announced = self._inbox.offer(data, self._door.bytes_max)
@@ -86,11 +86,11 @@ class Announcements:
                 self._heard(announced)
 
     def disputed(self, entry: Entry) -> list[bytes]:
-        """What this peer heard from an entry's authors about other payloads than the entry names: for others to compare."""
+        """Announcements by an entry's authors of other payloads than the entry names: evidence for other peers to compare."""
         return self._inbox.disputed(entry)
 
     def named_in(self, entry: Entry) -> dict[bytes, bytes]:
-        """What the authors of an entry's payloads said about them, by author: those that this peer heard."""
+        """The announcements of an entry's payloads that this peer has received, by author."""
         return {
             c.public_key: envelope
             for c in entry.contributions
@@ -98,7 +98,7 @@ class Announcements:
         }
 
     def _heard(self, announced: Announced) -> None:
-        """A roster member's announcement: its payload is pulled, or it is evidence against its author."""
+        """Pull the payload of a roster member's announcement, or keep the announcement as evidence against its author."""
         first = self._inbox.contradicted(announced)
         if first is None:
             task = self._runtime.spawn(self._hold(announced))
@@ -111,7 +111,7 @@ class Announcements:
             self._runtime.log.warning("a peer announced two payloads for one step", step=step, author=short(author))
 
     async def _hold(self, announced: Announced) -> None:
-        """Pull an announced payload, check it, and report that we hold it. Others' faults end here."""
+        """Pull an announced payload, check it, and report that this peer holds it. Other peers' faults raise no error."""
         step, log = announced.step, self._runtime.log
         try:
             data = await self._pulls.announced(announced)

@@ -1,4 +1,4 @@
-"""What the training thread sees of the swarm: blocking calls and a queue of events. Only bytes and numbers cross.
+"""The swarm as the training thread sees it: blocking calls and a queue of events. Only bytes and numbers cross.
 
 Runs the network side on one asyncio thread of its own. Every call has a deadline; `close` leaves nothing running.
 """
@@ -50,7 +50,7 @@ class Swarm:
         return make(self._emit)  # type: ignore[no-any-return]
 
     async def _emit(self, event: Event) -> None:
-        """Wait for room rather than grow: a training thread that is busy holds the network side back, not memory."""
+        """Wait for room in the queue: a busy training thread slows the network side down, and the queue does not grow."""
         await self._room.acquire()
         self._events.put(event)
 
@@ -63,7 +63,7 @@ class Swarm:
                 return future.result(min(max(until - time.monotonic(), 0.0), SLICE_SECONDS))
             except FutureTimeoutError as error:
                 if future.done():
-                    return future.result()  # it came in the very moment, or failed with a timeout of its own
+                    return future.result()  # the result has just come, or the call failed with a timeout of its own
                 if stoppable and self._stopping():
                     future.cancel()
                     raise StoppedError("stopped") from error
@@ -73,7 +73,7 @@ class Swarm:
 
     @staticmethod
     async def _drain() -> None:
-        """End what libraries left running on the loop (hivemind's DHT does)."""
+        """End the tasks that libraries left on the loop (hivemind's DHT leaves some)."""
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
             task.cancel()
@@ -109,7 +109,7 @@ class Swarm:
         self._forget()
 
     def _forget(self) -> None:
-        """All but a failure: whatever starts again, the network side does not."""
+        """Forget every queued event but a failure: the state starts again, the network side does not."""
         failed: list[Event] = []
         while True:
             try:
@@ -124,7 +124,7 @@ class Swarm:
             self._events.put(event)
 
     def offered(self) -> tuple[Snapshot, ...]:
-        """The snapshots that are agreed now, newest first; waits for a coordinator that is away, as a peer's patience says."""
+        """The snapshots that are agreed now, newest first. Waits for an absent coordinator for the peer's patience."""
         return self._call(self._session.offered(), math.inf, stoppable=True)
 
     def entries_about(self, step: int) -> tuple[SignedEntry | None, SignedEntry | None]:
@@ -132,7 +132,7 @@ class Swarm:
         return self._call(self._session.entries_about(step), START_SECONDS_MAX, stoppable=True)
 
     def is_withdrawn(self, step: int) -> bool:
-        """Whether what was agreed about the state after this step does not count any more."""
+        """Whether the operator, or an anchor, withdrew the digests and snapshots of the state after this step."""
         return self._session.is_withdrawn(step)
 
     def found_bad(self, snapshot: Snapshot) -> None:
@@ -169,7 +169,7 @@ class Swarm:
         self._call(self._session.paused(paused), START_SECONDS_MAX)
 
     def found(self, verdicts: Sequence[Verdict]) -> None:
-        """Tell the coordinator what checks of others' votes gave."""
+        """Tell the coordinator the verdicts of this peer's checks of other peers' votes."""
         self._call(self._session.found(verdicts), START_SECONDS_MAX)
 
     def restarted(self) -> None:

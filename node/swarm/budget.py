@@ -1,4 +1,4 @@
-"""How many bytes of votes wait for the training thread: entries take their share in order, and give it back when taken over."""
+"""The budget bounds the bytes of votes that wait for the training thread. Entries take a share in order, and give it back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 WAITING_BYTES_MAX: Final = 512 << 20
-"""A peer that replays the log is this far ahead of its training thread, however many entries that is."""
+"""The network side of a peer that replays the log is ahead of the training thread by at most so many bytes of entries."""
 
 
 class Budget:
@@ -19,7 +19,7 @@ class Budget:
 
     @property
     def held_bytes(self) -> int:
-        """Of all that waits."""
+        """Bytes of all entries that wait."""
         return sum(self._held.values())
 
     async def take(self, step: int, size: int) -> None:

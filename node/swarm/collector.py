@@ -1,7 +1,7 @@
-"""From an entry of the log to what the training thread applies: the entry with the votes of all its payloads.
+"""The collector makes of a log entry the value that the training thread applies: the entry with the votes of all its payloads.
 
-A payload that does not pass the door counts as nothing, on every replica alike. Where one is held by nobody any more, there
-is no part of an entry: a re-sync is asked for.
+A payload that does not pass the door counts as nothing, on every replica alike. If no peer holds a payload any more, the
+collector delivers no part of the entry. It asks for a re-sync instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protos.log import Contribution, SignedEntry
 
 
 class Door(Protocol):
-    """What decides whether payload bytes are valid votes of a step."""
+    """The door of payloads: it decides whether bytes are valid votes of a step."""
 
     @property
     def bytes_max(self) -> int: ...
@@ -30,8 +30,8 @@ class Door(Protocol):
 
 
 class Collector:
-    """One peer's; entries may be collected side by side. `whole`: payloads are handed on as they travelled, too: a second copy
-    of the votes, for an archive."""
+    """One peer's; it may collect several entries at once. `whole`: it also delivers the payloads as they travelled, which is a
+    second copy of the votes, for an archive."""
 
     def __init__(
         self,
@@ -47,20 +47,20 @@ class Collector:
         self._snapshots, self._runtime, self._whole = snapshots, runtime, whole
 
     def bytes_of(self, signed: SignedEntry) -> int:
-        """What the votes of an entry take while they wait for the training thread."""
+        """The bytes that the votes of an entry take while they wait for the training thread."""
         sizes = (
             min(it.payload_bytes, self._door.bytes_max) for it in (*signed.entry.contributions, *signed.entry.trials)
         )
         return (1 + self._whole) * sum(sizes)
 
     async def collect(self, signed: SignedEntry, said: dict[bytes, bytes]) -> Committed | None:
-        """All payloads of an entry; None if a re-sync was asked for instead. `said`: announcements of them, by author."""
+        """An entry with all its payloads; None if this peer asks for a re-sync. `said`: the announcements, by author."""
         step, updates, payloads = signed.entry.step, [], []
         by_author = self._tried(signed)
         votes = [self._votes(c, step) for c in signed.entry.contributions]
         for contribution, found in zip(signed.entry.contributions, await asyncio.gather(*votes), strict=True):
             if found is None:
-                reason = f"the votes of step {step} are no longer held by anyone who answers"
+                reason = f"no peer that answers holds the votes of step {step} any more"
                 await self._runtime.emit(Resync(self._snapshots.newest, reason, lost=True))
                 return None
             data, update = found
@@ -72,7 +72,7 @@ class Collector:
         return Committed(signed, tuple(updates), tuple(payloads), said, by_author)
 
     async def _votes(self, contribution: Contribution, step: int) -> tuple[bytes, Update | None] | None:
-        """A payload, if it is wanted whole, and its votes, unless they count as nothing; None if it cannot be had."""
+        """A payload's bytes (for an archive) and its votes (None: they count as nothing); None if no peer gives it."""
         data = await self._payload(contribution, step)
         if data is None:
             return None
@@ -81,14 +81,12 @@ class Collector:
         except Refusal as refusal:
             self._runtime.refused(refusal)
             author = short(contribution.public_key)
-            self._runtime.log.warning(
-                "an accepted payload is not valid and counts as nothing", step=step, author=author
-            )
+            self._runtime.log.warning("an accepted payload is invalid and counts as nothing", step=step, author=author)
             update = None
         return data if self._whole else b"", update
 
     def _tried(self, signed: SignedEntry) -> dict[bytes, Update]:
-        """Votes of peers on probation, as far as they are here: nobody needs them."""
+        """Votes of peers on probation, as far as this peer holds them. No update needs them, so this peer pulls none."""
         found = {}
         for trial in signed.entry.trials:
             data = self._payloads.get(trial.payload_sha256)
@@ -100,7 +98,7 @@ class Collector:
         return found
 
     async def _payload(self, contribution: Contribution, step: int) -> bytes | None:
-        """b"" if it cannot be valid: nobody is asked for it. None if a snapshot has to do instead."""
+        """A payload's bytes. b"" if it is too long to be valid: this peer asks nobody for it. None: a snapshot is needed."""
         if contribution.payload_bytes > self._door.bytes_max:
             return b""
         return await self._pulls.accepted(contribution, step, self._door.bytes_max)

@@ -1,8 +1,8 @@
 """The entries of the log, in order and each once, from the coordinator or from gossip, to the training thread.
 
-An entry moves the head when it comes, and is delivered when all its payloads are at hand; ENTRIES_AHEAD_MAX may wait for
-theirs, and fewer where their votes are large (node/swarm/budget.py). Two entries that cannot be in one log end the peer: it
-has all others hear both first (node/swarm/witness.py).
+An entry moves the head when it comes. The module delivers the entry once this peer has all its payloads. ENTRIES_AHEAD_MAX
+entries may wait for their payloads, and fewer if their votes are large (node/swarm/budget.py). Two entries that cannot be in
+one log end the peer. The peer first sends both to all connected peers (node/swarm/witness.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Collecting: TypeAlias = "asyncio.Queue[asyncio.Task[Committed | None]]"
 
 ENTRIES_AHEAD_MAX = 64
 ENTRY_PUBLISHERS = 1
-# Of entries in one request: half of what a request may have, and an entry has at most 0.7 of that.
+# Bytes of entries in one request: half of a request's limit. An entry has at most 0.7 of these bytes.
 OFFER_BYTES_MAX = REQUEST_BYTES_MAX // 2
 
 
@@ -51,7 +51,7 @@ class Entries:
         self._witness, self._collector = witness, collector
         self._announcements, self._publication, self._outbox = announcements, publication, outbox
         self._topic, self._view, self._runtime = topic, view, runtime
-        # Of the following that goes on; None between two, when the training thread loads a snapshot.
+        # The queue of the present following. None between two followings, when the training thread loads a snapshot.
         self._collecting: _Collecting | None = None
         self._extending = asyncio.Lock()
         self._budget = Budget()
@@ -60,11 +60,11 @@ class Entries:
 
     @property
     def waiting(self) -> int:
-        """How many entries wait for their payloads, or for their turn; at most ENTRIES_AHEAD_MAX."""
+        """The number of entries that wait for their payloads, or for their turn; at most ENTRIES_AHEAD_MAX."""
         return 0 if self._collecting is None else self._collecting.qsize()
 
     def start(self, step: int, head: bytes) -> None:
-        """Go on after `step`, whose entry has this hash: a following of its own, into which nothing of the last one comes."""
+        """Continue after `step`, whose entry has this hash. Nothing of the last following enters this one."""
         self._collecting, self._budget = asyncio.Queue(ENTRIES_AHEAD_MAX), Budget()
         self._view.start(step, head)
         self._witness.start(step, head)
@@ -73,7 +73,7 @@ class Entries:
         self._publication.show_decided(step)
 
     def drop(self) -> list[asyncio.Task[Any]]:
-        """Deliver nothing more, and take no entry until the next start; what waits are tasks, the caller's to cancel."""
+        """Deliver nothing more, and take no entry until the next start. Returns the waiting tasks, for the caller to cancel."""
         tasks: list[asyncio.Task[Any]] = list(self._overheard)
         queue, self._collecting = self._collecting, None
         self._budget.clear()
@@ -86,7 +86,7 @@ class Entries:
         self._budget.give(step)
 
     async def take(self, data: bytes) -> None:
-        """An entry from the coordinator's stream. Returns when it has its place."""
+        """An entry from the coordinator's stream. Returns when the entry has its place in the queue."""
         try:
             signed = self._view.chain.open(data)
         except Refusal as refusal:
@@ -96,16 +96,16 @@ class Entries:
             await self._extend(signed, gossip=True)
 
     def lost(self, step: int) -> tuple[list[bytes], bytes]:
-        """What a coordinator whose head is `step` has lost, a page of it, and the newest entry; empty: not kept here."""
+        """A page of the entries that a coordinator with head `step` has lost, and the newest entry; empty if not kept here."""
         newest = self._witness.entry(self._view.step)
         return (self._witness.after(step, OFFER_BYTES_MAX), newest) if newest else ([], b"")
 
     def agrees(self, data: bytes) -> bool:
-        """Whether the coordinator's entry can be in one log with those that this peer goes by. Raises `Refusal`."""
+        """Whether the coordinator's entry can be in one log with the entries that this peer follows. Raises `Refusal`."""
         return self._compare(self._view.chain.open(data))
 
     def overhear(self, data: bytes) -> None:
-        """An entry that others gossip. Raises `Refusal`."""
+        """An entry that other peers gossip. Raises `Refusal`."""
         signed = self._view.chain.open(data)
         if self._compare(signed) and signed.entry.step == self._view.step + 1:
             task = self._runtime.spawn(self._extend(signed, gossip=False))
@@ -113,33 +113,33 @@ class Entries:
             task.add_done_callback(self._overheard.discard)
 
     async def deliver_forever(self) -> None:
-        """Hand entries on in order, each once its payloads are there; ends when a re-sync was asked for."""
+        """Deliver entries in order, each once its payloads are here. Ends when this peer has asked for a re-sync."""
         queue = self._collecting
         assert queue is not None, "start first"
         while True:
             task = await queue.get()
             committed = await task
             if committed is None:
-                return  # a resync was asked for
+                return  # the collector has asked for a re-sync
             await self._runtime.emit(committed)
 
     async def _extend(self, signed: SignedEntry, *, gossip: bool) -> None:
-        """The next entry, from the coordinator or from gossip: whichever comes first."""
+        """The next entry, from the coordinator or from gossip: the first that comes counts."""
         queue = self._collecting
-        async with self._extending:  # the queue may be full: whoever waits for room keeps its place
+        async with self._extending:  # the queue may be full: an entry that waits for room keeps its place
             if queue is not None and queue is self._collecting:
                 await self._extend_in_order(signed, queue, gossip=gossip)
 
     async def _extend_in_order(self, signed: SignedEntry, queue: _Collecting, *, gossip: bool) -> None:
         step = signed.entry.step
-        # had it already, or it comes again in order; or the coordinator said something else meanwhile
+        # This peer has the entry already, or it comes again in order; or the coordinator has signed another one meanwhile.
         if step != self._view.step + 1 or not self._compare(signed):
             return
         self._view.chain.take(signed)
         self._witness.saw(signed)
         for exclusion in signed.entry.exclusions:
             self._outbox.excluded(exclusion.public_key)
-            # What stands in the log up to where it was when the coordinator admitted us is over.
+            # An exclusion from before the head at which the coordinator admitted this peer does not count any more.
             if exclusion.public_key == self._public_key and step > self._view.admitted_at_step:
                 await self._runtime.emit(Failed(RefusedError(exclusion.reason)))
         self._view.committed_step = step
@@ -151,31 +151,31 @@ class Entries:
         self._outbox.move_head(step)
         await self._budget.take(step, self._collector.bytes_of(signed))
         if queue is not self._collecting:
-            return  # it was dropped while this one waited for room
+            return  # the training thread dropped the queue while this entry waited for room
         task = self._runtime.spawn(self._collector.collect(signed, said))
         try:
             await queue.put(task)
         except asyncio.CancelledError:
-            task.cancel()  # it has no place from which it could be dropped
+            task.cancel()  # the task is in no queue, so `drop` cannot end it
             raise
         if queue is not self._collecting:
-            task.cancel()  # the queue was dropped while this one waited for room in it
+            task.cancel()  # the training thread dropped the queue while this task waited for room in it
         if gossip and self._publishes(step):
             self._runtime.spawn(self._topic.say(signed.envelope))
 
     def _said(self, signed: SignedEntry) -> dict[bytes, bytes]:
-        """Announcements of an entry's payloads, by author; asked before the head moves, which forgets them."""
+        """Announcements of an entry's payloads, by author. Call it before the head moves, because that forgets them."""
         said, own = self._announcements.named_in(signed.entry), self._publication.named_in(signed.entry)
         return said if own is None else said | {self._public_key: own}
 
     def _publishes(self, step: int) -> bool:
-        """One roster member, in turn, gossips each entry for those who only listen, and to compare logs."""
+        """Whether this peer gossips the entry. ENTRY_PUBLISHERS members in turn do, for listeners and to compare logs."""
         roster = self._view.roster
         turns = {roster[(step + i) % len(roster)] for i in range(min(ENTRY_PUBLISHERS, len(roster)))}
         return self._public_key in turns
 
     def _compare(self, signed: SignedEntry) -> bool:
-        """Whether a verified entry can be in one log with those that this peer goes by; if not, the peer stops and says so."""
+        """Whether a verified entry can be in one log with the entries that this peer follows. If not, the peer stops."""
         told = self._witness.contradiction(signed)
         if told is None:
             return True
@@ -185,7 +185,7 @@ class Entries:
         return False
 
     async def _accuse(self, told: Told, signed: SignedEntry) -> None:
-        """All shall notice, before we stop: those who were told the other entry hear ours, our own side hears theirs."""
+        """Send both entries to all connected peers before this peer stops, so that peers of either log see both."""
         error = self._witness.accuse(told, signed)
         self._runtime.log.error("the coordinator signed two logs", step=signed.entry.step, why=str(error))
         for envelope in filter(None, (told.envelope, signed.envelope)):

@@ -1,4 +1,4 @@
-"""What the network thread tells the training thread: values with bytes and numbers in them, no tensors, no protobuf."""
+"""The events that the network thread sends to the training thread: values of bytes and numbers, no tensors, no protobuf."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protos.log import SignedEntry, Tick
 
 @dataclass(frozen=True)
 class Snapshot:
-    """An agreed snapshot and who holds it. `root` is the sha256 of its manifest, `total_bytes` the file's size."""
+    """An agreed snapshot and its holders. `root` is the sha256 of its manifest, `total_bytes` the file's size."""
 
     step: int
     root: bytes
@@ -32,29 +32,29 @@ class Opened:
 
 @dataclass(frozen=True)
 class Committed:
-    """The next entry of the log, with its votes: only the valid ones, which is the same set on every replica."""
+    """The next entry of the log, with its valid votes. Every replica has the same set of valid votes."""
 
     signed: SignedEntry
     updates: tuple[Update, ...]
     payloads: tuple[bytes, ...] = ()
-    """For an archive: as they travelled, in order of the entry's contributions; b"" for one that is too long to count. Without
-    an archive none."""
+    """For an archive: the payloads as they travelled, in order of the entry's contributions; b"" for one that is too long to
+    count. Empty without an archive."""
     announcements: Mapping[bytes, bytes] = field(default_factory=dict)
-    """Author -> its signed announcement of its payload, of those that were heard."""
+    """Author -> its signed announcement of its payload, if this peer has received one."""
     by_author: Mapping[bytes, Update] = field(default_factory=dict)
-    """Author -> its valid votes; those of peers on probation, too, where they are at hand."""
+    """Author -> its valid votes; also the votes of peers on probation, if this peer holds them."""
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """A snapshot is agreed: what is older than the one before it may go."""
+    """A snapshot is agreed: snapshots older than the one before it may go."""
 
     snapshot: Snapshot
 
 
 @dataclass(frozen=True)
 class Resync:
-    """This peer's state after `step` is not what counts; or votes of the log are `lost`: only a newer snapshot helps."""
+    """This peer's state after `step` does not count; or votes of the log are `lost`, and the peer needs a newer snapshot."""
 
     snapshot: Snapshot | None
     reason: str
@@ -71,7 +71,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Finished:
-    """The last step is committed and everyone who is here has applied it."""
+    """The last step is committed, and every connected peer has applied it."""
 
     reason: str
 

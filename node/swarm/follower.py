@@ -57,7 +57,7 @@ class Follower:
         self._view, self._runtime = view, runtime
 
     async def follow_forever(self) -> None:
-        """The coordinator's stream, again and again, from the one that acts; gives up after the configured patience."""
+        """Follow the acting coordinator's stream, and open it again after each end. Gives up after the configured patience."""
         delay, heard = patience.RETRY_SECONDS_MIN, time.monotonic()
         lost = away = behind = False
         while True:
@@ -78,7 +78,7 @@ class Follower:
                 away = True
             except SessionLostError as error:
                 problem, lost = error, True
-                delay = patience.RETRY_SECONDS_MIN  # it is there: no wait as for one that is away
+                delay = patience.RETRY_SECONDS_MIN  # the coordinator is there: no long wait as for an absent one
             except BehindError as error:
                 problem, behind = error, True
             except NetworkError as error:
@@ -88,7 +88,7 @@ class Follower:
                 return
             silent = time.monotonic() - heard
             if silent > self._patience_seconds:
-                why = f"no word from the coordinator for too long: {problem}"
+                why = f"the coordinator was silent for longer than this peer's patience: {problem}"
                 await self._runtime.emit(Failed(NetworkError(why)))
                 return
             self._runtime.log.info("coordinator away; trying again", step=self._view.step, why=str(problem))
@@ -97,9 +97,10 @@ class Follower:
             delay = min(delay * 2, client.TAKE_OVER_RETRY_SECONDS_MAX if soon else patience.RETRY_SECONDS_MAX)
 
     async def _give_back(self) -> None:
-        """The coordinator's journal has lost its end: it gets the entries after its head, as far as they are kept here.
+        """The coordinator's journal has lost its end: give it the entries after its head, as far as this peer keeps them.
 
-        Raises NetworkError while it lacks more: another peer may have that. Two logs end this peer elsewhere.
+        Raises NetworkError while the coordinator lacks more entries, because another peer may have them. Two logs end this
+        peer in `entries`.
         """
         _, head = await self._client.entries(self._view.step)
         first, step = head, self._view.step
@@ -111,13 +112,13 @@ class Follower:
             entries, newest = self._entries.lost(head)
             if not entries:
                 raise NetworkError(
-                    f"its journal lost the entries after step {head}, and this peer has not kept all of them up to {step}; "
-                    "another peer may have them, or the operator a newer journal"
+                    f"the coordinator's journal lost the entries after step {head}, and this peer has not kept all of them up "
+                    f"to step {step}; another peer may have them, or the operator may have a newer journal"
                 )
             before, head = head, await self._client.offer(entries, newest)
             if head <= before:
-                raise NetworkError(f"it takes no entry after step {head} back")
-        text = "the coordinator's journal had lost its end: gave it entries back"
+                raise NetworkError(f"the coordinator takes no entry after step {head} back")
+        text = "the coordinator's journal had lost its end: this peer gave entries back"
         self._runtime.log.warning(text, step=step, entries=head - first)
 
     async def _take(self, event: pb.FollowResponse) -> None:
@@ -128,7 +129,9 @@ class Follower:
         self._reporter.resume()
         if what == "tick":
             await self._take_tick(event.tick)
-        elif what == "announcement":  # of a payload that we hold another one for: as if it were gossiped
+        elif (
+            what == "announcement"
+        ):  # it contradicts a payload that this peer holds; this peer takes it as if it were gossiped
             self._listener.hear(event.announcement.SerializeToString(deterministic=True))
         elif what == "notice":
             await self._take_notice(event.notice)

@@ -32,14 +32,14 @@ class Topic:
         await self._host.subscribe(self._name, hear)
 
     async def say(self, raw: bytes) -> None:
-        """Gossip an envelope; that it failed is only logged."""
+        """Gossip an envelope. A failure is only logged."""
         try:
             await self._host.publish(self._name, raw)
         except NetworkError as error:
             self._log.info("gossip failed", step=self._view.step, why=str(error))
 
     async def neighbours(self) -> set[bytes]:
-        """Public keys of the connected peers of this run: they listen to the topic, or are reached through a relay only.
+        """Public keys of the connected peers of this run: they listen to the topic, or their connection is relayed.
 
         A relay of the overlay is connected, too, but listens to no topic and needs nothing of the run.
         """

@@ -1,10 +1,14 @@
 """The door for gossiped announcements, pure: bytes in; a verified announcement or a refusal with its reason out.
 
-Follows the log's head: takes announcements for the next step (and, for a peer that is a step ahead of our stream, the one
-after), each once, from members of the step's roster only: a stranger's payload is not even pulled. A second one of an author
-and step is kept as evidence (no honest peer signs two: node/swarm/vow.py), and its payload is not pulled; so is one of the step
-that was decided last, if its author announced another payload of that step here (ADR 31). What comes before
-the step's tick waits for it. Everything remembered is bounded by the roster limit and forgotten with the step. ADR 8.
+The inbox takes each announcement once, and only for the next two steps: an author may be a step ahead of this peer's stream.
+Only members of the step's roster are taken, so a peer never pulls a stranger's payload. ADR 8.
+
+The inbox keeps a second announcement of one author and step as evidence, and its payload is not pulled. No honest peer signs
+two (node/swarm/vow.py). The inbox also keeps an announcement of the step that was decided last, if its author announced another
+payload of that step here (ADR 31).
+
+An announcement that comes before its step's tick waits for the tick. The roster limit bounds all that the inbox remembers, and
+the inbox forgets it with the step.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from protos.log import Entry
 from protos.v1 import update_pb2
 
 STEPS_AHEAD_MAX = 2
-# Two are evidence; more add nothing to it.
+# Two announcements are evidence; more add nothing.
 PAYLOADS_AN_AUTHOR_MAX = 2
 # Announcements of one step that a peer gossips because the entry names other payloads.
 DISPUTED_MAX = 4
@@ -27,7 +31,7 @@ DISPUTED_MAX = 4
 
 @dataclass(frozen=True)
 class Announced:
-    """Somebody says: this payload is mine and I hold it."""
+    """The content of a verified announcement: its author holds this payload of its own."""
 
     author: bytes
     step: int
@@ -47,7 +51,7 @@ class Inbox:
         self._seen: dict[tuple[int, bytes, bytes], Announced] = {}
 
     def move_head(self, step: int, entry_hash: bytes) -> None:
-        """The log has grown (or was started again from a snapshot)."""
+        """The log has grown, or starts again from a snapshot."""
         self._head = (step, entry_hash)
         self._seen = {
             key: value
@@ -56,20 +60,21 @@ class Inbox:
         }
 
     def open_step(self, step: int, members: Iterable[bytes]) -> list[Announced]:
-        """The step's roster is known: what its members announced already, in that order; what others said is forgotten."""
+        """The step's roster is known. Returns its members' announcements so far, in order; the inbox forgets all others."""
         self._open = (step, frozenset(members))
         self._seen = {key: value for key, value in self._seen.items() if key[0] != step or key[1] in self._open[1]}
         return [announced for key, announced in self._seen.items() if key[0] == step]
 
     def envelope_of(self, step: int, author: bytes, payload_sha256: bytes) -> bytes | None:
-        """The author's signed announcement of this payload, if it was heard and its step is not decided."""
+        """The author's signed announcement of this payload, if the inbox has it."""
         announced = self._seen.get((step, author, payload_sha256))
         return None if announced is None else announced.envelope
 
     def disputed(self, entry: Entry) -> list[bytes]:
-        """Announcements of payloads that an entry does not name, by authors of whom it names another one. At most DISPUTED_MAX.
+        """Announcements of payloads that an entry does not name, by authors of whom it names another. DISPUTED_MAX at most.
 
-        The author may have said one thing to the coordinator and another one to this peer; whoever heard both has the proof.
+        The author may have announced one payload to the coordinator and another to this peer. A peer with both announcements
+        has the proof.
         """
         found = []
         for c in entry.contributions:
@@ -79,7 +84,7 @@ class Inbox:
         return found[:DISPUTED_MAX]
 
     def is_decided(self, step: int) -> bool:
-        """Whether the log has this step's entry: what is taken about it is evidence."""
+        """Whether the log has this step's entry: an announcement that is taken for this step is evidence."""
         return step <= self._head[0]
 
     def may_pull(self, announced: Announced) -> bool:
@@ -87,7 +92,7 @@ class Inbox:
         return self._open[0] == announced.step and announced.author in self._open[1]
 
     def contradicted(self, announced: Announced) -> Announced | None:
-        """What its author announced before for the same step and log, if that is another payload."""
+        """The author's earlier announcement for the same step and log, if it names another payload."""
         step, author = announced.step, announced.author
         first = next(value for key, value in self._seen.items() if key[:2] == (step, author))
         return None if first is announced or first.parent_hash != announced.parent_hash else first
@@ -121,7 +126,7 @@ class Inbox:
         return self._kept(announced)
 
     def _is_evidence(self, author: bytes, body: update_pb2.Announcement) -> bool:
-        """Whether an announcement of the step that was decided last is another one than its author's that is here."""
+        """Whether an announcement of the last decided step contradicts an announcement of its author that is here."""
         said = [value for key, value in self._seen.items() if key[:2] == (body.step, author)]
         return any(it.parent_hash == body.parent_hash and it.payload_sha256 != body.payload_sha256 for it in said)
 
@@ -133,6 +138,6 @@ class Inbox:
         if others >= PAYLOADS_AN_AUTHOR_MAX:
             raise Refusal(Reason.REPLAYED, f"step {step} announced with {others + 1} payloads")
         if len(self._seen) >= limits.ROSTER_PEERS_MAX * (STEPS_AHEAD_MAX + 1):
-            raise Refusal(Reason.OUT_OF_RANGE, "more announcements than a roster can have")
+            raise Refusal(Reason.OUT_OF_RANGE, "more announcements than a roster can send")
         self._seen[step, author, announced.payload_sha256] = announced
         return announced

@@ -19,7 +19,7 @@ from protos.v1 import coordinator_pb2 as pb
 
 @dataclass(frozen=True)
 class About:
-    """What a peer tells when it joins."""
+    """The facts that a peer gives when it joins."""
 
     layout_digest: bytes
     parameters: int

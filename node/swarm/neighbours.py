@@ -1,6 +1,6 @@
-"""The peers that this peer needs on the overlay: the roster of the open step. Tells the overlay who they are.
+"""The peers that this peer needs on the overlay: the roster of the open step. Names them to the overlay.
 
-Refuses to dial; `node/overlay/connections.py` does that, and asks here whom.
+Refuses to dial; `node/overlay/connections.py` does that, and asks this module for the peers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Neighbours:
         return {peer_id(key) for key in self._view.roster} - {self._host.peer_id}
 
     def expect_roster(self) -> None:
-        """A step is open: gossip and blob requests of its members come before those of strangers."""
+        """A step is open: this peer serves gossip and blob requests of the step's members before those of strangers."""
         roster = self._view.roster
         if roster != self._expected:
             self._expected = roster
@@ -38,7 +38,7 @@ class Neighbours:
             self._audience.members = frozenset(map(peer_id, roster))
 
     async def known_addresses(self) -> list[str]:
-        """Addresses of peers that are connected to the coordinator; none while it is away."""
+        """Addresses of peers that are connected to the coordinator; none while the coordinator is away."""
         try:
             return await self._client.bootstrap()
         except (NetworkError, RefusedError):

@@ -1,8 +1,8 @@
 """The facts that the coordinator does not have yet. Bounded, not thread-safe; refuses to know a network.
 
-A fact stays here after a lost session, because the next session is told again. A payload that this peer holds is reported
-as a bit in a mask over the open step's roster. A payload that the coordinator could not match is reported by name. Each report
-costs the coordinator the same, so a fact that nobody waits for may wait for others (`patience_seconds`).
+A fact stays here after a lost session, because this peer reports it again in the next session. A report names a held payload as
+a bit in a mask over the open step's roster. If the coordinator could not match a payload, the next report names the payload.
+Each report costs the coordinator the same, so a fact that nobody waits for may wait for others (`patience_seconds`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 
 SNAPSHOTS_TOLD_MAX = 8
-"""A new session hears of so many snapshots: those that are stored here, and the last two roots."""
+"""This peer reports so many snapshots in a new session: the stored ones, and the last two roots."""
 AGAIN = (Published, Held, Abstained)
 """Kinds of facts that a new roster of the open step has not heard."""
 PATIENT = (Held, Applied)
@@ -73,7 +73,7 @@ class Outbox:
     # ---- adding facts ------------------------------------------------------------------------------------------------
 
     async def changed(self) -> None:
-        """Wait until a fact was added, or is to be told again, since the last wait."""
+        """Wait until a fact is new, or has to be reported again, since the last wait."""
         await self._news.wait()
         self._news.clear()
 
@@ -160,7 +160,7 @@ class Outbox:
         self._told = {fact for fact in self._told if not isinstance(fact, Checked) or fact in self.verdicts}
 
     def open_step(self, tick: Tick) -> None:
-        """A step is open for this roster, perhaps again: its facts have not been reported."""
+        """A step is open for this roster, perhaps again: the coordinator has none of its facts."""
         self._generation += 1
         self._tick = tick
         self._by_name.clear()
@@ -173,7 +173,7 @@ class Outbox:
         self._told.discard(Accused(author))
 
     def everything_again(self) -> None:
-        """A new session: every fact that still matters is told again (of the applied states, the last two)."""
+        """A new session: this peer reports every fact that still matters again (of the applied states, the last two)."""
         self._generation += 1
         self._told.clear()
         self.applied = {step: self.applied[step] for step in sorted(self.applied)[-2:]}

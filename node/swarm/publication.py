@@ -1,7 +1,7 @@
-"""A peer's own payload of a step: announced once and for all, shown when it may be, said again until the step is decided.
+"""A peer's own payload of a step: signed once, shown to other peers when it may be, re-announced until the step is decided.
 
-Refuses to sign a second announcement for a step (node/swarm/vow.py). Where peers check each other, nobody sees a payload
-before the coordinator has its announcement, so that whoever copies it is later. ADR 22.
+Refuses to sign a second announcement for a step (node/swarm/vow.py). In a run with checks, and in an open run, no peer sees a
+payload before the coordinator has its announcement. A peer that copies the payload is therefore later. ADR 22.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protos.identity import Identity
 from protos.log import Entry
 from protos.v1 import update_pb2
 
-# An announcement is gossiped again while its step is open: the first may have come before the mesh was there.
+# A peer gossips its announcement again while the step is open: the mesh may not have existed at the first time.
 GOSSIP_AGAIN_SECONDS_MIN = 1.0
 GOSSIP_AGAIN_SECONDS_MAX = 8.0
 
@@ -34,9 +34,9 @@ class Aside(Protocol):
 
 
 class Publication:
-    """One peer's, in one run. `say` tells others an announcement, with its payload if that is here.
+    """One peer's, in one run. `say` sends an announcement to other peers, with its payload if the payload is here.
 
-    Withheld is at most one payload: the last that was published."""
+    The peer withholds at most one payload: the last that it published."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Publication:
         self._withheld: Vowed | None = None
 
     async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
-        """Offer this peer's payload of a step, and say so; or what was said before, if it was another one."""
+        """Announce this peer's payload of a step, or re-announce the payload that this peer signed before for the step."""
         if announcement.step <= self._view.step:
-            return  # decided without us while we computed
+            return  # the log has decided the step while this peer computed
         vowed = await self._vowed(data, announcement)
         if vowed is None or vowed.step <= self._view.step:
             return
@@ -71,12 +71,12 @@ class Publication:
             await self._say(vowed.envelope, data if vowed.payload_sha256 == payload_hash(data) else None)
 
     async def _vowed(self, data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
-        """The one announcement that this peer ever signs for a step, with its payload kept; None if that is lost."""
+        """The one announcement that this peer ever signs for a step, with its payload kept; None if the payload is lost."""
         step, sha256, last = announcement.step, payload_hash(data), self._vow.last
         if last is not None and step <= last.step and (step, sha256) != (last.step, last.payload_sha256):
             held = step == last.step and self._payloads.get(last.payload_sha256) is not None
-            what = "those are said again" if held else "they are not here: this peer sits the step out"
-            self._runtime.log.info(f"votes were announced before; {what}", step=step, announced_step=last.step)
+            what = "announcing them again" if held else "their payload is not here, so this peer sits the step out"
+            self._runtime.log.info(f"this peer announced votes before; {what}", step=step, announced_step=last.step)
             return last if held else None
         if self._payloads.put(step, sha256, data):
             self._runtime.counters.payload_bytes_sent += len(data)
@@ -89,20 +89,20 @@ class Publication:
         return vowed
 
     def shown(self, sha256: bytes) -> bytes | None:
-        """A payload, anybody's, for whoever asks; not the one that the coordinator does not know of yet."""
+        """A payload of any author, for any peer that asks; None for the payload that this peer withholds."""
         if self._withheld is not None and sha256 == self._withheld.payload_sha256:
             return None
         return self._payloads.get(sha256)
 
     def show_decided(self, step: int) -> None:
-        """Whoever needs the votes of a decided step has read their hash in the log."""
+        """A step is decided: stop withholding its payload, because the log names its hash to every peer."""
         if self._withheld is not None and self._withheld.step <= step:
             self._withheld = None
 
     def answered(self, facts: Sequence[Fact], taken: bool) -> list[Published]:
-        """The coordinator has answered a report of these facts: what is withheld is shown if its announcement was `taken`.
+        """The coordinator has answered a report of these facts. If it has `taken` the withheld announcement, show the payload.
 
-        Returns the facts that it did not hear: until it does, or the step is decided, nobody sees the votes.
+        Returns the facts that it has not taken. Until the coordinator takes them, or decides the step, no peer sees the votes.
         """
         withheld = self._withheld
         if withheld is None:
@@ -114,13 +114,13 @@ class Publication:
         return said
 
     async def _show(self, vowed: Vowed) -> None:
-        """The coordinator has the announcement."""
+        """The coordinator has the announcement: other peers may see it, too."""
         if self._withheld == vowed:
             self._withheld = None
             await self._say(vowed.envelope, self._payloads.get(vowed.payload_sha256))
 
     def named_in(self, entry: Entry) -> bytes | None:
-        """This peer's announcement, if an entry names the payload that it is about."""
+        """This peer's announcement, if an entry names the announced payload."""
         own = self._outbox.announcement
         mine = next((c for c in entry.contributions if c.public_key == self._identity.public_key), None)
         kept = mine is not None and Held(mine.public_key, mine.payload_sha256) in self._outbox.holdings
@@ -129,12 +129,12 @@ class Publication:
         return None
 
     def _own(self, step: int) -> bytes | None:
-        """The payload that was announced for this step, if it is here."""
+        """The payload that this peer announced for this step, if it is here."""
         last = self._vow.last
         return self._payloads.get(last.payload_sha256) if last is not None and last.step == step else None
 
     async def say_again_forever(self) -> None:
-        """Say our announcement again to those that lack it, ever less often, until its step is decided."""
+        """Re-announce to the peers that lack the announcement, ever less often, until its step is decided."""
         said, delay = 0, GOSSIP_AGAIN_SECONDS_MIN
         while True:
             await asyncio.sleep(delay)

@@ -1,7 +1,7 @@
-"""How a peer gets payloads that are not its own: from its disk, or from any holder by hash, and kept for others.
+"""A peer gets other peers' payloads from its own disk, or from any holder by hash, and keeps them for others.
 
-An announced payload is worth a few tries while its step is open; one that an entry names is needed at once, until a snapshot
-does instead. Refuses nothing that has the hash: whether the bytes are votes is for those who asked.
+A peer tries to pull an announced payload a few times while its step is open. A payload that an entry names is needed at once,
+until a later snapshot replaces it. Refuses no bytes that have the hash: the caller checks whether the bytes are votes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from protos.errors import NetworkError
 from protos.log import Contribution
 
 FETCH_ROUNDS_MAX = 6
-# Votes that the log names are asked for so often before a snapshot does instead.
+# A peer asks for votes that the log names so often before it loads a snapshot instead.
 ACCEPTED_ROUNDS_MIN = 3
 
 
 class Pulls:
-    """One peer's, into its `payloads`. `patience_seconds` is how long an accepted payload is looked for."""
+    """One peer's, into its `payloads`. The peer looks for an accepted payload for `patience_seconds`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Pulls:
         self._runtime, self._patience_seconds = runtime, patience_seconds
 
     async def announced(self, announced: Announced) -> bytes:
-        """Try while the step is open, a bounded number of times; afterwards the entry says whether it matters.
+        """Try while the step is open, a bounded number of times. Afterwards the entry decides whether the payload counts.
 
         Raises NetworkError.
         """
@@ -60,9 +60,10 @@ class Pulls:
         return await self._pull(announced.step, announced.payload_sha256, announced.payload_bytes, announced.author)
 
     async def accepted(self, contribution: Contribution, step: int, bytes_max: int) -> bytes | None:
-        """A payload that the entry of `step` names; None if a snapshot has to do instead.
+        """A payload that the entry of `step` names; None if the peer has to load a snapshot instead.
 
-        Its author may have named another length to the coordinator: up to `bytes_max`, any is taken in the end.
+        The author may have given the coordinator a wrong length. After the first try the peer takes any length up to
+        `bytes_max`.
         """
         give_up = time.monotonic() + self._patience_seconds
         delay, size_max, rounds = patience.RETRY_SECONDS_MIN, None, 0
@@ -88,7 +89,7 @@ class Pulls:
         return data
 
     def taken(self, step: int, sha256: bytes, data: bytes) -> None:
-        """A payload came without being asked for; its hash is checked already."""
+        """Keep a payload that came without a request. The caller has checked its hash."""
         if self._payloads.put(step, sha256, data):
             self._runtime.counters.payload_bytes_received += len(data)
 
@@ -100,7 +101,7 @@ class Pulls:
             return held
         newest = self._snapshots.newest
         holders = [author, *self._view.roster, *(newest.holders if newest is not None else ())]
-        if size_max is not None:  # the author last: it gains by holding others up
+        if size_max is not None:  # the author comes last, because a dishonest author gains when others wait
             holders = [*dict.fromkeys(key for key in holders if key != author), author]
         data = await self._fetcher.fetch(sha256, size, holders, size_max, hasty=hasty)
         self.taken(step, sha256, data)

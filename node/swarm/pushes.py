@@ -1,9 +1,11 @@
-"""Small payloads, sent with their announcement to each peer that needs them: no gossip, and no round trip to ask for them.
+"""A peer sends a small payload with its announcement to each peer that needs it: no gossip, and no round trip for a request.
 
-An author keeps one stream to each peer that it is connected to, and sends on it, step after step, its announcement and the
-payload; one byte comes back. A peer that has answered needs no gossip. Refuses to take anything but what a member of the open
-step's roster announced itself, of at most PUSHED_BYTES_MAX, one each PUSH_MS, on PUSHERS_MAX streams at a time. An announcement
-that the inbox refuses ends the stream, before its payload is read.
+An author keeps one stream to each connected peer. In each step it sends its announcement and the payload on the stream, and
+the receiver answers with one byte. A peer that has answered needs no gossip.
+
+Refuses a payload that its sender did not announce itself, and a sender that is not in the open step's roster. Refuses payloads
+beyond PUSHED_BYTES_MAX, more than one each PUSH_MS, and more than PUSHERS_MAX streams at a time. An announcement that the
+inbox refuses ends the stream before the receiver reads the payload.
 
 On the stream, per push: uint32 + announcement (a SignedEnvelope), uint32 + payload; then one byte back.
 """
@@ -27,14 +29,14 @@ from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of
 from protos.rate import Rate
 
-# Payloads up to so many bytes are sent with their announcement: a round trip less, and no gossip. How long an author waits for
-# answers before it gossips as well; of streams of pushes, how many a peer takes in all (of a connected swarm, and joiners) and
-# of one author.
+# Payloads up to PUSHED_BYTES_MAX travel with their announcement: a round trip less, and no gossip. An author waits for answers
+# for PUSH_PATIENCE_SECONDS before it gossips as well. A peer takes PUSHERS_MAX streams of pushes in all (for a connected swarm,
+# and joiners), and PUSHES_A_PEER_MAX of one author.
 PUSHED_BYTES_MAX = 64 * 1024
 PUSH_PATIENCE_SECONDS = 0.5
 PUSHERS_MAX = 256
 PUSHES_A_PEER_MAX = 2
-# Of one author: so many pushes at once, and one more each so many ms.
+# One author may send PUSHES_MAX_AT_ONCE pushes at once, and one more each PUSH_MS.
 PUSHES_MAX_AT_ONCE = 32
 PUSH_MS = 20
 
@@ -45,7 +47,7 @@ _FAILURES = (NetworkError, OSError, asyncio.IncompleteReadError, TimeoutError)
 
 
 class PushServer:
-    """What others push to this peer. `take` keeps a payload of a step by its hash."""
+    """The receiving side of pushes. `take` keeps a payload of a step by its hash."""
 
     def __init__(
         self,
@@ -61,10 +63,10 @@ class PushServer:
         self._rate = Rate(PUSHES_MAX_AT_ONCE, PUSH_MS, contract.ROSTER_PEERS_MAX)
 
     async def handle(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One author's stream, until it closes it, is silent for long, or says something wrong."""
+        """One author's stream, until the author closes it, is silent for too long, or sends something wrong."""
         streams = self._streams
         if len(streams) >= PUSHERS_MAX or streams.get(remote, 0) >= PUSHES_A_PEER_MAX:
-            self._refused(Refusal(Reason.TOO_MANY, f"a stream of pushes of {remote[-8:]}"))
+            self._refused(Refusal(Reason.TOO_MANY, f"one more stream of pushes of {remote[-8:]}"))
             return
         streams[remote] = streams.get(remote, 0) + 1
         try:
@@ -80,7 +82,7 @@ class PushServer:
         except Refusal as refusal:
             self._refused(refusal)
         except (OperatorError, asyncio.IncompleteReadError):
-            pass  # no Ed25519 peer, none of ours; or its author closed the stream
+            pass  # the remote has no Ed25519 key, so it is no peer of a run; or the author closed the stream
         except TimeoutError:
             writer.transport.abort()
             raise
@@ -90,7 +92,7 @@ class PushServer:
                 del streams[remote]
 
     async def _one(self, author: bytes, size: int, reader: asyncio.StreamReader) -> None:
-        """One announcement and its payload. Everything that is not wanted ends the stream before its payload is read."""
+        """One announcement and its payload. A push that this peer refuses ends the stream before its payload is read."""
         if size > ENVELOPE_BYTES_MAX:
             raise Refusal(Reason.TOO_LARGE, f"pushed announcement of {size} bytes, at most {ENVELOPE_BYTES_MAX}")
         envelope = await reader.readexactly(size)
@@ -98,7 +100,7 @@ class PushServer:
         if length > PUSHED_BYTES_MAX:
             raise Refusal(Reason.TOO_LARGE, f"pushed payload of {length} bytes, at most {PUSHED_BYTES_MAX}")
         if not self._rate.may(author, 1000 * asyncio.get_running_loop().time()):
-            raise Refusal(Reason.TOO_MANY, "pushes of one author: one or two a step are expected")
+            raise Refusal(Reason.TOO_MANY, "too many pushes of one author: one or two a step are expected")
         if author not in self._view.roster:
             raise Refusal(Reason.UNKNOWN_SIGNER, "a push by a peer that is not in the open step's roster")
         with self._announcements.pushed(envelope, author) as announced:
@@ -117,7 +119,7 @@ class PushServer:
 
 @dataclass
 class _Kept:
-    """The stream to one peer. Pushes to it are one after the other."""
+    """The stream to one peer. It carries one push after the other."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -129,12 +131,12 @@ class Pusher:
     def __init__(self, host: Host, view: View, wire: WireBytes, topic: Topic) -> None:
         self._host, self._view, self._wire, self._topic = host, view, wire, topic
         self._kept: dict[bytes, _Kept] = {}
-        self._has: set[bytes] = set()  # who has the announcement that was pushed last
+        self._has: set[bytes] = set()  # the peers that have the last pushed announcement
         self._last = b""
         self._pushing: dict[bytes, asyncio.Task[bool]] = {}
 
     async def publish(self, envelope: bytes, payload: bytes | None) -> None:
-        """Push to every neighbour that lacks it. Gossip, too, if one of these or of the roster does not answer soon."""
+        """Push to every neighbour that lacks it. Gossip, too, if a neighbour or a roster member does not answer soon."""
         if envelope != self._last:
             for task in self._pushing.values():
                 task.cancel()
@@ -165,7 +167,7 @@ class Pusher:
         self._kept.clear()
 
     async def _push(self, key: bytes, envelope: bytes, payload: bytes) -> bool:
-        """Whether the peer answered. A kept stream that has died is opened again, once."""
+        """Whether the peer answered. If a kept stream has died, the author opens it once more."""
         for _ in range(2):
             kept = self._kept.pop(key, None)
             fresh = kept is None

@@ -1,6 +1,6 @@
 """Sends the outbox's facts to the coordinator, one report at a time, until the coordinator has them.
 
-Sends nothing before the coordinator's stream has said a word, because the coordinator does not know this session until then.
+Sends nothing before the coordinator's stream has sent a message, because the coordinator does not know this session until then.
 Refuses to judge a fact: the module that added it has checked it.
 """
 
@@ -43,7 +43,7 @@ class Reporter:
         self._telling = False
 
     def resume(self) -> None:
-        """The coordinator knows this session (again). After a pause, every fact that still matters is told again."""
+        """The coordinator knows this session (again). After a pause, report every fact that still matters again."""
         if not self._telling:
             self._telling = True
             self._outbox.everything_again()
@@ -72,7 +72,7 @@ class Reporter:
             self._answered(facts, response)
 
     def _answered(self, facts: list[Fact], response: pb.ReportResponse) -> None:
-        """Mark the facts that the coordinator has; the others are told again."""
+        """Mark the facts that the coordinator has; this peer reports the others again."""
         unheard: list[Fact] = [*self._publication.answered(facts, response.announcement_taken)]
         if unheard:
             self._runtime.spawn(self._wake_later())

@@ -1,6 +1,6 @@
-"""What the parts of a session run on: tasks, events for the training thread, lines of the log, counted refusals.
+"""The runtime of a session's parts: tasks, events for the training thread, lines of the log, counted refusals.
 
-Owns every task that a part starts, and ends them all together. Knows nothing of what they do.
+Owns every task that a part starts, and ends them all together. Knows nothing of the work of a task.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protos.identity import short
 
 
 class Runtime:
-    """One session's. `emit` hands an event to the training thread, and waits while that has no room for it."""
+    """One session's. `emit` hands an event to the training thread, and waits while the queue has no room for it."""
 
     def __init__(
         self, public_key: bytes, emit: Callable[[Event], Awaitable[None]], counters: Counters, view: View
@@ -31,27 +31,27 @@ class Runtime:
         self._has_failed = False
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a task; if it fails, so does the session."""
+        """Start a task. If the task fails, the session fails."""
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     async def stop(self) -> None:
-        """End what is running, and wait for it."""
+        """End every task, and wait for the end."""
         tasks = list(self.tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def refused(self, refusal: Refusal) -> None:
-        """Something foreign did not get through its door."""
+        """Count foreign bytes that their door refused."""
         name = refusal.reason.value
         self.counters.refused[name] = self.counters.refused.get(name, 0) + 1
         self.log.debug("refused", step=self._view.step, why=str(refusal))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        """Our own mistakes end the peer with their traceback, never silently; what follows from the first is not said."""
+        """A mistake of this program ends the peer with its traceback, never silently. Only the first failure is logged."""
         self.tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None or self._has_failed:
             return

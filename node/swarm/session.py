@@ -191,8 +191,8 @@ class Session:
     # ---- life --------------------------------------------------------------------------------------------------------
 
     async def connect(self, *, anchor: bool = False) -> pb.GetRunResponse:
-        """Reach the coordinator and read the run's facts. RefusedError, before a model is built, if this peer is not admitted:
-        excluded, not on the list, no place left, or with a ticket that admits nobody any more."""
+        """Reach the coordinator and read the run's facts. Raises RefusedError, before this peer builds a model, if the peer is
+        not admitted: it is excluded, not on the list, the run is full, or the peer's ticket admits nobody any more."""
         await self.parts.client.connect()
         response, config = await self.parts.client.get_run()
         await self.parts.client.may_join(anchor=anchor)
@@ -237,13 +237,13 @@ class Session:
         self.parts.reporter.pause()
 
     async def stop(self, *, leaving: bool) -> None:
-        """Say goodbye (bounded), and stop everything."""
+        """Tell the coordinator that this peer leaves (bounded), and stop everything."""
         if leaving and self._following is not None:
             try:
                 await asyncio.wait_for(self.parts.client.report(pb.ReportBody(leaving=True)), GOODBYE_SECONDS_MAX)
             except (SwarmentumError, TimeoutError):
                 self.parts.runtime.log.info(
-                    "left without a goodbye: the coordinator does not answer", step=self.committed_step
+                    "leaving without telling the coordinator, which does not answer", step=self.committed_step
                 )
         await self.parts.runtime.stop()
         self.parts.pusher.close()
@@ -260,12 +260,12 @@ class Session:
         return self.parts.view.committed_step
 
     async def offered(self) -> tuple[Snapshot, ...]:
-        """Ask the coordinator which snapshots are agreed now, newest first. NetworkError if it stays away for longer than our
-        patience."""
+        """Ask the coordinator which snapshots are agreed now, newest first. Raises NetworkError if the coordinator stays away
+        for longer than this peer's patience."""
         return await self.parts.membership.offered(self.parts.patience_seconds)
 
     async def entries_about(self, step: int) -> tuple[SignedEntry | None, SignedEntry | None]:
-        """The log's entries of `step` and of the step after it, verified; None for step 0, and where there is none yet.
+        """The log's entries of `step` and of the step after it, verified; None for step 0, and for a step without an entry.
 
         Raises NetworkError, or RefusedError if the coordinator's log is not this run's.
         """
@@ -275,25 +275,25 @@ class Session:
             try:
                 signed = self.parts.view.chain.open(envelope)
             except Refusal as refusal:
-                raise RefusedError(f"the coordinator's log of step {step} cannot be believed: {refusal}") from refusal
+                raise RefusedError(f"the coordinator's entries from step {step} on are invalid: {refusal}") from refusal
             found[signed.entry.step] = signed
         return found.get(step), found.get(step + 1)
 
     def is_withdrawn(self, step: int) -> bool:
-        """Whether what was agreed about the state after this step does not count any more."""
+        """Whether a withdrawal covers the state after this step."""
         return self.parts.snapshots.is_withdrawn(step)
 
     async def found_bad(self, snapshot: Snapshot) -> None:
-        """An agreed snapshot does not hold what the log says: the coordinator is told."""
+        """Tell the coordinator that an agreed snapshot does not hold what the log says."""
         self.parts.outbox.add_bad_snapshot(snapshot.step, snapshot.root, snapshot.total_bytes)
 
     def taken(self, event: Event) -> None:
-        """The training thread has an event: what it held of the votes that may wait is free."""
+        """The training thread has taken an event: its share of the bytes that may wait is free."""
         if isinstance(event, Committed):
             self.parts.entries.taken(event.signed.entry.step)
 
     async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
-        """Offer this peer's payload of a step, and say so; or what was said before, if it was another one."""
+        """See `Publication.publish`."""
         self.parts.outbox.take_part()
         await self.parts.publication.publish(data, announcement)
 
@@ -311,7 +311,7 @@ class Session:
         self.parts.outbox.pause(paused)
 
     async def found(self, verdicts: Sequence[Verdict]) -> None:
-        """What checks of others' votes gave."""
+        """Report the verdicts of this peer's checks of other peers' votes."""
         self.parts.outbox.add_verdicts(verdicts)
 
     async def restarted(self) -> None:
@@ -319,7 +319,7 @@ class Session:
         self.parts.outbox.restart()
 
     async def stored(self, step: int, root: bytes, size: int, kept: bool) -> None:
-        """A snapshot's root was computed; `kept`: its pieces are in the store."""
+        """This peer has computed a snapshot's root; `kept`: the snapshot's pieces are in the store."""
         self.parts.outbox.add_snapshot(step, root, size, kept=kept)
 
     async def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
@@ -329,7 +329,7 @@ class Session:
     # ---- the overlay -------------------------------------------------------------------------------------------------
 
     async def _overlay_again(self) -> None:
-        """p2pd was started again: streams, connections and the DHT are new."""
+        """p2pd has started again: streams, connections and the DHT are new."""
         self.parts.pusher.close()
         self.fetcher.close()
         await self.parts.connections.restart(

@@ -1,6 +1,6 @@
-"""The agreed snapshots that a peer knows of, and with them, which payloads nobody needs any more.
+"""The agreed snapshots that a peer knows, and with them, the payloads that no peer needs any more.
 
-Keeps the newest two, and what the operator withdrew. Holds no pieces: those are the training thread's (node/snapshot).
+Keeps the newest two snapshots, and the list of withdrawals. Holds no pieces: the training thread has them (node/snapshot).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from node.blobs.payloads import Payloads
 from node.swarm.events import Snapshot
 from protos.v1 import coordinator_pb2 as pb
 
-# Payloads and snapshots stay at least this long after a newer snapshot is agreed: somebody may be on its way from them.
+# Payloads and snapshots stay at least this long after a newer snapshot is agreed: a joiner may still load and replay them.
 RETAIN_SECONDS = 60.0
 
 SNAPSHOTS_KEPT = 2
@@ -41,17 +41,18 @@ class AgreedSnapshots:
         return self._known[-1] if self._known else None
 
     def is_withdrawn(self, step: int) -> bool:
-        """Whether what was agreed about the state after this step does not count any more."""
+        """Whether a withdrawal covers the state after this step."""
         return any(first <= step <= last for first, last in self._withdrawn)
 
     def withdraw(self, withdrawn: Iterable[pb.Withdrawn]) -> None:
-        """All that the operator withdrew so far."""
+        """All withdrawals so far, of the operator or of an anchor."""
         self._withdrawn = tuple((gone.from_step, gone.to_step) for gone in withdrawn)
         self._known = [known for known in self._known if not self.is_withdrawn(known.step)]
 
     def remember(self, snapshot: Snapshot) -> None:
-        """A snapshot is agreed. A joiner that cannot use the newest goes on from the one before, and needs what came after it:
-        payloads go once the snapshot *after* the one that they led to was there for long enough to be loaded.
+        """A snapshot is agreed. A joiner that cannot use the newest one loads the one before, and needs the payloads after it.
+
+        So a payload goes only after the *second* snapshot that follows it has been there for RETAIN_SECONDS.
         """
         now = time.monotonic()
         self._agreed_at.setdefault(snapshot.step, now)

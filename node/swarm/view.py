@@ -1,6 +1,6 @@
-"""What a peer knows of its run: the head of the log that it goes by, and the step that is open. Values: nothing waits here.
+"""A peer's view of its run: the head of the log that it follows, and the step that is open. Values: nothing waits here.
 
-Whoever follows the log (`entries`, `follower`) writes it, everybody else reads it.
+The modules that follow the log (`entries`, `follower`) write the view; all others only read it.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from protos.log import Chain, Tick
 
 
 class View:
-    """One peer's, of one run. `chain` is the log's head; `tick` opened the step after it, if it is open and we were told."""
+    """One peer's, of one run. `chain` is the log's head; `tick` is the tick of the step after it, if this peer has one."""
 
     def __init__(self, run_id: bytes, coordinator: bytes) -> None:
         self._run_id, self._coordinator = run_id, coordinator
         self.chain = Chain(run_id, coordinator)
         self.tick: Tick | None = None
         self.committed_step = 0
-        """The newest entry that has arrived: read by the training thread, and a moment behind the head when the entry
-        excludes this very peer."""
+        """The newest entry that has arrived. The training thread reads it. If an entry excludes this very peer, it is a moment
+        behind the head."""
         self.commits_first = False
         """Whether a payload is withheld until the coordinator has its announcement (the run's configuration decides)."""
         self.admitted_at_step = 0
         """The head when the coordinator last admitted this peer."""
 
     def start(self, step: int, head: bytes) -> None:
-        """Go by the log after `step`, whose entry has this hash; no step is open."""
+        """Follow the log after `step`, whose entry has this hash; no step is open."""
         self.chain = Chain(self._run_id, self._coordinator, step, head)
         self.committed_step, self.tick = step, None
 

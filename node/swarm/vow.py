@@ -1,8 +1,8 @@
-"""The last announcement that this peer signed, on its disk before anybody hears it: one payload a step, whatever happens.
+"""The last announcement that this peer signed is on its disk before another peer gets it: one payload a step in every case.
 
-A peer that is killed and comes back, or that re-syncs, computes other votes for a step that is still open. Two announcements
-of one step get their author excluded, so it says again what it said before. Refuses to be cleverer: if the payload that was
-announced is lost, the peer sits the step out. ADR 19.
+A peer that is killed and comes back, or that re-syncs, computes other votes for a step that is still open. The log excludes an
+author of two announcements of one step, so the peer re-sends its first announcement. If the announced payload is lost, the
+peer sits the step out. ADR 19.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "announced"
 
 @dataclass(frozen=True)
 class Vowed:
-    """What was announced: for which step, which payload, in which words."""
+    """A signed announcement: its step, its payload's hash, and its envelope."""
 
     step: int
     payload_sha256: bytes
@@ -29,7 +29,7 @@ class Vowed:
 
 
 class Vow:
-    """One file in the folder of a peer's run. Raises OperatorError if it is not what this peer signed in this run."""
+    """One file in the folder of a peer's run. Raises OperatorError if the file is not this peer's announcement of this run."""
 
     def __init__(self, folder: Path, run_id: bytes, author: bytes) -> None:
         self._path = folder / NAME
@@ -45,7 +45,7 @@ class Vow:
         except Refusal as refusal:
             raise OperatorError(
                 f"{self._path} is not this peer's last announcement of this run ({refusal}). Without it the peer may announce "
-                "two payloads for one step, and be excluded for that: wait until the run is a step further, then delete it"
+                "two payloads for a step, and be excluded for that. Wait until the run is a step further, then delete the file"
             ) from refusal
         self.last = Vowed(body.step, body.payload_sha256, data)
 

@@ -1,6 +1,6 @@
-"""What this peer was told: the newest entries, to notice a coordinator that signs two entries for one step.
+"""The newest entries that this peer follows, to detect a coordinator that signs two entries for one step.
 
-Takes verified entries only. Two that exclude each other are kept as a file that proves it to anyone.
+Takes verified entries only. Writes two entries that exclude each other to a file, as a proof for anyone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENTRIES_KEPT_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True)
 class Told:
-    """An entry that this peer goes by. Of the one that it started after, it may know the hash alone."""
+    """An entry that this peer follows. Of the entry that this peer started after, it may know the hash alone."""
 
     step: int
     hash: bytes
@@ -36,12 +36,12 @@ class Witness:
         self._bytes = 0
 
     def start(self, step: int, head: bytes) -> None:
-        """The log goes on after this step, whose entry has this hash (step 0: the run id)."""
+        """The log continues after this step, whose entry has this hash (step 0: the run id)."""
         if step not in self._told:
             self._keep(Told(step, head))
 
     def saw(self, signed: SignedEntry) -> None:
-        """This peer goes by this entry."""
+        """This peer follows this entry."""
         before = self._told.pop(signed.entry.step, None)
         self._bytes -= len(before.envelope) if before else 0
         self._keep(Told(signed.entry.step, signed.hash, signed.envelope))
@@ -53,7 +53,7 @@ class Witness:
             self._bytes -= len(self._told.popitem(last=False)[1].envelope)
 
     def after(self, step: int, bytes_max: int) -> list[bytes]:
-        """Entries after a step, without gaps and as far as they are kept: at most one page, and so many bytes, but one."""
+        """The kept entries after a step, without gaps: at most a page, and at most `bytes_max`, except for the first."""
         found: list[bytes] = []
         while len(found) < ENTRIES_PAGE_MAX and (told := self._told.get(step + len(found) + 1)) and told.envelope:
             bytes_max -= len(told.envelope)
@@ -68,7 +68,7 @@ class Witness:
         return b"" if told is None else told.envelope
 
     def contradiction(self, signed: SignedEntry) -> Told | None:
-        """The entry that this peer goes by and that cannot be in one log with `signed`; None: they may be."""
+        """The entry that this peer follows and that cannot be in one log with `signed`; None if there is none."""
         step = signed.entry.step
         same, before = self._told.get(step), self._told.get(step - 1)
         if same is not None and same.hash != signed.hash:
@@ -78,7 +78,7 @@ class Witness:
         return None
 
     def accuse(self, told: Told, signed: SignedEntry) -> DivergedError:
-        """Leave both entries as evidence; the error to stop with."""
+        """Keep both entries as evidence. Returns the error that stops this peer."""
         step = signed.entry.step
         what = (
             f"two entries for step {step}"
@@ -97,10 +97,10 @@ class Witness:
         }
         try:
             path.write_text(json.dumps(evidence, indent=1) + "\n")
-            kept = f"both, signed by it, are in {path}"
+            kept = f"both, signed by the coordinator, are in {path}"
         except OSError as error:
             kept = f"the evidence could not be written to {path}: {error.strerror}"
         return DivergedError(
-            f"the coordinator signed {what}, so there are two logs of this run and no way to tell which counts; {kept}. "
+            f"the coordinator signed {what}, so this run has two logs, and this peer cannot tell which one counts; {kept}. "
             "Show it to the run's operator: two coordinators with one key on two databases, or a restored backup, do this"
         )

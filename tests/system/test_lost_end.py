@@ -31,7 +31,7 @@ def test_peers_give_a_coordinator_back_what_its_journal_lost(tmp_path: Path) -> 
         [gave, *_] = [
             line
             for name in ("ada", "bob")
-            for line in swarm.events(name, "the coordinator's journal had lost its end: gave it entries back")
+            for line in swarm.events(name, "the coordinator's journal had lost its end: this peer gave entries back")
         ]
         assert gave["entries"] >= STEPS_LOST
         assert swarm.events("coordinator", "the journal had lost its last entries, and a peer gave them back")
