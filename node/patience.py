@@ -1,4 +1,4 @@
-"""How soon something that failed is tried again: the first wait, and the longest."""
+"""The wait before a failed call is tried again: the first wait, and the longest."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Neighbours(Protocol):
         """Multiaddresses of peers that the coordinator knows; may be empty."""
 
     def moved(self, addresses: tuple[str, ...]) -> None:
-        """This peer's own addresses have changed."""
+        """Take this peer's own addresses, which have changed."""
 
     def log(self, event: str, **facts: object) -> None:
         """One line of the log."""
@@ -58,7 +58,9 @@ class Connections:
         self._host, self._run_id, self._neighbours = host, run_id, neighbours
         self._make_discovery = discovery
         self._discovery = discovery(host, run_id)
-        self._again: dict[str, tuple[float, float]] = {}  # relayed peers: not before, and how long to wait after
+        self._again: dict[
+            str, tuple[float, float]
+        ] = {}  # relayed peers: the next dial's time, and the wait after it
 
     async def start(self, known: list[str]) -> None:
         """Join the DHT through peers whose addresses are known."""
@@ -88,7 +90,7 @@ class Connections:
                 announced = time.monotonic()
             here = await self._host.connected()
             lacking = self._lacking(here)
-            if lacking - before:  # somebody new, or gone: look for it soon
+            if lacking - before:  # a peer is new, or gone: look for it soon
                 again_at, patience = 0.0, DISCOVER_AGAIN_SECONDS
             before = lacking
             if (lacking or not here) and time.monotonic() >= again_at:
@@ -105,7 +107,7 @@ class Connections:
             await asyncio.sleep(DISCOVER_AGAIN_SECONDS if soon else DISCOVER_SECONDS)
 
     def _lacking(self, here: dict[str, bool]) -> set[str]:
-        """Peers that should be connected and are not, or through a relay only; none, if there are connections enough."""
+        """Peers that should be connected, and are not or only through a relay; none if there are enough connections."""
         if len(here) >= OVERLAY_PEERS_WANTED:
             return set()
         return {peer for peer in self._neighbours.wanted() if not here.get(peer)}

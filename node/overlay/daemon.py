@@ -26,7 +26,7 @@ from node.overlay.tasks import Tasks
 from protos.address import usable
 from protos.errors import NetworkError, OperatorError
 
-# A peer behind a router tries so often to reach its first relay before it gives up: about 20 s.
+# A peer behind a router tries BOOTSTRAP_TRIES times to reach its first relay, about 20 s, before it gives up.
 BOOTSTRAP_TRIES = 8
 DAEMON_RESTARTS_MAX = 100
 FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, TimeoutError)
@@ -173,7 +173,7 @@ class Daemon:
             return
 
     def closing(self) -> None:
-        """The daemon's end is wanted from now on: it is not started again."""
+        """From now on the daemon's end is wanted: this peer does not start it again."""
         self._closing = True
 
     async def stop(self) -> None:

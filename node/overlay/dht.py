@@ -1,9 +1,10 @@
 """Discovery: hivemind's DHT on the host's own libp2p. Peers of a run find each other under the run's key.
 
-Every record is a signed peer record stored under its own peer's subkey and its own run's key; a DHT node refuses any other,
-so nobody can write over somebody else's. What is read is verified again. What a node keeps for others is bounded: a peer
-keeps records of its own run only, a relay of RELAY_RUNS_MAX runs; at most DHT_RECORDS_MAX records in all, none longer than
-DHT_RECORD_SECONDS; and each remote may ask so often.
+Every record is a signed peer record under its own peer's subkey and its own run's key. A DHT node refuses any other record, so
+nobody can replace another peer's record. A peer verifies a record again when it reads one.
+
+Everything that a node keeps for others is bounded. A peer keeps records of its own run only, a relay of RELAY_RUNS_MAX runs. A
+node keeps at most DHT_RECORDS_MAX records, none longer than DHT_RECORD_SECONDS, and bounds the calls of each remote.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from protos.v1 import envelope_pb2, update_pb2
 DHT_SECONDS_MAX = 10.0
 # A record outlives three missed refreshes.
 DHT_RECORD_SECONDS = 240.0
-# What a DHT node keeps for others: records in all and of one run (8 KiB each at most), runs of a relay (a peer has one), and
-# how far the clocks of two machines may be apart.
+# Limits of a DHT node: records in all and of one run (8 KiB each at most), and runs of a relay (a peer has one). The last is
+# the largest difference between two machines' clocks.
 DHT_RECORDS_MAX = 4096
 DHT_RECORDS_A_RUN_MAX = 2048
 RELAY_RUNS_MAX = 64
 DHT_CLOCKS_APART_SECONDS = 60.0
-# Calls of one remote, and of all: so many keys at once, and one more each so many ms. A peer stores its one key once a
-# minute and looks it up every 2 to 10 s, over several hops.
+# Calls of one remote, and of all remotes: so many keys at once, and one more each so many ms. A peer stores its one key once a
+# minute, and looks it up every 2 to 10 s, over several hops.
 DHT_CALLS_MAX = 200
 DHT_CALL_MS = 200
 DHT_CALLS_ALL_MAX = 20_000
@@ -55,20 +56,21 @@ class DhtBusyError(SwarmentumError):
 
 
 def run_key(run_id: bytes) -> str:
-    """Under which the peers of a run are found."""
+    """The DHT key of a run's peers."""
     return f"swarmentum/v1/{run_id.hex()}/peers"
 
 
 class _OwnRecordsOnly(RecordValidatorBase):  # type: ignore[misc]
-    """Keeps a record only if it is an envelope signed by the peer whose subkey it has, under the key of the run that the
-    envelope names, which is `run_id` if this node serves one run, and if it does not outlive a record of ours."""
+    """Keeps a record only if it is an envelope signed by the peer of the record's subkey, under the key of the envelope's run.
+
+    The run is `run_id` if this node serves one run. The record must not outlive a record that this node makes itself."""
 
     def __init__(self, run_id: bytes | None = None) -> None:
         super().__init__()
         self._run_id = run_id
 
     def validate(self, record: DHTRecord) -> bool:
-        """Called by hivemind for every record that is stored or read."""
+        """hivemind calls this for every record that it stores or reads."""
         if not record.expiration_time <= get_dht_time() + DHT_RECORD_SECONDS + DHT_CLOCKS_APART_SECONDS:
             return False
         if len(record.value) > 2 * RECORD_BYTES_MAX or len(record.subkey) > contract.ADDRESS_BYTES_MAX:
@@ -86,15 +88,15 @@ class _OwnRecordsOnly(RecordValidatorBase):  # type: ignore[misc]
         return peer_id(opened.public_key) == subkey
 
     def sign_value(self, record: DHTRecord) -> bytes:
-        """Values are signed already."""
+        """The value as it is: values are signed already."""
         return record.value  # type: ignore[no-any-return]
 
     def strip_value(self, record: DHTRecord) -> bytes:
-        """Nothing was added."""
+        """The value as it is: `sign_value` added nothing."""
         return record.value  # type: ignore[no-any-return]
 
     def merge_with(self, other: RecordValidatorBase) -> bool:
-        """One of us is enough."""
+        """True: one such validator is enough."""
         return isinstance(other, _OwnRecordsOnly)
 
 
@@ -103,7 +105,7 @@ def _key_bytes(run_id: bytes) -> bytes:
 
 
 class _Records(DHTLocalStorage):  # type: ignore[misc]
-    """Records of at most `runs_max` runs, DHT_RECORDS_MAX in all; those that end soonest go first. Only dictionaries."""
+    """Records of at most `runs_max` runs, DHT_RECORDS_MAX in all; the records that end soonest go first. Only dictionaries."""
 
     def __init__(self, runs_max: int) -> None:
         super().__init__(maxsize=runs_max)
@@ -115,7 +117,7 @@ class _Records(DHTLocalStorage):  # type: ignore[misc]
             return self.store_subkey(key, subkey, value, until)
         if not isinstance(value, DictionaryDHTValue):
             return False
-        value.maxsize = DHT_RECORDS_A_RUN_MAX  # who sent it said another
+        value.maxsize = DHT_RECORDS_A_RUN_MAX  # the sender may have given another limit
         return bool(super().store(key, value, until))
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
@@ -131,12 +133,12 @@ class _Records(DHTLocalStorage):  # type: ignore[misc]
         return True
 
     def records(self) -> int:
-        """How many there are."""
+        """The number of records."""
         return sum(len(kept.value) for _, kept in self.items())
 
 
 class _Doorkeeper:
-    """The host's libp2p as hivemind's DHT sees it: every call of a remote is counted before it is answered."""
+    """The host's libp2p as hivemind's DHT sees it. It counts every call of a remote before hivemind answers the call."""
 
     def __init__(self, p2p: Any) -> None:
         self._p2p = p2p
@@ -147,7 +149,7 @@ class _Doorkeeper:
         return getattr(self._p2p, name)
 
     async def add_protobuf_handler(self, name: str, handler: Any, *arguments: Any, **options: Any) -> None:
-        """As hivemind's, behind the door."""
+        """As hivemind's, but with the count first."""
 
         async def counted(request: Any, context: Any) -> Any:
             keys = getattr(request, "keys", ())
@@ -209,7 +211,7 @@ class Discovery:
         return run_key(self._run_id)
 
     async def announce(self, addresses: list[str]) -> bool:
-        """Publish where this peer is; good for DHT_RECORD_SECONDS."""
+        """Publish this peer's addresses; the record is valid for DHT_RECORD_SECONDS."""
         assert self._run_id is not None, "a relay has no run"
         self._sequence += 1
         own = [address.text for address in usable(addresses, self._host.peer_id)]
@@ -227,7 +229,7 @@ class Discovery:
             return False
 
     async def peers(self) -> dict[bytes, tuple[str, ...]]:
-        """Addresses by public key of the peers that announced themselves lately."""
+        """The addresses of the peers whose records are still valid, by public key."""
         assert self._run_id is not None, "a relay has no run"
         try:
             found = await asyncio.wait_for(self._node.get(self._key, latest=True), DHT_SECONDS_MAX)

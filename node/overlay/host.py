@@ -75,7 +75,7 @@ class Host:
         await self._daemon.start(bootstrap, self._register, restarted)
 
     async def _register(self) -> None:
-        """Tell a new daemon what this peer answers and listens to."""
+        """Tell a new daemon this peer's stream protocols and topics."""
         self._lives.begin()
         await self._streams.register()
         self.pubsub.register()

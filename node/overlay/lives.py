@@ -1,9 +1,11 @@
-"""Which life of a peer a connection belongs to: each start of the overlay draws a number, and peers that meet say theirs.
+"""A connection belongs to one life of a peer: each start of the overlay draws a number, and peers that meet tell theirs.
 
-A process that is killed says no goodbye. Its TCP connections end at once, but its QUIC connections stay for some 30 s at
-whoever was connected to it, and a p2pd that has one uses it first: when the peer comes back with its identity, gossip for
-it and streams to it go into a connection that nobody reads. So who hears a peer's new number drops what it had with the
-old life, and the one who asked dials again. What a stranger says here costs at most its own connection. ADR 20.
+A killed process closes no connection. Its TCP connections end at once, but other peers keep its QUIC connections for some 30 s.
+A p2pd with such a connection uses it first. If the killed peer comes back with its identity, gossip and streams to it go into a
+connection that nobody reads.
+
+So a peer that receives another peer's new number drops its connections to the old life, and the peer that asked dials again. A
+stranger's false number costs at most the stranger's own connection. ADR 20.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ PROTOCOL = "/swarmentum/life/1"
 LIFE_BYTES = 16
 SECONDS_MAX = 5.0
 KNOWN_MAX = 1024
-# How long the other side has for reading our answer before its connections are dropped, and we for seeing them gone.
+# The other side has DROP_SECONDS to read this peer's answer before this peer drops the connections. The peer that asked waits
+# REDIAL_SECONDS for their end before it dials again.
 DROP_SECONDS = 0.1
 REDIAL_SECONDS = 0.3
 
@@ -38,12 +41,12 @@ class Lives:
         self._met: set[str] = set()
 
     def begin(self) -> None:
-        """The overlay was started (again): nobody has met this life."""
+        """The overlay has started (again): no peer has met this life."""
         self._own = secrets.token_bytes(LIFE_BYTES)
         self._met = set()
 
     async def meet(self, here: set[str]) -> None:
-        """Tell this life to those of the connected peers that have not heard it on this connection; bounded in time."""
+        """Tell this life to connected peers that have not heard it on this connection; bounded in time."""
         new, self._met = here - self._met, set(here)
         await asyncio.gather(*(self._tell(remote) for remote in new))
 
@@ -67,7 +70,7 @@ class Lives:
         await self._dial(remote)
 
     async def answer(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Hear a peer's life and tell ours. Whether the peer had another life before: its connections are to be dropped."""
+        """Read a peer's life, and send this peer's own. True if the peer had another life before: drop its connections then."""
         async with asyncio.timeout(SECONDS_MAX):
             new = self._is_new(remote, await reader.readexactly(LIFE_BYTES))
             writer.write(self._own + bytes([new]))
@@ -75,7 +78,7 @@ class Lives:
         return new
 
     def _is_new(self, remote: str, life: bytes) -> bool:
-        """Whether we had to do with another life of this peer. Remembers the newest KNOWN_MAX peers."""
+        """Whether this peer has met another life of `remote`. Remembers the newest KNOWN_MAX peers."""
         before = self._known.pop(remote, None)
         self._known[remote] = life
         while len(self._known) > KNOWN_MAX:

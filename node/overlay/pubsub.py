@@ -26,7 +26,7 @@ from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
 from protos.rate import Rate
 
 GOSSIP_SECONDS_MAX = 5.0
-# Messages that are being sent at once to peers behind relays, and messages whose hash is remembered.
+# How many messages a peer sends at once to peers behind relays, and how many hashes of messages it remembers.
 PUSHES_MAX = 64
 HEARD_MAX = 4096
 # Gossip of one member of the roster (and of all other peers together): so many messages at once, and one more each so many ms.
@@ -135,7 +135,7 @@ class Pubsub:
         await asyncio.gather(*(self._push(remote, topic, data) for remote, direct in here.items() if not direct))
 
     async def _push(self, remote: str, topic: str, data: bytes) -> None:
-        """One message to one peer that gossip does not reach; best effort, as gossip is."""
+        """Send one message to one peer that gossip does not reach; best effort, as gossip is."""
         name = topic.encode()
         with suppress(
             NetworkError, OperatorError, *FAILURES
@@ -164,7 +164,7 @@ class Pubsub:
             self._hear(topic, PeerID.from_base58(remote).to_bytes(), data, pushed=True)
 
     def _hear(self, topic: str, origin: bytes, data: bytes, *, pushed: bool) -> None:
-        """Pass a message on, unless it has come the other way already; repetitions on one way are for the inbox to judge.
+        """Pass a message on, unless it has come the other way already. The inbox decides about repetitions on one way.
 
         `origin` is the peer that published it, as p2pd has verified. Messages beyond its allowance are refused before their
         hash is computed. Peers that are not `members` share one allowance, because new identities are free.

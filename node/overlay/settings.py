@@ -16,8 +16,8 @@ BOOTSTRAP_MAX = 128
 class OverlaySettings:
     """How this peer is on the overlay.
 
-    `listen_host` is an IP address, `listen_port` 0 takes free ports. `announce` are multiaddresses that others see instead
-    of the found ones. `bootstrap` and `relays` are multiaddresses that end in /p2p/<peer id>.
+    `listen_host` is an IP address, `listen_port` 0 takes free ports. `announce` are multiaddresses that other peers see
+    instead of the found ones. `bootstrap` and `relays` are multiaddresses that end in /p2p/<peer id>.
     """
 
     listen_host: str = "0.0.0.0"  # noqa: S104 - encrypted, authenticated transport
@@ -30,7 +30,7 @@ class OverlaySettings:
 
     @property
     def loopback(self) -> bool:
-        """Whether this peer only talks to this machine: then no router is asked for a port mapping."""
+        """Whether this peer only talks to this machine. Such a peer asks no router for a port mapping."""
         return ipaddress.ip_address(self.listen_host).is_loopback
 
     def listen(self) -> list[str]:

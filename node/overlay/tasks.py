@@ -1,4 +1,4 @@
-"""The tasks of one host: started here, logged if they fail, ended together."""
+"""The tasks of one host. `Tasks` starts them, logs their failures, and ends them together."""
 
 from __future__ import annotations
 
