@@ -1,1 +1,1 @@
-"""The replicated state as pieces that are fetched by hash, and what a peer keeps on its own disk."""
+"""The replicated state as pieces that peers fetch by hash, and the private state that a peer keeps on its own disk."""

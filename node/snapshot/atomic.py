@@ -1,4 +1,4 @@
-"""Large files, synced to the disk as they are written."""
+"""Large files: the writer syncs them to the disk while it writes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Final
 
 SYNC_BYTES: Final = 16 << 20
-"""Bytes of a large file between two syncs: a small file's sync waits for the bytes that are under way on the same disk."""
+"""Bytes of a large file between two syncs: a small file's sync waits for all bytes on their way to the same disk."""
 
 
 def written(file: BinaryIO, pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -1,8 +1,8 @@
-"""The safetensors file of tensors as they are now, to be read while they go on changing: copied on write.
+"""The safetensors file of tensors as they are now. A thread reads it while the tensors change: they are copied on write.
 
 One thread reads the file from its first byte to its last. The thread that owns the tensors calls `detach` before it changes
-them: what was not read by then is copied, so whoever computes for longer than the disk takes pays for no copy at all.
-Refuses to be read twice, and tensors of other types than safetensors has names for here.
+them. `detach` copies the bytes that are not read yet. A peer that computes for longer than its disk writes makes no copy.
+Refuses a second reading, and tensors of types that DTYPES does not name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def unique(state: Mapping[str, Tensor | Pieces]) -> dict[str, Tensor | Pieces]:
-    """Tied tensors once, under their first name."""
+    """The state with tied tensors once, under their first name."""
     seen: set[tuple[Any, ...]] = set()
     found: dict[str, Tensor | Pieces] = {}
     for name, tensor in state.items():
@@ -42,7 +42,7 @@ def unique(state: Mapping[str, Tensor | Pieces]) -> dict[str, Tensor | Pieces]:
 
 
 def header(state: Mapping[str, Tensor | Pieces], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
-    """The first bytes of the file, and the names in the order in which their tensors follow: as `safetensors.save` has it."""
+    """The first bytes of the file, and the names in the order of their tensors, as `safetensors.save` writes them."""
     order = sorted(state, key=lambda name: (-state[name].dtype.itemsize, name))
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -58,7 +58,7 @@ def header(state: Mapping[str, Tensor | Pieces], metadata: Mapping[str, str] | N
 
 
 class Image:
-    """See the module. `live`: whether the tensors will change; parts of a peer's other ranks are copied at once."""
+    """See the module. `live`: whether the tensors will change. The parts of a peer's other ranks are copied at once."""
 
     def __init__(
         self, state: Mapping[str, Tensor | Pieces], metadata: Mapping[str, str] | None = None, *, live: bool = True
@@ -83,17 +83,17 @@ class Image:
 
     @property
     def detached(self) -> bool:
-        """Whether nothing of the tensors is needed any more."""
+        """Whether the image needs the tensors no more."""
         return not self._live or not self._parts or self._read == self.total_bytes
 
     @property
     def waiting_bytes(self) -> int:
-        """What is still to be read."""
+        """The bytes that the reader has not read yet."""
         return self.total_bytes - self._read
 
     def detach(self) -> None:
-        """The tensors may change from now on. For the thread that changes them, and for one that copies ahead of it: they share
-        the work, a tile at a time."""
+        """The tensors may change when this returns. The thread that changes them calls it, and one that copies ahead of that
+        thread: the two share the work, a tile at a time."""
         while not self.detached:
             with self._lock:
                 self._copy_tile()
@@ -101,7 +101,7 @@ class Image:
     def _copy_tile(self) -> None:
         if not self._parts:
             return
-        if self._rest is None:  # in huge pages, where there are any
+        if self._rest is None:  # in huge pages, if the system has some
             self._rest = self._read, np.empty(self.total_bytes - self._read, dtype=np.uint8)
             self._copied = self._read
         first, rest = self._rest
@@ -112,7 +112,7 @@ class Image:
             self._parts, self._starts = [], []
 
     def pieces(self, piece_bytes: int) -> Iterator[bytes]:
-        """The file, once, in pieces of which the last may be shorter."""
+        """The file, once, in pieces of `piece_bytes`; the last may be shorter."""
         assert piece_bytes > 0
         assert self._read == 0, "an image is read once"
         while self._read < self.total_bytes:
@@ -142,5 +142,5 @@ class Image:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Its bytes; a view of it where it is contiguous."""
+    """The tensor's bytes; a view if the tensor is contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)

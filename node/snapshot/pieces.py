@@ -1,10 +1,10 @@
 """A snapshot: the parameters as one safetensors file with the same bytes on every machine, cut in pieces.
 
-The file holds fp32 parameters in order of their names, tied ones once, and no metadata. Buffers are not in it: they are
+The file holds fp32 parameters in order of their names, tied ones once, and no metadata. It holds no buffers, because they are
 no part of the replicated state. The manifest names the pieces by sha256, and its own sha256 is the snapshot's root.
 
-Refuses (`protos.errors.Refusal`, with its reason): manifests beyond the limits or not in canonical form, pieces that
-are not what the manifest says, and files that do not fit the model, which is changed only after everything was checked.
+Refuses, with a `protos.errors.Refusal` and its reason: manifests beyond the limits or not in canonical form, pieces that the
+manifest does not name, and files that do not fit the model. The model changes only after all checks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES_SHOWN_MAX: Final = 4  # in an error about names that do not fit
 
 @dataclass(frozen=True)
 class SnapshotLimits:
-    """What a manifest may claim."""
+    """The largest values that a manifest may name."""
 
     manifest_bytes_max: int = contract.MANIFEST_BYTES_MAX
     piece_bytes_max: int = contract.SNAPSHOT_PIECE_BYTES
@@ -86,7 +86,7 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def pack(state: Mapping[str, Tensor]) -> bytes:
-    """The safetensors file of fp32 tensors: equal bits give equal bytes. Tied tensors once, under their first name."""
+    """The safetensors file of fp32 tensors: equal bits give equal bytes. It has tied tensors once, under their first name."""
     from safetensors.torch import save
 
     seen: set[tuple[Any, ...]] = set()
@@ -128,7 +128,7 @@ def describe(
 
 
 def open_manifest(data: bytes, limits: SnapshotLimits | None = None) -> Manifest:
-    """The one door for a stranger's manifest: size, parse, form, range; raises Refusal with the reason."""
+    """The one door for a stranger's manifest: size, parse, form, range. Raises Refusal with the reason."""
     limits = limits or SnapshotLimits()
     if len(data) > limits.manifest_bytes_max:
         raise Refusal(Reason.TOO_LARGE, f"manifest of {len(data)} bytes, at most {limits.manifest_bytes_max}")
@@ -148,7 +148,7 @@ def open_manifest(data: bytes, limits: SnapshotLimits | None = None) -> Manifest
     )
     _check_manifest(manifest, limits)
     if manifest.encoded != data:
-        raise Refusal(Reason.MALFORMED, "manifest is not in canonical form: its root would be ambiguous")
+        raise Refusal(Reason.MALFORMED, "manifest is not in canonical form, so its root is ambiguous")
     return manifest
 
 
@@ -187,7 +187,7 @@ def check_piece(manifest: Manifest, index: int, piece: bytes) -> None:
 
 
 def assemble(manifest: Manifest, pieces: Iterable[bytes]) -> bytes:
-    """The snapshot's file from all its pieces in order; each is checked, and an iterator is read one at a time."""
+    """The snapshot's file from all its pieces in order. Each piece is checked; an iterator is read one piece at a time."""
     joined, count = io.BytesIO(), 0
     for piece in pieces:
         if count == len(manifest.piece_hashes):
@@ -204,7 +204,7 @@ def assemble(manifest: Manifest, pieces: Iterable[bytes]) -> bytes:
 def load(data: bytes | Path, state: Mapping[str, Tensor | Pieces]) -> None:
     """Write the snapshot's tensors into those of the replicated state, bit for bit. A file is mapped, not read.
 
-    Raises Refusal, the state untouched, unless they have the same names, shapes and dtypes.
+    Raises Refusal, the state untouched, unless both have the same names, shapes and dtypes.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load as parse

@@ -1,7 +1,8 @@
-"""What a peer keeps for itself between two starts: its momentum and its bookkeeping.
+"""The private state that a peer keeps between two starts: its momentum and its bookkeeping.
 
-A safetensors file behind a line that names the format and the sha256 of the rest; what is no tensor is JSON in its metadata.
-Refuses: a file of another run or of another model, a damaged file, a file of an older version. There is no code in the file.
+The file is a safetensors file behind a line that names the format and the sha256 of the rest. Values that are no tensors are
+JSON in its metadata. Refuses: a file of another run or of another model, a damaged file, a file of an older version. There is
+no code in the file.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from protos.errors import OperatorError
 FORMAT: Final = "swarmentum private state 4"
 MAGIC: Final = f"{FORMAT}\n".encode()
 ALIGNED_BYTES: Final = 64
-"""The tensors lie where fp64 may: 27 bytes of name, 32 of sha256, and zeros."""
+"""The tensors begin at a multiple of this, so fp64 may lie there: before them are 27 bytes of name, 32 of sha256, and zeros."""
 HEAD_BYTES: Final = ALIGNED_BYTES
 HASH_BYTES: Final = hashlib.sha256().digest_size
 BLOCK_BYTES: Final = 1 << 20
 METADATA: Final = "state"
 TYPES: Final = {name: dtype for dtype, name in DTYPES.items()}
-# What a file that is no private state, but has its own hash, fails with.
+# The errors of a file that has a right hash but holds no private state.
 UNREADABLE: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
@@ -66,8 +67,8 @@ def image_of(state: PrivateState, *, live: bool = True) -> Image:
 
 
 def write_private(pieces: Callable[[int], Iterator[bytes]], path: Path) -> None:
-    """Replace the file by what `pieces(bytes of one)` gives, an `image_of`'s content; a kill at any point leaves the old one or
-    the new one. Raises DiskError."""
+    """Replace the file by the content of an `image_of`: `pieces(bytes of one)` gives it. A kill at any point leaves the old or
+    the new file. Raises DiskError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, path.with_name(f".{path.name}.new"), lambda file: _write(pieces, file))
 
@@ -91,7 +92,7 @@ def _head(sha256: bytes) -> bytes:
 
 
 def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """As JSON; a tensor is put among `tensors`, and its name is here. Keys may be numbers, and tuples stay tuples."""
+    """A value as JSON. A tensor goes into `tensors`, and the JSON has its name. Keys may be numbers, and tuples stay tuples."""
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value
@@ -120,11 +121,13 @@ def _rich(value: Any, tensor: Callable[[str], Tensor]) -> Any:
 
 
 def _check(path: Path) -> None:
-    """Every byte of the file is what was written. Raises FileNotFoundError, OSError or PrivateStateError."""
+    """Check that the file has every byte as written. Raises FileNotFoundError, OSError or PrivateStateError."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         if not head.startswith(MAGIC):
-            raise PrivateStateError(f"{path} is damaged, or of an older version: it does not begin with {FORMAT!r}")
+            raise PrivateStateError(
+                f"{path} is damaged, or of an older version: the file does not begin with {FORMAT!r}"
+            )
         sha256 = hashlib.sha256()
         while block := file.read(BLOCK_BYTES):
             sha256.update(block)
@@ -133,7 +136,7 @@ def _check(path: Path) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Callable[[str], Tensor]]:
-    """The metadata, and the tensors by name: parts of the file, which is mapped and not read."""
+    """The metadata, and the tensors by name. The tensors are parts of the file, which is mapped and not read."""
     _check(path)
     data = np.memmap(path, dtype=np.uint8, mode="c", offset=0)
     start = HEAD_BYTES + LENGTH_BYTES
@@ -153,7 +156,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Callable[[str], Tensor]]:
 def load_private(path: Path, run_id: bytes, layout_digest: bytes) -> PrivateState | None:
     """The saved state with tensors on the CPU, mapped from the file; None without a file.
 
-    Raises PrivateStateError if it is not ours.
+    Raises PrivateStateError if the file is damaged, or of another run or model.
     """
     hint = "move it away, or give this run another folder"
     try:

@@ -1,14 +1,14 @@
-"""Snapshots on the peer's disk: each one file, the safetensors file itself, whose ranges are the pieces, and its manifest.
+"""Snapshots on the peer's disk. Each is a safetensors file, whose ranges are the pieces, and a manifest.
 
-    <root>.manifest     what the pieces are; written before the state gets its name
-    <root>.state        the whole file, each byte on the disk
-    <root>.part         one that is being fetched; goes on after a restart, each piece checked again
+    <root>.manifest     the pieces' hashes. The store writes it before the state gets its name.
+    <root>.state        the whole file, each byte on the disk.
+    <root>.part         a snapshot that the peer fetches. After a restart, the peer checks each piece and continues.
 
-A state has its name only once it is whole and synced, so a kill at any point leaves stray files at most; they go when the
-folder is opened. Every piece that is read is verified: one that rotted counts as missing.
+A state has its name only once it is whole and synced. A kill at any point therefore leaves stray files at most. The store
+deletes them when it opens the folder. The store verifies every piece that it reads; a piece that rotted counts as missing.
 
-Refuses: more bytes than its limit (it forgets nothing by itself: `keep` says what may go). Is not for a folder that
-several processes share.
+Refuses more bytes than its limit. The store deletes no snapshot by itself: the caller of `keep` names the snapshots that stay.
+Several processes must not share a folder.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SnapshotStore:
         self._open()
 
     def _open(self) -> None:
-        """Take up what is whole; what an earlier life left half written, or an older version, goes."""
+        """Take the whole snapshots. Delete the files that an earlier life left half written, and those of an older version."""
         found = {path.name: path for path in self._folder.iterdir()}
         for name, path in found.items():
             match = NAME.fullmatch(name)
@@ -86,16 +86,16 @@ class SnapshotStore:
 
     @property
     def total_bytes(self) -> int:
-        """Of all states, whole or not."""
+        """Bytes of all states, whole or not."""
         return sum(path.stat().st_size for path in self._folder.iterdir() if path.suffix in (STATE, PART))
 
     def roots(self) -> frozenset[bytes]:
-        """The snapshots that are here, whole."""
+        """The roots of the whole snapshots that are here."""
         with self._lock:
             return frozenset(self._manifests)
 
     def manifests(self) -> tuple[Manifest, ...]:
-        """The same, oldest first."""
+        """The manifests of the whole snapshots that are here, oldest first."""
         with self._lock:
             return tuple(sorted(self._manifests.values(), key=lambda manifest: manifest.step))
 
@@ -105,14 +105,14 @@ class SnapshotStore:
             return root in self._manifests
 
     def file(self, root: bytes) -> Path:
-        """The safetensors file of a snapshot that is here, to be mapped."""
-        assert self.has(root), "only of what is here"
+        """The safetensors file of a snapshot that is here, for the caller to map."""
+        assert self.has(root), "only of a snapshot that is here"
         return self._path(root, STATE)
 
     # ---- what others ask for -----------------------------------------------------------------------------------------
 
     def get(self, digest: bytes) -> bytes | None:
-        """A piece, verified, or a manifest by its root; None where it is not here (any more)."""
+        """A piece, verified, or a manifest by its root; None if it is not here (any more)."""
         with self._lock:
             manifest, place = self._manifests.get(digest), self._places.get(digest)
         if manifest is not None:
@@ -147,8 +147,9 @@ class SnapshotStore:
     def write(
         self, pieces: Iterable[bytes], total_bytes: int, describe: Callable[[tuple[bytes, ...]], Manifest]
     ) -> Manifest:
-        """Keep a state of this peer's own: each piece is hashed once, all are synced once. `describe`: the manifest of these
-        hashes. On the disk, whole, when this returns. Raises StoreFullError, DiskError."""
+        """Keep a state of this peer's own. The store hashes each piece once; `describe` makes the manifest of these hashes.
+
+        The disk has the whole snapshot when this returns. Raises StoreFullError, DiskError."""
         with self._room(total_bytes, PART) as path:
             with path.open("wb") as file:
                 hashes = tuple(hashlib.sha256(piece).digest() for piece in written(file, pieces))
@@ -160,12 +161,12 @@ class SnapshotStore:
 
     @contextmanager
     def _room(self, size: int, suffix: str) -> Iterator[Path]:
-        """A file that counts for the limit from its first byte, and is gone if this fails."""
+        """A new file, if the limit has room for `size` bytes. The file is deleted if the caller's work fails."""
         used = self.total_bytes
         if used + size > self.bytes_max:
             raise StoreFullError(
                 f"snapshot store {self._folder}: {used} bytes are used and {size} more do not fit "
-                f"its limit of {self.bytes_max}; raise the limit (snapshots_gb), or save snapshots less often"
+                f"the limit of {self.bytes_max}; raise the limit (snapshots_gb), or save snapshots less often"
             )
         path = self._folder / f"{TEMPORARY}{next(self._serial)}{suffix}"
         with writing(path):
@@ -177,7 +178,7 @@ class SnapshotStore:
                 raise
 
     def _name(self, manifest: Manifest, path: Path) -> None:
-        """A synced file becomes a snapshot."""
+        """Make a snapshot of a synced file: write its manifest, and give it its name."""
         self._write_manifest(manifest)
         path.replace(self._path(manifest.root, STATE))
         sync_folder(self._folder)
@@ -189,9 +190,9 @@ class SnapshotStore:
         write_atomic(self._path(manifest.root, MANIFEST), fresh, lambda file: file.write(manifest.encoded))
 
     def receive(self, manifest: Manifest) -> Receiving:
-        """A snapshot of others, piece by piece; what an earlier life fetched of it is there. Raises StoreFullError."""
+        """Begin to fetch another peer's snapshot. Pieces that an earlier life fetched are there. Raises StoreFullError."""
         path = self._path(manifest.root, PART)
-        for other in self._folder.glob(f"*{PART}"):  # given up for a newer one
+        for other in self._folder.glob(f"*{PART}"):  # this peer fetches a newer one instead
             if other != path and NAME.fullmatch(other.name):
                 other.unlink(missing_ok=True)
                 other.with_suffix(MANIFEST).unlink(missing_ok=True)
@@ -206,8 +207,10 @@ class SnapshotStore:
     # ---- what may go -------------------------------------------------------------------------------------------------
 
     def keep(self, roots: Iterable[bytes], asked_within_seconds: float = 0.0) -> int:
-        """Delete every whole snapshot but these, and but those of which somebody asked for a piece in the last so many seconds
-        as long as half of the room is left; returns how many went."""
+        """Delete every whole snapshot but these. Returns how many are deleted.
+
+        A snapshot of which a peer asked for a piece in the last `asked_within_seconds` stays, too, while half of the room is
+        free."""
         wanted, now = frozenset(roots), time.monotonic()
         gone = 0
         for root in sorted(self.roots() - wanted, key=lambda root: self._asked_at.get(root, 0.0)):
@@ -219,7 +222,7 @@ class SnapshotStore:
         return gone
 
     def delete(self, root: bytes) -> None:
-        """Forget a snapshot; nothing happens where it is not here."""
+        """Delete a snapshot. Does nothing if the snapshot is not here."""
         with self._lock:
             manifest = self._manifests.pop(root, None)
             self._asked_at.pop(root, None)
@@ -237,31 +240,31 @@ class SnapshotStore:
 
 
 class Receiving:
-    """A snapshot that is being fetched; safe to use from several threads, each piece from one."""
+    """A snapshot that this peer fetches. Several threads may use it at once, but only one for each piece."""
 
     def __init__(self, manifest: Manifest, path: Path, name: Callable[[Manifest, Path], None]) -> None:
         self._manifest, self._path, self._name = manifest, path, name
         self._file = path.open("r+b", buffering=0)
 
     def has(self, index: int) -> bool:
-        """Whether a piece is here from an earlier life: it is read and verified."""
+        """Whether a piece is here from an earlier life. The store reads and verifies it."""
         length, start = self._manifest.piece_length(index), index * self._manifest.piece_bytes
         piece = os.pread(self._file.fileno(), length, start)
         return hashlib.sha256(piece).digest() == self._manifest.piece_hashes[index]
 
     def put(self, index: int, piece: bytes) -> None:
-        """Keep a piece. Raises Refusal unless the manifest names it, DiskError."""
+        """Keep a piece. Raises Refusal unless the manifest names the piece, and DiskError."""
         check_piece(self._manifest, index, piece)
         with writing(self._path):
             written = os.pwrite(self._file.fileno(), piece, index * self._manifest.piece_bytes)
             assert written == len(piece), "a file takes a piece at once or not at all"
 
     def finish(self) -> None:
-        """All pieces are here: a snapshot like any other from now on."""
+        """All pieces are here: the snapshot is whole from now on."""
         with writing(self._path):
             os.fsync(self._file.fileno())
             self._name(self._manifest, self._path)
 
     def close(self) -> None:
-        """Release the file; what is here stays for the next try."""
+        """Close the file. The pieces that are here stay for the next try."""
         self._file.close()
