@@ -1,1 +1,1 @@
-"""The archive of a run: what a peer keeps (`--archive`), and what `verify` and `ledger` prove from it."""
+"""The archive of a run: a peer keeps it (`--archive`), and `verify` and `ledger` prove the run from it."""

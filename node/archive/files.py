@@ -1,15 +1,15 @@
-"""The archive on the disk: segments, each a snapshot and what came after it.
+"""The archive on the disk: segments, each a snapshot and the entries after it.
 
-    genesis                 the run, as protobuf; its sha256 is the run id
-    layout.json             [name, shape] or [name, shape, kind] of every parameter, in the order of the layout
-    000000000000/           a segment: begins with the state after the step that names it
-        manifest            of that state
-        state.safetensors
-        log                 the signed entries after it
-        payloads            their payloads, compressed, each with its author's announcement
+    genesis                 the run, as protobuf. Its sha256 is the run id.
+    layout.json             [name, shape] or [name, shape, kind] of every parameter, in the order of the layout.
+    000000000000/           a segment. It begins with the state after the step that names it.
+        manifest            the manifest of that state.
+        state.safetensors   that state.
+        log                 the signed entries after it.
+        payloads            their payloads, compressed, each with its author's announcement.
 
-`log` and `payloads` are records of a 4-byte big-endian length and that many bytes. A record is only ever appended; one that
-a crash has cut is cut off. Archives may come from strangers: what is read here is bounded, and checked by `replay`.
+`log` and `payloads` are records of a 4-byte big-endian length and that many bytes. The recorder only appends records, and
+removes a record that a crash has cut. Archives may come from strangers: reads are bounded, and `replay` checks everything.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAYLOADS: Final = "payloads"
 STEP_DIGITS: Final = 13  # of protos.limits.STEP_MAX
 LENGTH_BYTES: Final = 4
 ENTRY_RECORD_BYTES_MAX: Final = ENTRY_BYTES_MAX + ENVELOPE_OVERHEAD_BYTES_MAX
-# Votes hardly compress: a frame is at most a little longer than what is in it.
+# Votes hardly compress: a frame may be a little longer than its content.
 PAYLOAD_RECORD_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + PAYLOAD_BYTES_MAX // 128 + 4096
 
 
@@ -50,7 +50,7 @@ class Segment:
 
     @property
     def step(self) -> int:
-        """It begins with the state after this step."""
+        """The segment begins with the state after this step."""
         return int(self.folder.name)
 
     @property
@@ -62,7 +62,7 @@ class Segment:
 
 
 def segments(folder: Path) -> list[Segment]:
-    """All of an archive, oldest first."""
+    """All segments of an archive, oldest first."""
     found = (path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
     return [Segment(path) for path in sorted(found, key=lambda path: int(path.name))]
 
@@ -76,27 +76,27 @@ def segment_name(step: int) -> str:
 
 
 def find(run: Path) -> Path:
-    """The archive that a person means by a folder: itself, in it, or the only one of a peer's home."""
+    """The archive that a person means by a folder: the folder itself, one in it, or the only one in a peer's home."""
     for folders in ([run], [run / "archive"], sorted(run.glob("runs/*/archive"))):
         found = [folder for folder in folders if (folder / GENESIS).is_file()]
         if len(found) > 1:
-            raise OperatorError(f"{run}: archives of several runs; name one: {', '.join(map(str, found))}")
+            raise OperatorError(f"{run} has archives of several runs; name one: {', '.join(map(str, found))}")
         if found:
             return found[0]
     raise OperatorError(
-        f"{run}: no archive of a run there; give the folder of `swarmentum demo --archive --output DIR`, "
+        f"{run} has no archive of a run; give the folder of `swarmentum demo --archive --output DIR`, "
         "or the home of a peer that joined with --archive"
     )
 
 
 def append(file: BinaryIO, record: bytes) -> int:
-    """Write a record; returns the bytes that it takes."""
+    """Write a record. Returns the number of bytes that the record takes."""
     file.write(len(record).to_bytes(LENGTH_BYTES, "big") + record)
     return LENGTH_BYTES + len(record)
 
 
 def records(path: Path, bytes_max: int) -> Iterator[bytes]:
-    """Every whole record. Raises Refusal for one that is longer than `bytes_max`."""
+    """Every whole record. Raises Refusal for a record that is longer than `bytes_max`."""
     with path.open("rb") as file:
         yield from _records(file, bytes_max)
 
@@ -128,7 +128,7 @@ def packed(payload: bytes, sha256: bytes, announcement: bytes) -> bytes:
 
 
 def unpacked(frame: bytes) -> bytes:
-    """The payload of a frame. Raises Refusal for a frame that is none, or that grows beyond a payload's limit."""
+    """The payload of a frame. Raises Refusal for bytes that are no frame, or that grow beyond a payload's limit."""
     if not frame:
         return b""
     try:

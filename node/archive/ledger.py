@@ -1,7 +1,7 @@
-"""Who contributed what and who was excluded, from the log alone: nothing that the signed chain of entries does not prove.
+"""The ledger: each identity's contribution and all exclusions, from the log alone. The signed chain of entries proves them.
 
-What the log proves is which payloads were accepted, and what their authors claimed when the coordinator accepted them
-(samples, tokens); it holds no wall time, so uptime is counted in clock steps.
+The log proves which payloads the coordinator accepted, and the samples and tokens that their authors claimed at that time. The
+log holds no wall time, so the ledger counts uptime in clock steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from protos.log import Chain, Entry, Exclusion, SignedEntry, run_id_of
 from protos.text import printable
 from protos.v1 import envelope_pb2, log_pb2
 
-WIDTH = 130  # of the table where there is no terminal
+WIDTH = 130  # of the table without a terminal
 
 
 @dataclass
@@ -45,17 +45,17 @@ class Account:
 
     @property
     def uptime(self) -> float:
-        """Accepted votes by the steps from its first to its last."""
+        """Accepted votes, divided by the number of steps from the identity's first to its last."""
         return self.votes_accepted / (self.last_step - self.first_step + 1)
 
 
 @dataclass(frozen=True)
 class Excluded:
-    """Who takes part no more, from which step on, why, and what the log has to show for it.
+    """A peer that takes part no more: from which step on, why, and the evidence in the log.
 
-    `proven`: by two announcements that the peer itself signed; `verdicts`, `checkers`: how many verdicts the entry holds, of
-    how many other peers; `by_operator`: the operator decided so, and the log has nothing else to show. `readmitted_step`: of
-    the entry that admits it again, if one does.
+    `proven`: two announcements that the peer itself signed prove it. `verdicts`, `checkers`: the number of verdicts that the
+    entry holds, and of the peers that gave them. `by_operator`: the operator decided it, and the log has no other evidence.
+    `readmitted_step`: the step of the entry that admits the peer again, if one does.
     """
 
     id: str
@@ -89,7 +89,7 @@ class Excluded:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All accounts, the most votes first; all exclusions, in order. `from_step`, `to_step`: the entries read, both included."""
+    """All accounts, the most votes first; all exclusions, in order. `from_step`, `to_step`: the first and last entry read."""
 
     run_id: bytes
     from_step: int
@@ -99,7 +99,7 @@ class Ledger:
     exclusions: tuple[Excluded, ...] = ()
 
     def values(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The ledger as JSON values."""
         lines = [asdict(account) | {"uptime": round(account.uptime, 4)} for account in self.accounts]
         return {
             "run": self.run_id.hex(),
@@ -114,7 +114,7 @@ class Ledger:
 
 
 def ledger(run_id: bytes, entries: Iterable[SignedEntry]) -> Ledger:
-    """From verified entries in order. Raises OperatorError if an entry excludes a peer with evidence that proves nothing."""
+    """The ledger of verified entries. Raises OperatorError if an entry excludes a peer with evidence that proves nothing."""
     accounts: dict[bytes, Account] = {}
     exclusions: list[Excluded] = []
     first, last, head = 0, 0, run_id
@@ -145,7 +145,7 @@ def _readmitted(excluded: Excluded, entry: Entry) -> Excluded:
 
 
 def of(run: str) -> Ledger:
-    """The ledger of an archive's folder, or of an invite's run as its coordinator gives the log."""
+    """The ledger of an archive's folder, or of the log that the coordinator of an invite's run gives."""
     if run.startswith(SCHEME):
         invite = Invite.parse(run)
         return ledger(invite.run_id, asyncio.run(log_of(invite)))
@@ -153,7 +153,7 @@ def of(run: str) -> Ledger:
 
 
 async def log_of(invite: Invite) -> list[SignedEntry]:
-    """A run's log from its coordinator, page by page; every entry is verified against the invite's key.
+    """A run's log from its coordinator, page by page. Every entry is verified against the invite's key.
 
     Raises NetworkError or RefusedError.
     """
@@ -207,7 +207,7 @@ def _lines(excluded: Excluded) -> list[str]:
 
 
 def archived_entries(folder: Path) -> tuple[bytes, Iterator[SignedEntry]]:
-    """The run id, and the archive's entries, verified. Raises OperatorError where the log is not what it should be."""
+    """The run id, and the archive's entries, verified. Raises OperatorError for a log that does not hold."""
     genesis = parse(log_pb2.Genesis, (folder / files.GENESIS).read_bytes())
     run_id = run_id_of(genesis)
     envelopes = (
@@ -219,7 +219,7 @@ def archived_entries(folder: Path) -> tuple[bytes, Iterator[SignedEntry]]:
 
 
 def verified(run_id: bytes, coordinator: bytes, envelopes: Iterable[bytes]) -> Iterator[SignedEntry]:
-    """Entries that follow each other, signed by the coordinator; the first may be of any step."""
+    """Entries that follow each other, signed by the coordinator. The first may be of any step."""
     chain: Chain | None = None
     for envelope in envelopes:
         try:

@@ -1,7 +1,8 @@
-"""Keeps the archive of a run while it happens. Bounded: the oldest segment goes, so what is left can still be replayed.
+"""The recorder keeps the archive of a run during the run. If the archive is full, the oldest segment goes; the rest can be
+replayed.
 
-Payloads are written before the entry that names them, so an entry on the disk has its payloads. Refuses to keep steps that
-are there already: a peer that starts again goes on where its archive ends.
+The recorder writes payloads before the entry that names them, so an entry on the disk has its payloads. Refuses steps that
+the archive has already: a peer that starts again continues at the end of its archive.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
 from protos.v1 import envelope_pb2, log_pb2
 
-# A new segment once the payloads and the log of the last take this part of the room; so at least 3/4 of the room is used.
+# A new segment begins once the payloads and the log of the last take a quarter of the room. A full archive uses at least 3/4.
 SEGMENT_PART: Final = 4
 STATES_MIN: Final = 2
 
 
 class Recorder:
-    """One peer's archive of one run. `record` and `segment` are for one thread, the keeper's; `begin` before there is any."""
+    """One peer's archive of one run. Only the keeper's thread calls `record` and `segment`; `begin` runs before that thread."""
 
     def __init__(self, folder: Path, bytes_max: int, genesis: bytes, replica: Replica) -> None:
         state_bytes = sum(4 * tensor.numel() for tensor in replica.state.values())
         if bytes_max < STATES_MIN * state_bytes:
             raise OperatorError(
                 f"--archive-gb {bytes_max / 1e9:g}: a segment begins with the model's state of {state_bytes / 1e9:.3f} GB, "
-                f"and {STATES_MIN} must fit; give at least {STATES_MIN * state_bytes / 1e9:.3f}"
+                f"and {STATES_MIN} states must fit; give at least {STATES_MIN * state_bytes / 1e9:.3f}"
             )
         self._folder, self._bytes_max = folder, bytes_max
         self._segment_bytes_max = max(bytes_max // SEGMENT_PART, state_bytes)
@@ -58,7 +59,7 @@ class Recorder:
             self._open_last()
 
     def _open_last(self) -> None:
-        """Go on with the newest segment."""
+        """Continue with the newest segment."""
         for half in self._folder.glob(".*"):
             shutil.rmtree(half)
         found = files.segments(self._folder)
@@ -76,29 +77,29 @@ class Recorder:
         self._files = segment.path(files.PAYLOADS).open("ab"), segment.path(files.LOG).open("ab")
 
     def close(self) -> None:
-        """Release the files; everything recorded is in them."""
+        """Close the files; they hold everything recorded."""
         for file in self._files or ():
             file.close()
         self._files = None
 
     def begin(self, replica: Replica) -> None:
-        """The log is followed from the replica's state: what comes next is recorded, from a new segment if need be."""
+        """The peer follows the log from the replica's state: record the entries after it, in a new segment if needed."""
         if self._head is None or replica.step > self._head:
             if self._head is not None:
                 gap = f"{self._head + 1} to {replica.step}"
-                self._log.warning("the archive has a gap: a snapshot was loaded instead of the log", steps=gap)
+                self._log.warning("the archive has a gap: this peer loaded a snapshot instead of the log", steps=gap)
             image = replica.image()
             pieces = partial(image.pieces, SNAPSHOT_PIECE_BYTES)
             self.segment(replica.step, image.total_bytes, pieces, replica.describer(image.total_bytes))
 
     def take_due(self) -> bool:
-        """Whether a new segment should begin with the state that is here: said once for each. From any thread."""
+        """Whether a new segment should begin with the present state: true once for each segment. From any thread."""
         due, self._due = self._due, False
         self._taken = self._taken or due
         return due
 
     def segment(self, step: int, total_bytes: int, pieces: Callable[[], Iterator[bytes]], describe: Describe) -> None:
-        """Go on in a new segment, which begins with the state after `step`: `pieces` gives its file."""
+        """Continue in a new segment, which begins with the state after `step`. `pieces` gives the state's file."""
         with writing(self._folder):
             self._drop(total_bytes + self._segment_bytes_max)
             fresh = self._folder / f".{files.segment_name(step)}"
@@ -123,16 +124,16 @@ class Recorder:
         self._append_to(segment)
 
     def _drop(self, following_bytes: int) -> None:
-        """Make room for the next segment: the oldest go, never the newest before there is another."""
+        """Make room for the next segment: delete the oldest segments, but never the only one."""
         found = files.segments(self._folder)
         sizes = [segment.total_bytes for segment in found]
         while len(found) > 1 and sum(sizes) + following_bytes > self._bytes_max:
-            self._log.info("the archive is full: its oldest segment goes", now_from_step=found[1].step)
+            self._log.info("the archive is full: deleting its oldest segment", now_from_step=found[1].step)
             shutil.rmtree(found.pop(0).folder)
             sizes.pop(0)
 
     def record(self, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]) -> None:
-        """Keep the next entry that was applied, and its payloads in order of its contributions."""
+        """Keep the next applied entry, and its payloads in order of its contributions."""
         assert self._files is not None, "begin first"
         assert self._head is not None
         entry = signed.entry

@@ -1,7 +1,7 @@
-"""Replays a run from its archive and checks every step: what the log says, who signed it, and what it does to the weights.
+"""The replay of a run from its archive checks every step: the log, its signatures, and its effect on the weights.
 
-Trusts nothing but the run's genesis, which the run id names. Needs no network, no data and no code of the run: the state is
-tensors by name. Stops at the first step that does not hold.
+The replay trusts only the run's genesis, which the run id names. It needs no network, no data and no code of the run, because
+the state is tensors by name. It stops at the first step that does not hold.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from protos.v1 import archive_pb2, log_pb2, update_pb2
 
 
 class BadStepError(Exception):
-    """A step does not hold: which, why, and whose signature vouches for what is wrong (None: nobody's)."""
+    """A step does not hold: which step, why, and the signer of the wrong statement (None: nobody signed it)."""
 
     def __init__(self, step: int, reason: str, signer: bytes | None = None) -> None:
         super().__init__(reason)
@@ -43,10 +43,12 @@ class BadStepError(Exception):
 
 @dataclass(frozen=True)
 class Replayed:
-    """A step that holds. `proven`: of its `votes` payloads, how many carry their author's own signature. `digest_checked`:
-    whether an entry vouches for the digest of the state before. `excluded_proven`: of the `excluded` peers, how many by two
-    announcements that they signed themselves; `excluded_by_operator`: how many on the operator's word alone; the others by
-    verdicts, as the coordinator wrote them down. `readmitted`: how many the operator admits again.
+    """A step that holds.
+
+    `proven`: how many of its `votes` payloads carry their author's own signature. `digest_checked`: whether an entry names the
+    digest of the state before. `excluded_proven`: how many of the `excluded` peers signed two announcements for one step.
+    `excluded_by_operator`: how many the operator excluded without other evidence. Verdicts exclude the other peers, as the
+    coordinator recorded them. `readmitted`: how many peers the operator admits again.
     """
 
     step: int
@@ -63,7 +65,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Genesis:
-    """What a run is, from an archive's own files."""
+    """The definition of a run, from an archive's own files."""
 
     run_id: bytes
     config: RunConfig
@@ -72,7 +74,7 @@ class Genesis:
 
     @classmethod
     def read(cls, folder: Path) -> Genesis:
-        """Raises Refusal for files that are none."""
+        """Read it from the archive `folder`. Raises Refusal for files that hold no genesis."""
         genesis = parse(log_pb2.Genesis, (folder / files.GENESIS).read_bytes())
         layout = Layout.of_shapes(*files.layout_shapes((folder / files.LAYOUT).read_text()))
         config = config_from_json(genesis.config_json)
@@ -90,9 +92,9 @@ class Replay:
 
     @classmethod
     def of(cls, folder: Path, from_step: int | None = None) -> Replay:
-        """An archive from its first segment, or from the last one that begins at or before `from_step`.
+        """A replay from the archive's first segment, or from the last one that begins at or before `from_step`.
 
-        Raises OperatorError if there is none, Refusal for a genesis that is none.
+        Raises OperatorError if there is no such segment, Refusal for bytes that are no genesis.
         """
         genesis, found = Genesis.read(folder), files.segments(folder)
         if from_step is not None:
@@ -115,16 +117,16 @@ class Replay:
 
     @property
     def digest(self) -> bytes:
-        """Of the whole state."""
+        """The digest of the whole state."""
         return state_digest(self.demo.replicated)
 
     @property
     def entries(self) -> int:
-        """How many steps there are to replay, at most."""
+        """The number of steps to replay, at most."""
         return max(sum(1 for _ in _log_of(segment)) + segment.step for segment in self.segments) - self.segments[0].step
 
     def steps(self) -> Iterator[Replayed]:
-        """Every step in order, applied to the state. Raises BadStepError at the first that does not hold."""
+        """Apply every step to the state, in order. Raises BadStepError at the first step that does not hold."""
         for index, segment in enumerate(self.segments):
             manifest = self._manifest(segment)
             if index == 0:
@@ -215,7 +217,7 @@ class Replay:
     def _vote(
         self, step: int, contribution: Contribution, payloads: Iterator[archive_pb2.ArchivedPayload]
     ) -> tuple[Update | None, bool]:
-        """What a contribution adds (None: nothing, as on every replica), and whether its author's signature is here."""
+        """A contribution's votes (None: they count as nothing on every replica), and whether the author's signature is here."""
         author = contribution.public_key
         name = f"the payload of {peer_id(author)}"
         record = next((found for found in payloads if found.payload_sha256 == contribution.payload_sha256), None)
@@ -241,7 +243,7 @@ class Replay:
 
 
 def _check_exclusions(genesis: Genesis, signed: SignedEntry) -> int:
-    """How many exclusions of an entry are proven by what their peers signed; BadStepError for evidence that is none."""
+    """How many exclusions of an entry their peers' own signatures prove. Raises BadStepError for false evidence."""
     proven, step = 0, signed.entry.step
     for exclusion in signed.entry.exclusions:
         name = f"the exclusion of {peer_id(exclusion.public_key)}"
@@ -254,14 +256,14 @@ def _check_exclusions(genesis: Genesis, signed: SignedEntry) -> int:
                 ) from refusal
             proven += 1
         elif exclusion.by_operator:
-            continue  # it claims no evidence: the coordinator's signature is the operator's word
+            continue  # the exclusion claims no evidence: the coordinator signs for the operator's decision
         elif len({v.checker for v in exclusion.evidence if v.subject == exclusion.public_key}) < VERDICTS_NEEDED:
             raise BadStepError(step, f"{name}: no verdicts of {VERDICTS_NEEDED} peers against it", genesis.coordinator)
     return proven
 
 
 def _check_announcement(run_id: bytes, step: int, contribution: Contribution, envelope: bytes) -> None:
-    """The author itself says that this payload is its vote of the step; BadStepError if not."""
+    """Check that the author itself announced this payload for the step. Raises BadStepError if not."""
     author = contribution.public_key
     try:
         bound = ANNOUNCEMENT_BYTES_MAX + ENVELOPE_OVERHEAD_BYTES_MAX
@@ -280,7 +282,7 @@ def _log_of(segment: Segment) -> Iterator[bytes]:
 
 
 def _payloads_of(segment: Segment) -> Iterator[archive_pb2.ArchivedPayload]:
-    """Every whole record; one that is damaged is passed over, and missing where it is needed."""
+    """Every whole record. A damaged record is left out, and counts as missing when an entry names it."""
     for record in files.records(segment.path(files.PAYLOADS), files.PAYLOAD_RECORD_BYTES_MAX):
         try:
             yield parse(archive_pb2.ArchivedPayload, record)

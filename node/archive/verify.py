@@ -1,6 +1,6 @@
-"""`swarmentum verify`: replay an archive, compare the end with the exported model, say in one verdict what holds.
+"""`swarmentum verify`: replay an archive, compare its end with the exported model, and give one verdict.
 
-The first step that does not hold is named, with whose signature stands under it.
+The verdict names the first step that does not hold, and the signer of the wrong statement.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WEIGHTS = "model.safetensors"
 
 @dataclass
 class Verdict:
-    """What was proven. `steps`: how many were replayed and hold; `first_step`, `last_step`: which."""
+    """The result. `steps`: how many steps were replayed and hold; `first_step`, `last_step`: the first and last of them."""
 
     run: str = ""
     ok: bool = False
@@ -55,7 +55,7 @@ class Verdict:
 def verify(
     run: Path, from_step: int | None, model: Path | None, told: Callable[[Replayed, int], None] = lambda step, of: None
 ) -> Verdict:
-    """Replay the archive in or at `run`. `told` hears of each step that holds, and how many there are.
+    """Replay the archive in or at `run`. `told` gets each step that holds, and the number of steps.
 
     The exported model is that of `model`, or the folder `model` beside the archive if there is one. Raises OperatorError
     if there is nothing to verify.
@@ -63,7 +63,7 @@ def verify(
     folder = find(run)
     exported = model if model is not None else folder.parent / "model"
     if model is not None and not (exported / WEIGHTS).is_file():
-        raise OperatorError(f"--model {model}: no {WEIGHTS} there")
+        raise OperatorError(f"--model {model}: the folder has no {WEIGHTS}; name the folder of an exported model")
     verdict = Verdict()
     try:
         replay = Replay.of(folder, from_step)
@@ -84,7 +84,7 @@ def verify(
 
 
 def show(work: Callable[[Callable[[Replayed, int], None]], Verdict], *, as_json: bool) -> Verdict:
-    """Run `work` and print: a line a step and the verdict for people; with `as_json` the verdict alone on stdout."""
+    """Run `work` and print a line for each step and the verdict; with `as_json`, only the verdict is on stdout."""
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("verifying", total=None)
@@ -151,12 +151,12 @@ def _replay(replay: Replay, verdict: Verdict, told: Callable[[Replayed, int], No
         verdict.readmissions += step.readmitted
         told(step, total)
     if not verdict.steps:
-        raise OperatorError("the archive holds no step")
+        raise OperatorError("the archive holds no step to verify; name the archive of a run that has made steps")
     verdict.state_digest = replay.digest.hex()
 
 
 def _compare(replay: Replay, exported: Path) -> str:
-    """Say that the exported weights are the replayed ones bit for bit; BadStepError if they are not."""
+    """Check that the exported weights are the replayed ones bit for bit. Raises BadStepError if they are not."""
     step = json.loads((exported / MARK).read_text()).get("steps") if (exported / MARK).is_file() else replay.step
     if step != replay.step:
         raise BadStepError(replay.step, f"{exported} is the model after step {step}; the archive ends at {replay.step}")
@@ -167,7 +167,7 @@ def _compare(replay: Replay, exported: Path) -> str:
 
 
 def first_difference(state: Mapping[str, Tensor], exported: Path) -> str | None:
-    """How the weights of a folder differ from the parameters of `state`, or None. Tied weights may be in it once."""
+    """How the weights of a folder differ from the parameters of `state`, or None. The folder may hold tied weights once."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -180,7 +180,7 @@ def first_difference(state: Mapping[str, Tensor], exported: Path) -> str | None:
         if name not in weights:
             return f"lacks {name}"
         if not same_bits(tensor, weights[name]):
-            return f"{name} differs from what the log leads to"
+            return f"{name} differs from the replayed weights"
     return None
 
 

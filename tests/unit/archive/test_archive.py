@@ -442,7 +442,7 @@ def test_an_archive_without_room_for_the_state_is_refused(life: Life) -> None:
 
 
 def test_a_folder_without_an_archive_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OperatorError, match="no archive of a run there"):
+    with pytest.raises(OperatorError, match="has no archive of a run"):
         verify(tmp_path, None, None)
 
 
