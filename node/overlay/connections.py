@@ -58,9 +58,7 @@ class Connections:
         self._host, self._run_id, self._neighbours = host, run_id, neighbours
         self._make_discovery = discovery
         self._discovery = discovery(host, run_id)
-        self._again: dict[
-            str, tuple[float, float]
-        ] = {}  # relayed peers: the next dial's time, and the wait after it
+        self._again: dict[str, tuple[float, float]] = {}  # relayed peers: the next dial's time, and the wait after it
 
     async def start(self, known: list[str]) -> None:
         """Join the DHT through peers whose addresses are known."""
