@@ -1,7 +1,7 @@
 """`swarmentum watch <invite>`: follow a run from outside, check everything, print it live.
 
-The loop takes values from one bounded queue (the overlay's process, the coordinator's reader), gives them to the view,
-and prints what the view says. Neither source is needed while the other serves.
+The loop takes values from one bounded queue and gives them to the view. It prints the view's events. The values come from the
+overlay's process and the coordinator's reader. The loop needs neither source while the other serves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from protos.signals import EXIT_INTERRUPTED
 INBOX_MAX = 1024
 PUT_SECONDS_MAX = 1.0
 WAKE_SECONDS = 0.25
-# Neither the coordinator nor an overlay peer for this long: there is nothing to watch.
+# The watcher gives up when neither the coordinator nor an overlay peer has answered for this long.
 PATIENCE_SECONDS = 60.0
 NEEDS_EXTRA = (
     "swarmentum watch needs the extra: pip install '.[watch]' in the folder of the repository "
@@ -39,8 +39,8 @@ News: TypeAlias = Gossiped | OverlayStatus | Facts | Page | Away | Denied
 def run(invite_link: str, *, as_json: bool, steps: int | None, seconds: float | None) -> int:
     """Watch until the run is finished, `steps` entries were seen or `seconds` have passed: 0; on Ctrl-C: 130.
 
-    Raises OperatorError (the link, or the extra is not installed), NetworkError (nothing can be reached), RefusedError
-    (the coordinator serves another run) or DivergedError (the coordinator signed two histories), after the summary.
+    Raises an error after the summary. OperatorError: the link is wrong, or the extra is not installed. NetworkError: nothing
+    can be reached. RefusedError: the coordinator serves another run. DivergedError: the coordinator signed two histories.
     """
     invite = Invite.parse(invite_link)
     if importlib.util.find_spec("libp2p") is None:
@@ -48,7 +48,7 @@ def run(invite_link: str, *, as_json: bool, steps: int | None, seconds: float | 
     scene = Scene(invite.run_name, Watch(invite.run_id, invite.coordinator_public_key))
     try:
         return _Follower(invite, scene, choose(scene, as_json=as_json)).run(steps, seconds)
-    except BrokenPipeError:  # the reader of our output has left: so do we
+    except BrokenPipeError:  # the reader of this output has gone, so the watcher ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -59,7 +59,7 @@ def topic_of(run_id: bytes) -> str:
 
 
 class _Follower:
-    """The loop, and what it remembers between two values."""
+    """The loop, and its state between two values."""
 
     def __init__(self, invite: Invite, scene: Scene, screen: Screen) -> None:
         self._invite, self._scene, self._screen = invite, scene, screen
@@ -80,7 +80,7 @@ class _Follower:
     def run(self, steps: int | None, seconds: float | None) -> int:
         until = time.monotonic() + seconds if seconds is not None else None
         why, code = "stopped", 1
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a supervisor's stop is Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a supervisor's stop acts as Ctrl-C
         self._overlay.dial(self._invite.bootstrap)
         self._overlay.start()
         self._reader.start()
@@ -98,7 +98,7 @@ class _Follower:
         return code
 
     def _follow(self, steps: int | None, until: float | None) -> str:
-        """Until there is nothing more to watch; why it ended."""
+        """Watch until there is nothing more to watch. Returns why it ended."""
         while True:
             if self._scene.total_steps is not None and self._watch.head[0] >= self._scene.total_steps:
                 return "the run is finished"
@@ -134,7 +134,7 @@ class _Follower:
         if isinstance(news, Away):
             return self._take_away(news)
         self._contact = time.monotonic()
-        self._asked = None  # what the last page did not bring may be asked for again
+        self._asked = None  # the watcher may ask again for entries that the last page lacked
         self._watch.told_head(news.head_step)
         if isinstance(news, Facts):
             self._scene.coordinator = news.reason or "answers"
@@ -159,7 +159,7 @@ class _Follower:
         return self._watch.anchor()
 
     def _ask(self) -> None:
-        """Have the reader fetch what is missing; once, until it has answered."""
+        """Have the reader fetch missing entries: one request, until the reader has answered it."""
         wanted = self._watch.wanted()
         if wanted is not None and wanted != self._asked:
             self._asked = wanted

@@ -1,8 +1,8 @@
 """The overlay process of `swarmentum watch`: py-libp2p on trio, one topic, bytes out. Run as `python -m node.watch.net`.
 
-A process of its own because a malformed frame from any peer can end py-libp2p's whole trio tree (docs/overlay.md): the
-watcher starts it again. Dials, never listens; checks nothing, keeps nothing. Reads JSON lines on stdin: first
-{"topic": ...}, then {"dial": [multiaddress, ...]} as often as there is news; ends when stdin ends.
+A malformed frame from any peer can end py-libp2p's whole trio tree (docs/overlay.md). This is therefore a process of its own,
+and the watcher starts it again. The process dials and never listens; it checks nothing and keeps nothing. It reads JSON lines
+on stdin: first {"topic": ...}, then {"dial": [multiaddress, ...]} as often as there is news. It ends when stdin ends.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PEERS_CONNECTED_MAX = 16
 DIALS_MAX = 8
 CHUNK_BYTES = 1 << 16
 
-# Degrees of the GossipSub specification; the rest is what interoperates with go-libp2p (docs/overlay.md).
+# The degrees are from the GossipSub specification; the other values interoperate with go-libp2p (docs/overlay.md).
 MESH_DEGREE, MESH_DEGREE_LOW, MESH_DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_SECONDS = 1
 
 
 def main() -> None:
-    """Serve the parent until it closes our stdin."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes our stdin
+    """Serve the parent until the parent closes this process's stdin."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and closes this process's stdin
     pipe = os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not get between the frames
+    os.dup2(2, 1)  # a library's prints must not come between the frames
     try:
         import libp2p  # noqa: F401
         import trio
@@ -53,14 +53,14 @@ def main() -> None:
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """What went wrong first, from under trio's groups."""
+    """The first error, from under trio's groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def tcp_only(address: str) -> bool:
-    """Whether this is a plain TCP multiaddress that ends in a peer id: what py-libp2p dials well."""
+    """Whether this is a plain TCP multiaddress that ends in a peer id: py-libp2p dials such addresses well."""
     parts = address.split("/")
     return (
         len(parts) == 7
@@ -106,7 +106,7 @@ class _Overlay:
     # ---- the parent --------------------------------------------------------------------------------------------------
 
     async def _line(self, rest: bytes) -> bytes:
-        """A line from stdin after what is left of the last read; empty at the end."""
+        """A line from stdin, after the rest of the last read; empty at the end."""
         while b"\n" not in rest:
             chunk = await self._in.receive_some(CHUNK_BYTES)
             if not chunk:
@@ -127,7 +127,7 @@ class _Overlay:
             self._news = trio.Event()
 
     async def _send(self, kind: bytes, body: bytes) -> None:
-        """A parent that does not read for long is gone or broken: then end."""
+        """Send a frame. A parent that has not read for too long is gone or broken, and this process ends."""
         import trio
 
         with trio.fail_after(PIPE_SECONDS_MAX):
@@ -149,7 +149,7 @@ class _Overlay:
 
         while True:
             await self._send(STATUS, str(len(self._pubsub.peer_topics.get(topic, ()))).encode())
-            self._router.equivocation_detection.clear()  # it keeps whole messages for ever
+            self._router.equivocation_detection.clear()  # the library keeps whole messages there for ever
             await trio.sleep(STATUS_SECONDS)
 
     async def _dial_forever(self) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator as a watcher sees it: plain calls with deadlines, on a thread of its own; reads only.
+"""The coordinator as a watcher sees it: plain calls with deadlines, on a thread of its own. Reads only.
 
 Refuses a server whose certificate is not the invite's, and a genesis that is not the invite's run.
 """
@@ -30,16 +30,16 @@ BOOTSTRAP_MAX = 8 * limits.ADDRESSES_MAX
 STOP_SECONDS_MAX = 3.0
 _OPTIONS = [
     ("grpc.ssl_target_name_override", TLS_NAME),
-    # a page of the longest entries
+    # The bytes of a page of the longest entries.
     ("grpc.max_receive_message_length", limits.ENTRIES_PAGE_MAX * (limits.ENTRY_BYTES_MAX + 1024)),
 ]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What GetRun says; the configuration is the genesis's, so it is verified by the run id.
+    """The answer to GetRun. The configuration is the genesis's, so the run id verifies it.
 
-    `reason` says what the run waits for; empty if it does not.
+    `reason` says what the run waits for; empty if the run does not wait.
     """
 
     config: RunConfig
@@ -50,7 +50,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Page:
-    """Entries that were asked for, as envelopes, and the coordinator's head."""
+    """The requested entries, as envelopes, and the coordinator's head."""
 
     entries: tuple[bytes, ...]
     head_step: int
@@ -58,14 +58,14 @@ class Page:
 
 @dataclass(frozen=True)
 class Away:
-    """No coordinator answers; tried again until stopped."""
+    """No coordinator answers. The reader tries again until it is stopped."""
 
     error: NetworkError
 
 
 @dataclass(frozen=True)
 class Denied:
-    """What answers is not the invite's run."""
+    """A server answers that does not serve the invite's run."""
 
     error: RefusedError
 
@@ -74,7 +74,7 @@ class LogReader(threading.Thread):
     """Asks for the run's facts every POLL_SECONDS, and for entries when told to."""
 
     def __init__(self, invite: Invite, put: Callable[[Facts | Page | Away | Denied], bool]) -> None:
-        """`put` waits a moment and says whether it took the value."""
+        """`put` waits a moment, and returns whether it took the value."""
         super().__init__(name="log-reader", daemon=True)
         self._invite = invite
         self._put = put
@@ -85,18 +85,18 @@ class LogReader(threading.Thread):
         self._stopping = False
 
     def ask(self, step: int) -> None:
-        """Fetch a page of entries from this step on, soon."""
+        """Ask the thread to fetch a page of entries from this step on."""
         self._wanted = step
         self._wake.set()
 
     def stop(self) -> None:
-        """End the thread; a call in flight is dropped."""
+        """End the thread, and drop a call in flight."""
         self._stopping = True
         self._wake.set()
         self.join(STOP_SECONDS_MAX)
 
     def run(self) -> None:
-        """Until stopped."""
+        """Read until stopped."""
         due = time.monotonic()
         while not self._stopping:
             try:
@@ -120,12 +120,12 @@ class LogReader(threading.Thread):
         self._close()
 
     def _tell(self, news: Facts | Page | Away | Denied) -> None:
-        """Wait while the watcher is busy."""
+        """Give the watcher a value. Wait while the watcher is busy."""
         while not self._stopping and not self._put(news):
             pass
 
     def _connect(self) -> None:
-        """The first coordinator that answers with the pinned certificate; the last failure if none does."""
+        """Connect to the first coordinator that answers with the pinned certificate. Raises the last failure if none does."""
         failure: NetworkError | RefusedError = NetworkError("the invite names no coordinator")
         for _ in self._invite.coordinators:
             address = next(self._addresses)

@@ -1,4 +1,4 @@
-"""What a watcher prints: JSON lines for programs, a line a step for pipes, a live table for people. Decides nothing."""
+"""A watcher's output: JSON lines for programs, a line a step for pipes, a live table for people. Decides nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REFRESHES_PER_SECOND = 4
 
 @dataclass
 class Scene:
-    """What there is to show."""
+    """The values to show."""
 
     name: str
     watch: Watch
@@ -46,7 +46,7 @@ class Screen(Protocol):
 
 
 def choose(scene: Scene, *, as_json: bool) -> Screen:
-    """JSON if asked for, a live table on a terminal, otherwise plain lines."""
+    """JSON on request, a live table on a terminal, otherwise plain lines."""
     if as_json:
         return JsonScreen()
     console = Console()
@@ -54,7 +54,7 @@ def choose(scene: Scene, *, as_json: bool) -> Screen:
 
 
 def number(value: float) -> float | None:
-    """JSON has no NaN."""
+    """The value, or None if it is not finite: JSON has no NaN."""
     return value if math.isfinite(value) else None
 
 
@@ -148,7 +148,7 @@ def _closing(summary: dict[str, Any]) -> str:
 
 
 class PlainScreen:
-    """A line a step; what was refused, once a reason and then at every power of two."""
+    """A line a step. For each reason, it prints the first refusal and then the refusals at powers of two."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -180,10 +180,10 @@ class LiveScreen:
         self._live.start()
 
     def show(self, event: Event) -> None:
-        """The scene knows."""
+        """Do nothing: `tick` draws the scene."""
 
     def overlay(self, status: OverlayStatus) -> None:
-        """The scene knows."""
+        """Do nothing: `tick` draws the scene."""
 
     def tick(self) -> None:
         now = time.monotonic()

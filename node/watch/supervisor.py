@@ -1,6 +1,7 @@
-"""Keeps the overlay process running: starts it, reads its frames, starts it again when it ends or falls silent.
+"""The supervisor keeps the overlay process running: it starts the process, reads its frames, and starts it again after its end.
 
-Hands everything on as values through `put`, which may refuse; knows nothing of what the messages mean.
+A process that falls silent is ended and started again, too. The supervisor hands everything on as values through `put`, which
+may refuse a value. It does not know the meaning of a message.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RESTARTS_MAX = 100
 RESTART_SECONDS_MIN = 0.2
 RESTART_SECONDS_MAX = 30.0
 STEADY_SECONDS = 60.0  # a process that lived this long starts again at once
-SILENCE_SECONDS_MAX = 20.0  # it reports every second
+SILENCE_SECONDS_MAX = 20.0  # the process reports every second
 STOP_SECONDS_MAX = 3.0
 WAKE_SECONDS = 0.2
 LAST_WORDS_BYTES_MAX = 4096
@@ -30,7 +31,7 @@ LAST_WORDS_BYTES_MAX = 4096
 
 @dataclass(frozen=True)
 class Gossiped:
-    """A message of the topic, as it came; None and its size if it was beyond the gossip limit."""
+    """A message of the topic, as it came; None and the message's size if it was beyond the gossip limit."""
 
     data: bytes | None
     size: int
@@ -38,7 +39,7 @@ class Gossiped:
 
 @dataclass(frozen=True)
 class OverlayStatus:
-    """`peers`: connected subscribers of the topic. `problem`: what ended the process, empty while it runs."""
+    """`peers`: connected subscribers of the topic. `problem`: why the process ended, empty while it runs."""
 
     peers: int
     restarts: int
@@ -47,7 +48,7 @@ class OverlayStatus:
 
 
 class Overlay(threading.Thread):
-    """The supervisor. `put` takes the values above and says whether it did."""
+    """The supervisor. `put` takes the values above, and returns whether it took the value."""
 
     def __init__(self, topic: str, put: Callable[[Gossiped | OverlayStatus], bool]) -> None:
         super().__init__(name="overlay", daemon=True)
@@ -60,7 +61,7 @@ class Overlay(threading.Thread):
         self._last_words = b""
 
     def dial(self, addresses: tuple[str, ...]) -> None:
-        """Peers to connect to; replaces what was said before."""
+        """Set the peers to connect to; this list replaces the last one."""
         self._addresses = addresses
 
     def stop(self) -> None:
@@ -69,7 +70,7 @@ class Overlay(threading.Thread):
         self.join(2 * STOP_SECONDS_MAX)
 
     def run(self) -> None:
-        """Start, serve, start again; gives up after RESTARTS_MAX."""
+        """Start, serve, start again. Gives up after RESTARTS_MAX restarts."""
         delay = RESTART_SECONDS_MIN
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -87,12 +88,12 @@ class Overlay(threading.Thread):
             self._stopping.wait(delay)
 
     def _one_life(self) -> int:
-        """One process from start to end; its exit code."""
+        """Run one process from start to end. Returns its exit code."""
         command = [sys.executable, "-m", "node.watch.net"]
         pipe = subprocess.PIPE
         self._last_words = b""
         try:
-            # a group of its own: Ctrl-C in the terminal is ours alone
+            # The process has a group of its own, so Ctrl-C in the terminal reaches only the watcher.
             child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, process_group=0)
         except OSError as error:
             self._last_words = f"the overlay process does not start: {error}".encode()
@@ -102,16 +103,16 @@ class Overlay(threading.Thread):
             try:
                 os.set_blocking(child.stdin.fileno(), False)
                 self._serve(child)
-                child.stdin.close()  # the sign to end
+                child.stdin.close()  # tells the process to end
                 return child.wait(STOP_SECONDS_MAX)
             except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-                # it does not read, does not end, or writes nonsense
+                # The process does not read, does not end, or writes no valid frame.
                 self._last_words = f"the overlay process is stuck: {error}".encode()
                 child.kill()
                 return child.wait(STOP_SECONDS_MAX)
 
     def _serve(self, child: subprocess.Popen[bytes]) -> None:
-        """Pass on what it says until it ends; TimeoutExpired if it says nothing for too long."""
+        """Pass on the process's frames until it ends. Raises TimeoutExpired if the process is silent for too long."""
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stderr is not None
@@ -141,7 +142,7 @@ class Overlay(threading.Thread):
                     raise subprocess.TimeoutExpired(child.args, SILENCE_SECONDS_MAX)
 
     def _write(self, descriptor: int, message: dict[str, object]) -> None:
-        """Short lines into a pipe that is read: BlockingIOError (an OSError) means that it is not."""
+        """Write a short line into the pipe. BlockingIOError (an OSError) means that the process does not read the pipe."""
         line = json.dumps(message).encode() + b"\n"
         if os.write(descriptor, line) != len(line):
             raise BlockingIOError("the pipe is full")
@@ -151,4 +152,4 @@ class Overlay(threading.Thread):
             if kind == STATUS:
                 self._put(OverlayStatus(int(body), self.restarts))
             elif not self._put(Gossiped(body, len(body)) if kind == MESSAGE else Gossiped(None, int(body))):
-                self.lost += 1  # gossip is best effort: missing entries are asked for
+                self.lost += 1  # gossip is best effort: the watcher asks for missing entries

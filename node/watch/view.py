@@ -1,7 +1,7 @@
-"""What a watcher knows of a run, pure: bytes in, what they mean or why they were refused out.
+"""A watcher's view of a run, pure: bytes in; their meaning, or the reason of a refusal, out.
 
-Checks every signature, the ranges and the hash chain itself. Knows no clock, socket or thread; everything it keeps is
-bounded. A coordinator that signs two histories is a `DivergedError`; anything else from a stranger is counted.
+The view checks every signature, the ranges and the hash chain itself. It knows no clock, socket or thread, and all that it
+keeps is bounded. It raises DivergedError if a coordinator signs two histories. It counts all other wrong bytes of strangers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from protos.errors import DivergedError, Reason, Refusal
 from protos.log import Chain, Entry, SignedEntry, open_entry
 from protos.v1 import envelope_pb2, update_pb2
 
-STEPS_AHEAD_MAX = 2  # a peer cannot have computed more than the next step; one more for a message that we missed
+STEPS_AHEAD_MAX = (
+    2  # a peer can have computed the next step at most; one more, because the watcher may have missed a message
+)
 ENTRIES_WAITING_MAX = 64
 HASHES_MAX = 1 << 16
 PEERS_MAX = 2 * limits.ROSTER_PEERS_MAX
 
 
 class Source(Enum):
-    """Where an entry came from."""
+    """The source of an entry."""
 
     GOSSIP = "gossip"
     COORDINATOR = "coordinator"
@@ -32,7 +34,7 @@ class Source(Enum):
 
 @dataclass(frozen=True)
 class EntrySeen:
-    """The chain grew. `announced` of its contributions had been seen announced, with the same payload hash."""
+    """The chain grew. The watcher had seen announcements of `announced` of its contributions, with the same payload hash."""
 
     signed: SignedEntry
     source: Source
@@ -40,7 +42,7 @@ class EntrySeen:
 
     @property
     def loss(self) -> float:
-        """Sample-weighted mean of what the authors claim, in nats a token; NaN without samples."""
+        """Sample-weighted mean of the losses that the authors claim, in nats a token; NaN without samples."""
         return mean_loss(self.signed.entry)
 
 
@@ -61,7 +63,7 @@ class AnnouncementSeen:
 
 @dataclass(frozen=True)
 class Refused:
-    """Bytes that did not get through the door; `count` is how many with this reason so far."""
+    """Bytes that the door refused; `count` is the number of refusals with this reason so far."""
 
     reason: Reason
     detail: str
@@ -96,12 +98,12 @@ class Tally:
 
     @property
     def entries_all(self) -> int:
-        """Entries taken, from wherever."""
+        """Entries taken, from all sources."""
         return sum(self.entries.values())
 
 
 class Watch:
-    """Follows one run. Until `begin` or `anchor`, entries wait: it is not known yet where the chain starts."""
+    """Follows one run. Entries wait until `begin` or `anchor`, because the watcher does not know the chain's start before."""
 
     def __init__(self, run_id: bytes, coordinator: bytes) -> None:
         self.run_id = run_id
@@ -118,17 +120,17 @@ class Watch:
 
     @property
     def head(self) -> tuple[int, bytes]:
-        """Step and hash of the newest entry that is verified down to where the chain starts."""
+        """Step and hash of the newest entry that is verified down to the chain's start."""
         return (self._chain.step, self._chain.head) if self._chain is not None else (0, self.run_id)
 
     # ---- where the chain starts --------------------------------------------------------------------------------------
 
     def begin(self) -> list[Event]:
-        """The coordinator answers, so the whole log can be had: the chain starts at the genesis."""
+        """The coordinator answers and has the whole log, so the chain starts at the genesis."""
         return self._start(0, self.run_id)
 
     def anchor(self) -> list[Event]:
-        """The coordinator does not answer: start at the first entry that was gossiped, trusting its parent."""
+        """The coordinator does not answer: start at the first gossiped entry, and trust its parent."""
         if self._chain is not None or not self._waiting:
             return []
         first = self._waiting[min(self._waiting)][0].entry
@@ -141,11 +143,11 @@ class Watch:
         return self._drain()
 
     def told_head(self, step: int) -> None:
-        """The coordinator says that this is its head; only used to know what to ask for."""
+        """The coordinator names this head. The watcher uses it only to choose the entries to ask for."""
         self._told_head = max(self._told_head, min(step, limits.STEP_MAX))
 
     def wanted(self) -> int | None:
-        """First step to ask the coordinator for; None if nothing is known to be missing."""
+        """First step to ask the coordinator for; None if no entry is known to be missing."""
         if self._chain is None or self._horizon() <= self._chain.step:
             return None
         return self._chain.step + 1
@@ -168,14 +170,14 @@ class Watch:
             return [self._refused(refusal)]
 
     def take_listed(self, data: bytes) -> list[Event]:
-        """An entry that the coordinator listed; not trusted more than gossip."""
+        """An entry that the coordinator listed. The watcher trusts it no more than gossip."""
         try:
             return self._take_entry(data, Source.COORDINATOR)
         except Refusal as refusal:
             return [self._refused(refusal)]
 
     def take_oversized(self, size: int) -> list[Event]:
-        """A message that was too long to be handed on."""
+        """A message that was too long to hand on."""
         return [self._refused(Refusal(Reason.TOO_LARGE, f"message of {size} bytes"))]
 
     def _refused(self, refusal: Refusal) -> Refused:
@@ -195,15 +197,15 @@ class Watch:
                 "do not trust this run"
             )
         if known is not None or (self._chain is not None and step <= self._chain.step):
-            self.tally.repeated += 1  # gossiped by several peers, or older than what is remembered
+            self.tally.repeated += 1  # several peers gossiped it, or it is older than the remembered ones
             return []
         self._waiting[step] = (signed, source)
         if len(self._waiting) > ENTRIES_WAITING_MAX:
-            del self._waiting[max(self._waiting)]  # it can be asked for later
+            del self._waiting[max(self._waiting)]  # the watcher can ask for it later
         return self._drain()
 
     def _drain(self) -> list[Event]:
-        """Take what follows the head, in order."""
+        """Take the entries that follow the head, in order."""
         events: list[Event] = []
         while self._chain is not None and (found := self._waiting.pop(self._chain.step + 1, None)) is not None:
             signed, source = found
@@ -211,7 +213,7 @@ class Watch:
                 self._chain.extend(signed.envelope)
             except Refusal as refusal:
                 raise DivergedError(
-                    f"the chain breaks at step {signed.entry.step}: {refusal.detail}, yet the coordinator signed both; "
+                    f"the chain breaks at step {signed.entry.step}: {refusal.detail}, yet the coordinator signed both entries; "
                     "do not trust this run"
                 ) from refusal
             events += self._committed(signed, source)
@@ -250,7 +252,7 @@ class Watch:
         if not late:
             self._check_place(body, opened.public_key)
             if (body.step, opened.public_key) in self._announced:
-                self.tally.repeated += 1  # an author says it again to those who came later
+                self.tally.repeated += 1  # an author re-sends it to peers that came later
                 return None
             self._announced[body.step, opened.public_key] = body.payload_sha256
         row = self._row(opened.public_key)
@@ -283,7 +285,7 @@ class Watch:
             raise Refusal(Reason.OUT_OF_RANGE, f"loss {body.loss}")
 
     def _check_place(self, body: update_pb2.Announcement, author: bytes) -> None:
-        """Whether this step may be announced now, on this state, by this author, with this payload."""
+        """Check that this author may announce this step now, on this state, with this payload. Raises Refusal."""
         head_step, head_hash = self.head
         if self._chain is not None:
             if body.step > self._horizon() + STEPS_AHEAD_MAX:
@@ -297,7 +299,7 @@ class Watch:
             raise Refusal(Reason.OUT_OF_RANGE, "more announcements than a roster can have")
 
     def _row(self, public_key: bytes) -> PeerRow:
-        """The peer's row. In a full table the peer that did least, longest ago, makes room."""
+        """The peer's row. If the table is full, the peer that did least, longest ago, is removed."""
         row = self.peers.get(public_key)
         if row is None:
             if len(self.peers) >= PEERS_MAX:
