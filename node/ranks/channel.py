@@ -1,7 +1,7 @@
 """Commands from rank 0 to the other ranks of its peer, over a gloo group of their own.
 
-Every wait has a deadline. What a rank that died or hangs looks like to the others is raised here, as `RankLost`. Refuses
-nothing: the ranks of a peer trust each other.
+Every wait has a deadline. If another rank died or hangs, the channel raises `RankLost`. Refuses nothing, because the ranks of
+a peer trust each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-# Before a group exists: imported later, it holds the group beyond `destroy_process_group` (see `torch_optimizer`).
+# This import comes before any group. A later import keeps the group beyond `destroy_process_group` (see `torch_optimizer`).
 import torch.distributed.nn.functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -22,13 +22,13 @@ from node.ranks.launch import Launch
 from protos.errors import NetworkError
 
 RANK_SECONDS_MAX = 300
-"""How long a rank waits for another. Rank 0 waits for the network much longer, and says meanwhile that it is there."""
+"""How long a rank waits for another. Rank 0 waits for the network much longer, and sends `alive` to the others meanwhile."""
 
 T = TypeVar("T")
 
 
 class RankLost(NetworkError):  # noqa: N818
-    """Another rank of this peer died or hangs. A peer is all of its ranks: this one ends, too."""
+    """Another rank of this peer died or hangs. A peer is all of its ranks, so this rank ends, too."""
 
 
 class Channel:
@@ -46,19 +46,19 @@ class Channel:
             self.mesh: DeviceMesh = init_device_mesh(device.type, (launch.ranks,))
 
     def tell(self, what: object) -> None:
-        """Send anything that pickles; returns when it is on its way."""
+        """Send any value that pickles. Returns when the value is on its way."""
         with lost_ranks():
             dist.broadcast_object_list([what], group=self._group, group_src=0)
 
     def hear(self) -> Any:
-        """What rank 0 told next."""
+        """The next value that rank 0 sent."""
         box = [None]
         with lost_ranks():
             dist.broadcast_object_list(box, group=self._group, group_src=0)
         return box[0]
 
     def shared(self, source: Iterator[T] | None) -> Iterator[T]:
-        """What rank 0 has in `source`, one after another, on every rank."""
+        """The values of rank 0's `source`, one after another, on every rank."""
         if source is None:
             while (item := self.hear()) is not None:
                 yield item
@@ -69,16 +69,16 @@ class Channel:
         self.tell(None)
 
     def close(self) -> None:
-        """On every rank for itself; others may be gone already."""
+        """Close this rank's end. Other ranks may be gone already."""
         dist.destroy_process_group()
 
 
 @contextmanager
 def lost_ranks() -> Iterator[None]:
-    """A collective call that another rank did not make, or not in time, is a `RankLost`."""
+    """Raise `RankLost` for a collective call that another rank did not make, or not in time."""
     try:
         yield
-    except RuntimeError as error:  # gloo raises just that, and nccl a subclass
+    except RuntimeError as error:  # gloo raises RuntimeError itself, and nccl a subclass
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         reason = str(error).partition("] ")[2].partition(". This is")[0] or str(error)

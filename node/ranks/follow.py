@@ -1,4 +1,4 @@
-"""The ranks of a peer beside rank 0: hear a command, make the call, until told to stop or until rank 0 is gone."""
+"""The ranks of a peer beside rank 0 receive commands and make the calls, until rank 0 sends `stop` or is gone."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from node.ranks.shard import COMMANDS, Shard
 from protos.signals import STOP_SIGNALS
 
 AGREED = (NonFiniteGradient, NotANumber, VotesError)
-"""What a call raises on every rank alike; rank 0 decides what follows."""
+"""The errors that a call raises on every rank alike. Rank 0 decides what follows."""
 
 
 def follow(launch: Launch, settings: PeerSettings) -> None:
-    """Until rank 0 says stop. Raises `RankLost` if it is gone, and what a call raised here."""
+    """Follow rank 0 until it sends `stop`. Raises `RankLost` if rank 0 is gone, and the errors of a call on this rank."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     channel = Channel(launch, rank_device(launch, settings.device))
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # from here on rank 0, which torchrun tells too, ends what is going on
+        signal.signal(number, signal.SIG_IGN)  # torchrun signals rank 0, too, and rank 0 ends the work from here on
     log = structlog.get_logger("peer").bind(rank=launch.rank)
     log.info("rank ready", ranks=launch.ranks, device=str(channel.device))
     try:

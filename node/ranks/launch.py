@@ -1,4 +1,4 @@
-"""What torchrun says about a process, and which device a rank computes on. Refuses devices that are not a rank's own."""
+"""torchrun's facts about a process, and the device of a rank. Refuses devices that are not a rank's own."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Launch:
     """One process among those of a peer."""
 
     rank: int
-    """0 leads."""
+    """Rank 0 leads."""
     ranks: int
     local_rank: int
-    """On this machine."""
+    """The number of this rank among the ranks on this machine."""
     local_ranks: int
 
 
 def launched(environment: Mapping[str, str]) -> Launch | None:
-    """What torchrun started this process as; None without torchrun, or if this is its only process."""
+    """The facts that torchrun gave this process; None without torchrun, or if this is torchrun's only process."""
     if "TORCHELASTIC_RUN_ID" not in environment:
         return None
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -32,8 +32,8 @@ def launched(environment: Mapping[str, str]) -> Launch | None:
 
 
 def rank_device(launch: Launch, name: str) -> torch.device:
-    """The device of a rank for the setting `device`: `auto`, `cpu` or `cuda`, which is its own of the machine's."""
-    import torch  # takes seconds: a command that only asks which rank it is does without
+    """The device of a rank for the setting `device`: `auto`, `cpu` or `cuda`. With `cuda`, each rank has its own device."""
+    import torch  # takes seconds, and a command that only asks for its rank does not need it
 
     from node.model.device import DeviceError
 

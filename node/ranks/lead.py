@@ -1,7 +1,7 @@
-"""Rank 0 of a peer of several: a replica whose calls are sent to the other ranks and made on all of them.
+"""Rank 0 of a peer of several ranks: a replica that sends its calls to the other ranks, and all ranks make them.
 
-`Lead.do` is the only way: one command at a time, from one thread; a second thread says `alive` between commands, since rank 0
-may wait for the network for a long time. Refuses to go on once a rank is gone.
+`Lead.do` is the only way: one command at a time, from one thread. A second thread sends `alive` between commands, because
+rank 0 may wait for the network for a long time. Refuses every command once a rank is gone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from protos.assignment import Range
 from protos.optimizer_config import OptimizerConfig
 
 ALIVE_SECONDS = 10.0
-"""Between two signs of life: well below `channel.RANK_SECONDS_MAX`."""
+"""Seconds between two `alive` commands: well below `channel.RANK_SECONDS_MAX`."""
 
 
 class Lead:
@@ -55,7 +55,7 @@ class Lead:
 
     @property
     def shard(self) -> Shard:
-        """Rank 0's own, once built."""
+        """Rank 0's own shard, once built."""
         assert self._shard is not None, "build first"
         return self._shard
 
@@ -80,24 +80,24 @@ class Lead:
                     yield
             except AGREED:
                 raise
-            except BaseException as error:  # wherever this rank broke off, the others did not
+            except BaseException as error:  # this rank broke the call off, and the others did not
                 self._failed = error
                 raise
 
     def _give_signs_of_life(self) -> None:
         torchrun = os.getppid()
         while not self._closed.wait(ALIVE_SECONDS):
-            if os.getppid() != torchrun:  # killed, or it would have told: leave as it would have had us leave
+            if os.getppid() != torchrun:  # torchrun was killed before it could send SIGTERM: end as after one
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             try:
                 with self._sending("alive"):
                     pass
             except RankLost:
-                return  # the next command says so
+                return  # the next command raises the error
 
     def close(self) -> None:
-        """Let the other ranks go, if they still hear."""
+        """Send `stop` to the other ranks, if they still listen."""
         self._closed.set()
         self._signs.join()
         try:
@@ -109,7 +109,7 @@ class Lead:
 
 
 class Part:
-    """A tensor of the peer's, by its name on the ranks (`Shard`): `Pieces` for rank 0 alone to read and write."""
+    """A tensor of the peer, by its name on the ranks (`Shard`): `Pieces` that only rank 0 reads and writes."""
 
     def __init__(self, lead: Lead, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
         self.shape, self.dtype = tuple(shape), dtype
@@ -131,7 +131,7 @@ class Part:
 
 
 class LedDeMo:
-    """`DeMo` as a replica calls it, on all ranks at once. What it saves is what one device would save."""
+    """`DeMo` as a replica calls it, on all ranks at once. Its saved state equals the state that one device would save."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
@@ -161,7 +161,7 @@ class LedDeMo:
 
     @property
     def layout(self) -> Layout:
-        """Of the whole model."""
+        """The layout of the whole model."""
         return self._own.layout
 
     @property
@@ -231,7 +231,7 @@ class LedDeMo:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state, of any number of devices. Raises `ValueError`, nothing changed, if it does not fit."""
+        """Load a saved state, of any number of devices. Raises `ValueError`, nothing changed, if the state does not fit."""
         parts, second = list(self._private.values()), state["second"]
         has_second = self._own.second_counts is not None
         check_state(state, self.layout, self._own.method, parts[0].shape, second=has_second)
@@ -280,7 +280,7 @@ class LedLocal:
         return {"state": state, "param_groups": own["param_groups"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state, of any number of devices."""
+        """Load a saved state, of any number of devices."""
         saved = state["state"]
         self._lead.do("resume_locally", state["param_groups"], {index: had["step"] for index, had in saved.items()})
         for index, had in saved.items():

@@ -1,6 +1,6 @@
-"""What every rank of a peer holds, its shard of the model and of the optimizer, and the calls that all ranks make at once.
+"""A rank's shard of the model and of the optimizer, and the calls that all ranks of a peer make at once.
 
-Refuses models that `fully_shard` cannot take apart: a trial step finds out before the peer joins.
+Refuses models that `fully_shard` cannot take apart. A trial step finds such a model before the peer joins.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from protos.errors import OperatorError
 
 @dataclass(frozen=True)
 class Order:
-    """What rank 0 has every rank build."""
+    """Rank 0's order to every rank: the model and the optimizer to build."""
 
     spec: ModelSpec
     seed: int
@@ -72,7 +72,7 @@ class Shard:
         self._try()
 
     def _try(self) -> None:
-        """One step on nothing, so that a model whose parts cannot be gathered one by one is refused before the peer joins."""
+        """Make a trial step. It refuses, before the peer joins, a model whose parts cannot be gathered one by one."""
         try:
             with lost_ranks(), self._autocast:
                 loss(self.model, torch.zeros(1, 3, dtype=torch.int64, device=self._device)).backward()  # type: ignore[no-untyped-call]
@@ -83,9 +83,9 @@ class Shard:
     # ---- gradients ---------------------------------------------------------------------------------------------------
 
     def gradients(self, source: Iterator[Batch] | None = None) -> GradResult:
-        """As `accumulate_gradients`, over what rank 0 has in `source`: of each batch a rank takes its share of the rows.
+        """As `accumulate_gradients`, over rank 0's `source`. A rank takes its share of the rows of each batch.
 
-        A rank without rows does the first one for nothing: it has to take part in gathering the parameters.
+        A rank without rows computes the first row without effect, because it has to take part in gathering the parameters.
         """
         self.model.zero_grad(set_to_none=True)
         total, tokens, samples = torch.zeros((), device=self._device), 0, 0
@@ -102,7 +102,7 @@ class Shard:
             pace.tick()
         if not samples:
             return GradResult(math.nan, 0, 0)
-        # `fully_shard` has taken the mean over the ranks
+        # `fully_shard` has taken the mean over the ranks.
         there = [local_part(p.grad) for p in self.model.parameters() if p.grad is not None]
         torch._foreach_mul_(there, self._ranks / samples)
         dist.all_reduce(total, group=self.demo.group)
@@ -111,11 +111,11 @@ class Shard:
     # ---- the optimizer -----------------------------------------------------------------------------------------------
 
     def configure(self, config: DeMoConfig) -> None:
-        """Another size of the votes."""
+        """Set another size of the votes."""
         self.demo.config = config
 
     def propose(self, lr: float) -> Votes:
-        """See `DeMo`; the gradients are free then."""
+        """See `DeMo`. The gradients are freed."""
         votes = self.demo.propose(lr)
         self.model.zero_grad(set_to_none=True)
         return votes
@@ -133,7 +133,7 @@ class Shard:
         self._ahead.enter_context(self.demo.ahead(lr))
 
     def back(self) -> None:
-        """Leave it."""
+        """Leave `DeMo.ahead`."""
         self._ahead.close()
 
     def borrow(self) -> None:
@@ -166,7 +166,7 @@ class Shard:
         return torch.cat(list(self._spread(name).pieces(first, last)))
 
     def write(self, name: str, source: Tensor | None = None) -> None:
-        """Take over a whole tensor that rank 0 has."""
+        """Write a whole tensor that rank 0 has."""
         self._spread(name).fill(source)
 
     def resume(self, pending: tuple[int, bytes] | None, second_counts: list[int] | None) -> None:
@@ -174,7 +174,7 @@ class Shard:
         self.demo.resume(pending, second_counts)
 
     def resume_locally(self, groups: list[dict[str, Any]], steps: dict[int, Tensor]) -> None:
-        """A saved state of the local AdamW, whose two buffers are then written: `steps` of each parameter that has them."""
+        """Load a saved state of the local AdamW: `steps` of each parameter that has some. Rank 0 writes the buffers later."""
         parts = [local_part(parameter) for parameter in self._inner.parameters]
         state = {i: {"step": step, **{key: torch.zeros_like(parts[i]) for key in BUFFERS}} for i, step in steps.items()}
         self._inner.load_state_dict({"state": state, "param_groups": groups})
@@ -201,7 +201,7 @@ class Shard:
 
 
 BUFFERS: Final = ("exp_avg", "exp_avg_sq")
-"""AdamW's, as torch calls them."""
+"""AdamW's buffers, under torch's names."""
 
 COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "gradients": Shard.gradients,
@@ -220,11 +220,11 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "resume": Shard.resume,
     "resume_locally": Shard.resume_locally,
 }
-"""What rank 0 may send; beside these `build` (an `Order`), `alive` and `stop`."""
+"""The commands that rank 0 may send, beside `build` (with an `Order`), `alive` and `stop`."""
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
-    """`fully_shard` over all ranks: each block of a list of blocks is gathered when it is needed, the rest with the model."""
+    """`fully_shard` over all ranks. It gathers each block of a list when the block is needed, and the rest with the model."""
     names: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
@@ -236,7 +236,7 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The elements of the outermost lists, by name. Not of lists in them: experts are not called by every rank alike."""
+    """The elements of the outermost lists, by name. Inner lists stay whole, because not every rank calls the same experts."""
     for name, child in module.named_children():
         if isinstance(child, nn.ModuleList):
             yield from ((f"{prefix}{name}.{index}", block) for index, block in enumerate(child))
