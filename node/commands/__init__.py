@@ -1,1 +1,1 @@
-"""What a person types, but for `join`: status, demo, relay, export; and what is asked before a run may use a machine."""
+"""The commands of `swarmentum`, and the questions before a run may use a machine."""

@@ -1,8 +1,8 @@
-"""What a run asks of the machine that joins it, and whether that machine's person has agreed.
+"""A run's requests of the machine that joins it, and whether that machine's person has agreed.
 
-A run is the operator's word, the disk is the joiner's: paths that the run names count only with a flag, code that it names
-too, and what is to be downloaded is shown first. Pure: values in, a request or an error out. It reads, prints and asks
-nothing, but for whether a path exists, which the caller says.
+The operator writes the run, and the joiner owns the disk. So paths and code that the run names count only with a flag, and the
+person sees a download before it begins. Pure: values in, a request or an error out. The module reads, prints and asks nothing;
+the caller says whether a path exists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODEL_KEYS_SHOWN = ("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "vo
 
 
 class Place(Enum):
-    """Where a tokenizer comes from."""
+    """The source of a tokenizer."""
 
     HERE = "in this program"
     DISK = "a file or folder of this machine"
@@ -32,7 +32,7 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Request:
-    """A run in a few lines, and what it wants of this machine beside its computing."""
+    """A run in a few lines, and its requests of this machine beside computing."""
 
     run: str
     steps: int
@@ -54,7 +54,7 @@ class Request:
 
 
 def place_of(tokenizer: str, exists: Callable[[str], bool]) -> Place:
-    """What `data.tokenizer` names. A name of the hub that is also a path here is a path: transformers looks there first."""
+    """The place that `data.tokenizer` names. A hub name that is also a path here is a path: transformers looks there first."""
     if tokenizer == BYTES:
         return Place.HERE
     looks = tokenizer.startswith(("/", ".", "~")) or tokenizer.count("/") > 1 or "\\" in tokenizer
@@ -64,7 +64,7 @@ def place_of(tokenizer: str, exists: Callable[[str], bool]) -> Place:
 def request(
     config: RunConfig, settings: PeerSettings, exists: Callable[[str], bool], *, trains: bool = True
 ) -> Request:
-    """What the run asks for. Raises OperatorError where it needs a flag that the person has not given.
+    """The run's requests. Raises OperatorError if one needs a flag that the person has not given.
 
     `trains`: whether the peer needs the data; an anchor does not.
     """
@@ -94,18 +94,20 @@ def request(
 
 
 def must_ask(asked: Request, settings: PeerSettings, can_ask: bool) -> bool:
-    """Whether the person has to be asked first. Raises OperatorError if there is something to agree to and nobody to ask."""
+    """Whether the program must ask the person first. Raises OperatorError if the run wants a download, and nobody can answer."""
     if not asked.wants or settings.yes:
         return False
     if not can_ask and asked.downloads:
-        raise OperatorError(f"the run wants to {asked.wants[-1]}; if you agree, join with --yes")
+        raise OperatorError(
+            f"the run wants to {asked.wants[-1]}, and no person can answer here; if you agree, join with --yes"
+        )
     return can_ask
 
 
 def _check_code(factory: str, settings: PeerSettings) -> None:
     if not settings.allow_code:
         raise OperatorError(
-            f"the run wants to call {_shown(factory)} on this machine; if you trust its operator and know this "
+            f"the run wants to call {_shown(factory)} on this machine; if you trust the run's operator and know this "
             "module, join with --allow-code"
         )
 
@@ -114,14 +116,14 @@ def _check_data(source: str, settings: PeerSettings) -> None:
     if not settings.allow_data:
         raise OperatorError(
             f"the run asks for {_shown(source)} of this machine as training text (data.source). Join with --data PATH to name "
-            "this machine's own text, or with --allow-data if this path is meant: what is in it goes into the model"
+            "this machine's own text. If you mean this path, join with --allow-data: the path's content goes into the model"
         )
 
 
 def _check_tokenizer(tokenizer: str, settings: PeerSettings) -> None:
     if not settings.allow_data:
         raise OperatorError(
-            f"the run asks for {_shown(tokenizer)} of this machine as its tokenizer (data.tokenizer); if this path is meant, "
+            f"the run asks for {_shown(tokenizer)} of this machine as its tokenizer (data.tokenizer); if you mean this path, "
             "join with --allow-data"
         )
 

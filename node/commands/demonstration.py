@@ -1,7 +1,7 @@
 """`swarmentum demo`: a real swarm on this machine. Every part is the one that a user has, each in its own process.
 
-Starts a coordinator, a relay and the peers on loopback; shows the run while it goes; checks at the end that all replicas
-are equal and that the loss fell. Leaves the results in the output folder and nothing running.
+The command starts a coordinator, a relay and the peers on loopback, and shows the run. It checks at the end that all replicas
+are equal and that the loss fell. It leaves the results in the output folder, and no process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from protos.signals import asked_to_stop
 from protos.toml_file import describe
 
 POLL_SECONDS = 0.5
-# Generous: a step of the demo's model takes about 2 s on 2 slow cores with 4 peers.
+# This is generous: a step of the demo's model takes about 2 s on 2 slow cores with 4 peers.
 STEP_SECONDS_MAX = 60.0
 START_SECONDS_MAX = 180.0
 SAMPLES_A_PEER = 16
@@ -59,7 +59,7 @@ class DemoOptions:
 
 
 def run_toml(options: DemoOptions, bootstrap: str) -> str:
-    """The demo's run.toml: the default model and small batches; a place to start from for a run of one's own."""
+    """The demo's run.toml: the default model and small batches. A user can begin a run of one's own with it."""
     source = "stdlib" if options.data is None else str(options.data.resolve())
     return f"""# The run that `swarmentum demo` made. Every key is optional; docs/operating.md lists them all.
 name = "demo"
@@ -83,9 +83,11 @@ bootstrap = [{json.dumps(bootstrap)}]
 
 
 def prepare_output(output: Path) -> None:
-    """An empty folder for results; what is there goes only if a demo made it."""
+    """Make an empty folder for results. Older content is deleted only if a demo made it."""
     if output.exists() and any(output.iterdir()) and not (output / MARKER).is_file():
-        raise OperatorError(f"--output {output}: is not empty and not a demo's results; choose another folder")
+        raise OperatorError(
+            f"--output {output}: the folder is not empty and has no demo's results; choose another folder"
+        )
     if output.exists():
         shutil.rmtree(output)
     output.mkdir(parents=True)
@@ -93,7 +95,7 @@ def prepare_output(output: Path) -> None:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run it all; 0 only if every replica is equal and the loss fell."""
+    """Run the demo. Returns 0 only if every replica is equal and the loss fell."""
     if options.data is not None and not options.data.exists():
         raise OperatorError(f"--data {options.data}: no such file or folder")
     try:
@@ -122,12 +124,12 @@ def run_demo(options: DemoOptions) -> int:
 
 
 def _stopped(_number: int) -> None:
-    """Ctrl-C, SIGTERM or a closed terminal: what was started is stopped on the way out."""
+    """Ctrl-C, SIGTERM or a closed terminal: raise, so that the command ends all its processes on the way out."""
     raise StoppedError("stopped")
 
 
 def _start_coordinator(processes: Processes, homes: Path, options: DemoOptions) -> dict[str, Any]:
-    """Coordinator and relay; returns what `run create` printed of a new run: its links."""
+    """Start the coordinator and the relay. Returns the output of `run create`: the links of a new run."""
     at = ("--listen", "127.0.0.1:0", "--json")
     relay = processes.start("relay", "node", "relay", "--home", str(homes / "relay"), "--reachability", "auto", *at)
     home = str(homes / "coordinator")
@@ -141,14 +143,14 @@ def _start_coordinator(processes: Processes, homes: Path, options: DemoOptions) 
 
 
 def _start_anchor(processes: Processes, homes: Path, link: str) -> None:
-    """The process whose word on the run's state counts; it only applies."""
+    """Start the anchor: its reports on the run's state count, and it only applies entries."""
     flags = ("--home", str(homes / "anchor"), "--listen", "127.0.0.1:0", "--threads", "1", "--json")
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     processes.start("anchor", "node", "anchor", link, *flags, environment=environment)
 
 
 def _start_peers(processes: Processes, homes: Path, options: DemoOptions, invite: str) -> list[subprocess.Popen[str]]:
-    """The peers; the first one exports the model. The machine's cores are shared out."""
+    """Start the peers. The first one exports the model. The peers share the machine's cores."""
     threads = str(max(1, (os.cpu_count() or 1) // options.peers))
     children = []
     for index in range(options.peers):
@@ -187,10 +189,10 @@ def _show_until_done(
             failed = processes.ended()
             if failed or time.monotonic() - moved > patience:
                 name = failed[0] if failed else "peer-0"
-                problem = f"{name} failed" if failed else f"nothing happened for {patience:.0f} s after step {step}"
+                problem = f"{name} failed" if failed else f"the run made no step for {patience:.0f} s after step {step}"
                 words = processes.last_words(name)
                 raise SwarmentumError(
-                    f"the demo stopped: {problem}; see {options.output}/logs. The end of its log:\n{words}"
+                    f"the demo stopped: {problem}; see {options.output}/logs. The end of the log:\n{words}"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -225,12 +227,12 @@ def _view(values: dict[str, Any]) -> Table:
 
 
 def _summary(processes: Processes, name: str, child: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a peer printed last."""
+    """The summary that a peer printed last."""
     assert child.stdout is not None
     lines = [line for line in child.stdout.read().splitlines() if line.startswith("{")]
     if child.returncode != 0 or not lines:
         raise SwarmentumError(
-            f"{name} ended with exit code {child.returncode}; its last words:\n{processes.last_words(name)}"
+            f"{name} ended with exit code {child.returncode}. The end of the log:\n{processes.last_words(name)}"
         )
     values: dict[str, Any] = json.loads(lines[-1])
     return values
@@ -250,7 +252,7 @@ def _steps(homes: Path, invite: str, options: DemoOptions) -> list[list[dict[str
 
 
 def first_difference(all_steps: list[list[dict[str, Any]]]) -> int | None:
-    """The first step after which two peers' digests differ, or None: they are compared after every step."""
+    """The first step after which two peers' digests differ, or None. The digests of every step are compared."""
     by_step: dict[int, set[str]] = {}
     for steps in all_steps:
         for line in steps:

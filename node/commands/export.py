@@ -1,6 +1,6 @@
-"""A trained model as a folder that Hugging Face loads, and a sample of what it writes.
+"""A trained model as a folder that Hugging Face loads, and a sample of the model's text.
 
-Refuses: overwriting a folder that is not an export. Knows no wire; nothing is sent anywhere.
+Refuses to overwrite a folder that is not an export. Knows no wire, and sends nothing.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ from protos.errors import OperatorError
 
 CARD: Final = "README.md"
 FILE_MODE: Final = 0o644
-MARK: Final = "swarmentum.json"  # tells an export from a folder with somebody's work
-SAMPLE_CONTEXT_TOKENS: Final = 256  # for a module that does not tell how much it can look at
-SAMPLE_TEMPERATURE: Final = 0.8  # below 1, a small model's text has fewer slips and still varies
+MARK: Final = "swarmentum.json"  # distinguishes an export from a folder of other work
+SAMPLE_CONTEXT_TOKENS: Final = 256  # for a module that does not name the length of its context
+SAMPLE_TEMPERATURE: Final = 0.8  # below 1, a small model's text has fewer errors and still varies
 
 
 class ExportError(OperatorError):
-    """The export cannot be written where the operator wants it."""
+    """The program cannot write the export to the operator's path."""
 
 
 def export(model: nn.Module, tokenizer: Tokenizer, path: Path, card: Mapping[str, object]) -> Path:
-    """Write model, tokenizer and a model card to the folder `path`; it is there whole or not at all.
+    """Write model, tokenizer and a model card to the folder `path`. The folder is whole, or not there at all.
 
-    `card`: facts by name (run id, steps, digest, ...), in the order in which they shall be read. An older export at
-    `path` is replaced.
+    `card`: facts by name (run id, steps, digest, ...), in the reader's order. The new export replaces an older one at `path`.
     """
     path = path.absolute()
     if path.exists() and not (path / MARK).is_file():
-        raise ExportError(f"export: {path} exists and is no export of this program; choose another folder")
+        raise ExportError(f"export: {path} exists and is not an export of this program; choose another folder")
     fresh, old = (path.with_name(f".{path.name}.{word}-{os.getpid()}") for word in ("new", "old"))
     try:
         fresh.mkdir(parents=True)
@@ -72,7 +71,7 @@ def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[s
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """The library draws one while it writes, which would run through the live view."""
+    """Switch off the progress bar that the library draws while it writes, because it would disturb the live view."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -91,7 +90,7 @@ def _is_huggingface(model: nn.Module) -> bool:
 
 
 def card_text(card: Mapping[str, object], *, huggingface: bool = True) -> str:
-    """The model card: what this is, how to load it, the facts as a table."""
+    """The model card: a description, the code to load the model, the facts as a table."""
     how = (
         "model = AutoModelForCausalLM.from_pretrained(path)"
         if huggingface
@@ -108,9 +107,9 @@ pipeline_tag: text-generation
 
 # A model trained by a swarm
 
-Several peers trained this model together over ordinary internet with Swarmentum: each step, every peer sent a few small
+Several peers trained this model together over ordinary internet with Swarmentum. In each step, every peer sent a few small
 votes for each chunk of 4096 parameters instead of its gradient ([DeMo](https://arxiv.org/abs/2411.19870) with group
-votes), and all of them applied the same update, bit for bit.
+votes). All peers applied the same update, bit for bit.
 
 ```python
 from transformers import {needs}
@@ -142,7 +141,7 @@ def sample_text(
     device: torch.device,
     temperature: float = SAMPLE_TEMPERATURE,
 ) -> str:
-    """The prompt and `tokens` tokens after it, drawn with a generator of its own; the model's mode stays as it was."""
+    """The prompt and `tokens` tokens after it, drawn with a generator of its own. The model keeps its mode."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.as_tensor(tokenizer.encode(prompt or "\n").astype("int64"))
     window, training = _context_of(model), model.training

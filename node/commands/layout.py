@@ -1,7 +1,7 @@
-"""`swarmentum layout`: which parameter layout a run's model has, without building its numbers.
+"""`swarmentum layout`: the parameter layout of a run's model, without building its numbers.
 
-`swarmentum-coordinator run create` asks for it where this package is installed, so that the layout is the genesis' and nobody
-has to be believed about it. Refuses what `join` would refuse of a model.
+`swarmentum-coordinator run create` calls it if this package is installed. The genesis then fixes the layout, and the run needs
+no peer's report on it. Refuses the models that `join` refuses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LayoutFacts:
 
 
 def layout_of(config: RunConfig) -> LayoutFacts:
-    """Of a run's model. Raises OperatorError, as `join` would."""
+    """The layout of a run's model. Raises OperatorError as `join` does."""
     spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
     if spec.config is not None and "vocab_size" not in spec.config:
         spec = replace(spec, config={"vocab_size": load_tokenizer(config.data.tokenizer).vocabulary, **spec.config})

@@ -1,6 +1,6 @@
 """The person at the terminal: reads an invite link that is not on the command line, shows a run, asks once.
 
-Every user of the machine can read a link on the command line (`ps`), its ticket too. Refuses to ask where nobody answers.
+Every user of the machine can read a link on the command line (`ps`), its ticket too. Refuses to ask if nobody can answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def link_from(given: str | None, file: Path | None = None) -> str:
     """The invite link: as given, from the first line of stdin (`-`), or from the first line of a file."""
     if (given is None) == (file is None):
         raise OperatorError(
-            "give the invite link, `-` to read it from stdin, or --invite-file PATH: exactly one of them"
+            "give exactly one of these: the invite link, `-` to read the link from stdin, or --invite-file PATH"
         )
     if file is not None:
         try:
@@ -37,12 +37,12 @@ def link_from(given: str | None, file: Path | None = None) -> str:
 
 def _some(line: str, where: str) -> str:
     if not line.strip():
-        raise OperatorError(f"{where}: the first line is empty; it has to be the invite link, swarmentum://...")
+        raise OperatorError(f"{where}: the first line is empty; put the invite link, swarmentum://..., there")
     return line.strip()
 
 
 def can_be_asked() -> bool:
-    """Whether somebody reads stderr and writes to stdin."""
+    """Whether a person reads stderr and writes to stdin."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -52,8 +52,8 @@ def show(asked: Request) -> None:
 
 
 def ask(asked: Request) -> None:
-    """Raises StoppedError unless the answer is yes (which an empty line is)."""
+    """Ask the person to join. Raises StoppedError unless the answer is yes; an empty line is a yes."""
     print("Join this run? [Y/n] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if not answer or answer.strip().lower() not in ("", "y", "yes"):
-        raise StoppedError(f"the run {asked.run} is not joined")
+        raise StoppedError(f"the answer was no: this machine does not join the run {asked.run}")

@@ -1,7 +1,7 @@
-"""What a run shows at its end: the loss curve as a picture and in the terminal, and a table of the peers.
+"""A run's pictures at its end: the loss curve as a picture and in the terminal, and a table of the peers.
 
-Refuses: measuring anything; it draws what it is given. No global state of a plotting library is touched but plotext's,
-which is cleared before and after.
+Refuses to measure anything; it draws the given values. It touches no global state of a plotting library but plotext's, and
+clears that before and after.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PeerRow:
 
 
 def allreduce_bytes(parameters: int) -> int:
-    """Bytes that a peer sends in a step of an fp32 ring all-reduce (its limit for many peers)."""
+    """Bytes that a peer sends in a step of an fp32 ring all-reduce (the limit for many peers)."""
     return ALLREDUCE_BYTES_PER_PARAMETER * parameters
 
 
@@ -73,7 +73,7 @@ def _three_digits(count: float, units: Sequence[str]) -> str:
 
 
 def format_ratio(part: float, whole: float) -> str:
-    """How many times smaller `part` is than `whole`: 97x; a dash where nothing was measured."""
+    """How many times smaller `part` is than `whole`: 97x; a dash without a measurement."""
     if part <= 0 or whole <= 0:
         return "-"
     times = whole / part
@@ -135,7 +135,7 @@ def _whole_ticks(first: int, last: int, count: int) -> list[int]:
 
 
 def peers_table(rows: Sequence[PeerRow], parameters: int) -> Table:
-    """A row for each peer: what it gave, what it moved on the wire, and how many times more an fp32 all-reduce sends.
+    """A row for each peer: its votes, its bytes on the wire, and how many times more an fp32 all-reduce sends.
 
     Fits in 80 columns with device names of up to 10 characters.
     """

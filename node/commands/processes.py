@@ -1,6 +1,6 @@
-"""The processes that a command starts on this machine: each with its log, all ended with the command.
+"""The processes that a command starts on this machine. Each has its log, and all end with the command.
 
-Refuses to go on with one that ended or says nothing: its last words are the error.
+Refuses to continue with a process that has ended or is silent: the end of its log is the error.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Processes:
             stdin=subprocess.DEVNULL,
             text=True,
             env={**os.environ, **(environment or {})},
-            start_new_session=True,  # Ctrl-C is ours to pass on, in order
+            start_new_session=True,  # this command passes Ctrl-C on, in order
         )
         self._children.append((name, child, log))
         return child
 
     def ready(self, name: str, child: subprocess.Popen[str]) -> dict[str, Any]:
-        """The first JSON line that a child prints. NetworkError with its last words if it ends instead."""
+        """The first JSON line that a child prints. Raises NetworkError with the end of the child's log if it prints none."""
         line = _first_line(child, READY_SECONDS_MAX)
         if not line:
-            raise NetworkError(f"{name} did not start; its last words:\n{self.last_words(name)}")
+            raise NetworkError(f"{name} did not start. The end of the log:\n{self.last_words(name)}")
         values: dict[str, Any] = json.loads(line)
         return values
 

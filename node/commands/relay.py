@@ -1,6 +1,6 @@
-"""`swarmentum relay`: a public bootstrap and relay peer. Trains nothing, reads nothing, needs no GPU.
+"""`swarmentum relay`: a public bootstrap and relay peer. It trains nothing, reads nothing, and needs no GPU.
 
-Others find each other through its DHT, and reach peers behind routers through its circuits.
+Peers find each other through its DHT, and reach peers behind routers through its circuits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from protos.signals import heeded, let_go, terminals_of_this_process
 
 @dataclass(frozen=True)
 class RelayReady:
-    """What a relay prints: the addresses to put into `overlay.bootstrap`, `--bootstrap` or `--relays`."""
+    """The output of a relay: the addresses for `overlay.bootstrap`, `--bootstrap` or `--relay`."""
 
     peer_id: str
     addresses: tuple[str, ...]
@@ -32,7 +32,7 @@ class RelayReady:
 
 async def serve(home: Path, overlay: OverlaySettings, as_json: bool) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP."""
-    # With one Go thread p2pd keeps its large relay limit in every run; with more it often falls back to 128 KiB a
+    # With one Go thread p2pd keeps its large relay limit in every run. With more threads it often falls back to 128 KiB a
     # circuit (docs/overlay.md). p2pd inherits this process's environment.
     os.environ.setdefault("GOMAXPROCS", "1")
     with lock_home(home, "relay"):
@@ -48,14 +48,14 @@ async def serve(home: Path, overlay: OverlaySettings, as_json: bool) -> None:
         serving, stopped = asyncio.ensure_future(_serve(home, overlay, as_json)), asyncio.ensure_future(stop.wait())
         await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
-            serving.result()  # it only ends with an error
+            serving.result()  # serving ends only with an error
         for task in (serving, stopped):
             task.cancel()
         await asyncio.gather(serving, stopped, return_exceptions=True)
 
 
 async def _serve(home: Path, overlay: OverlaySettings, as_json: bool) -> None:
-    """Until cancelled."""
+    """Serve until cancelled."""
     path = home / "identity.key"
     identity = Identity.load_or_create(path)
     host = Host(identity, path, overlay)

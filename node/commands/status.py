@@ -1,4 +1,4 @@
-"""`swarmentum status`: what the coordinator says about a run, once. Its words are strangers': printable, never markup."""
+"""`swarmentum status`: the coordinator's facts about a run, once. Their text is a stranger's: printable, never markup."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
 
 
 def _standing(peer: pb.PeerStatus) -> dict[str, Any]:
-    """What the run thinks of a peer; without checks (`trust`) score and rate are 0."""
+    """A peer's standing in the run; without checks (`trust`), score and rate are 0."""
     rate, why = peer.check_permille / 1000, printable(peer.standing_reason)
     return {"standing": printable(peer.standing), "score": peer.score, "check_rate": rate, "standing_reason": why}
 
 
 def show(values: dict[str, Any]) -> None:
-    """For people."""
+    """Print the facts for people."""
     loss = "-" if values["loss"] is None else f"{values['loss']:.4f}"
     console = Console()
     head = Text(values["name"], style="bold")

@@ -54,7 +54,7 @@ def test_only_an_export_is_replaced(tmp_path: Path) -> None:
     assert json.loads((path / "swarmentum.json").read_text()) == {"steps": 2}
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.txt").write_text("mine")
-    with pytest.raises(ExportError, match="is no export of this program"):
+    with pytest.raises(ExportError, match="is not an export of this program"):
         export(build(spec, 1), ByteTokenizer(), tmp_path / "work", {})
     assert sorted(file.name for file in tmp_path.iterdir()) == ["m", "work"]
 
