@@ -65,7 +65,7 @@ def watch(
 
 
 @app.command(epilog=EXIT_CODES)
-@leaving_at_once()  # a signal ends the program at once, until it handles signals itself
+@leaving_at_once()  # a signal ends the program at once, until the program handles signals itself
 def relay(
     home: Annotated[Path | None, typer.Option(help="Folder of the identity (default: ~/.swarmentum/relay).")] = None,
     listen: Annotated[str, typer.Option(help="IP:port, TCP and UDP; port 0 takes free ones.")] = "0.0.0.0:4001",

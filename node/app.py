@@ -1,4 +1,4 @@
-"""Puts a peer together, runs it, takes it apart: the only place that knows all parts."""
+"""The module puts a peer together, runs it, and takes it apart: the only place that knows all parts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from protos.v1 import coordinator_pb2 as pb
 
 BYTES_A_GB = 10**9
 SERVE_SECONDS = 3600.0
-"""An anchor of a finished run looks so often whether it is asked to stop; a signal wakes it at once."""
+"""An anchor of a finished run checks so often whether it has to stop; a signal wakes the anchor at once."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Text:
-    """What is trained on, by name, and its tokenizer."""
+    """The name of the training text, and its tokenizer."""
 
     name: str
     tokenizer: Tokenizer
@@ -78,7 +78,7 @@ class Text:
 class Stop:
     """SIGINT, SIGTERM and SIGHUP: the first asks the loop to end, a second SIGINT or SIGTERM ends the process at once.
 
-    A shell that is closed sends its SIGHUP twice: that is no second wish.
+    A closed shell sends its SIGHUP twice, so a second SIGHUP is no second request.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Stop:
         return self._asked.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep, but not over a stop."""
+        """Sleep, and wake when a stop is requested."""
         return self._asked.wait(seconds)
 
     def ask(self) -> None:
@@ -98,13 +98,13 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Only on the main thread; handlers are put back."""
+        """Handle the signals meanwhile, on the main thread only. The old handlers are put back."""
         with asked_to_stop(self._ask):
             yield
 
     @contextmanager
     def nothing_to_save(self) -> Iterator[None]:
-        """Meanwhile a signal ends the process at once: downloads and building cannot be asked."""
+        """Meanwhile a signal ends the process at once, because downloads and building cannot be asked to stop."""
         self._nothing_to_save = True
         try:
             yield
@@ -125,11 +125,11 @@ def join(
     *,
     anchor: bool = False,
 ) -> Outcome:
-    """Take part in a run until it is finished or Ctrl-C. Raises SwarmentumError with what is wrong.
+    """Take part in a run until the run is finished, or Ctrl-C. Raises a SwarmentumError that names the fault.
 
-    An `anchor` applies what the others vote and does not train; it goes on serving the last state until Ctrl-C.
-    `agree` hears what the run asks of this machine before anything is built, and raises if the person does not want it.
-    Of a peer of several ranks this is rank 0; the others `follow`.
+    An `anchor` applies the others' votes and does not train; it serves the last state until Ctrl-C. `agree` gets the run's
+    requests of this machine before anything is built, and raises if the person does not agree. In a peer of several ranks this
+    is rank 0; the others `follow`.
     """
     invite = Invite.parse(invite_link)
     lock = lock_home(settings.home, "peer")
@@ -143,7 +143,7 @@ def join(
 
 @contextmanager
 def _leading(settings: PeerSettings) -> Iterator[Lead | None]:
-    """The ranks that torchrun started together with this process; None if it is alone."""
+    """The ranks that torchrun started together with this process; None if this process is alone."""
     launch = launched(os.environ)
     lead = None if launch is None else Lead(launch, settings.device)
     try:
@@ -154,7 +154,7 @@ def _leading(settings: PeerSettings) -> Iterator[Lead | None]:
 
 
 class _Peer:
-    """One peer in one run; `run` goes through its life in order."""
+    """One peer in one run; `run` has the phases of its life in order."""
 
     def __init__(
         self, invite: Invite, settings: PeerSettings, stop: Stop, lead: Lead | None = None, *, anchor: bool = False
@@ -178,7 +178,7 @@ class _Peer:
         door: Door | None = None
         finished, started = False, time.monotonic()
         try:
-            # the other ranks of a peer of several have to be told
+            # Rank 0 has to tell the other ranks of the peer before it ends.
             with self.stop.nothing_to_save() if self.lead is None else nullcontext():
                 facts = swarm.connect(anchor=self.anchor)
                 config = check_genesis(facts.genesis, self.invite)
@@ -231,25 +231,27 @@ class _Peer:
         return metrics
 
     def _serve_on(self, step: int) -> None:
-        """An anchor of a finished run: its last state can be had for as long as the operator wants."""
+        """Serve the last state as an anchor of a finished run, for as long as the operator wants."""
         self.log.info("the run is finished; serving its last state until Ctrl-C", step=step)
         while not self.stop():
             self.stop.wait(SERVE_SECONDS)
 
     def _keep_momentum(self, trainer: Trainer | None) -> None:
-        """What was not spent is still this peer's when it comes back, whatever the network did. Not before it was loaded."""
+        """Save the momentum, so that a peer that comes back has its unspent votes, even after a network failure.
+
+        A momentum that was never loaded is not saved."""
         if trainer is None or not trainer.entered:
             return
         try:
             trainer.finish()
         except (DiskError, RankLost) as error:
-            self.log.warning("the momentum is not saved", step=trainer.replica.step, why=str(error))
+            self.log.warning("the momentum cannot be saved", step=trainer.replica.step, why=str(error))
 
     def _build(self, config: RunConfig) -> tuple[Text, Replica, Samples | None]:
         spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
         device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
         if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
-            self.log.info("downloading the tokenizer, unless it is here already", tokenizer=config.data.tokenizer)
+            self.log.info("downloading the tokenizer, unless this machine has it", tokenizer=config.data.tokenizer)
         text, tokens = self._text(config)
         vocabulary = text.tokenizer.vocabulary
         if spec.config is not None:
@@ -267,7 +269,7 @@ class _Peer:
         return text, replica, None if tokens is None else Samples(tokens, config.data.context, config.seed)
 
     def _text(self, config: RunConfig) -> tuple[Text, Tokens | None]:
-        """What the run is trained on; an anchor needs its vocabulary only."""
+        """The run's training text; an anchor needs only its vocabulary."""
         if self.anchor:
             return Text(config.data.source, load_tokenizer(config.data.tokenizer)), None
         source = self.settings.data or config.data.source
@@ -292,7 +294,7 @@ class _Peer:
         return RanksReplica(self.invite.run_id, self.lead, order, optimizer, size)
 
     def _size(self, config: RunConfig) -> int:
-        """This peer's group size or k, whichever the run's votes have: its own setting, or the run's."""
+        """This peer's group size, or its k in a run with top-k: the peer's own setting, or the run's."""
         groups = config.optimizer.selection == "groups"
         own, other = ("group_size", "top_k") if groups else ("top_k", "group_size")
         if getattr(self.settings, other) is not None:

@@ -1,4 +1,4 @@
-"""Puts the parts of one peer together: its files, its session, its trainer. The program and the simulator both use it.
+"""The module puts the parts of one peer together: its files, session and trainer. The program and the simulator both use it.
 
 Refuses to build a model or to read settings; node/app.py does that for the program, tests/sim/world.py for the simulator.
 """

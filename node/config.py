@@ -1,4 +1,4 @@
-"""A peer's own settings: flags over environment over file; a wrong value is refused before anything starts."""
+"""A peer's own settings: flags over environment over file. The program refuses a wrong value before anything starts."""
 
 from __future__ import annotations
 
@@ -39,50 +39,50 @@ class PeerSettings(BaseSettings):
     """auto (cuda, then mps, then cpu), or a torch device such as cuda:1."""
 
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Autocast of the forward pass; master weights are fp32 whatever is chosen."""
+    """Autocast of the forward pass; master weights are fp32 with every choice."""
 
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of the training; by default torch's choice."""
 
     micro_batch: int = Field(default=8, ge=1, le=1 << 16)
-    """Samples in one forward pass; smaller needs less memory, and does not change what is learnt."""
+    """Samples in one forward pass; a smaller value needs less memory, and does not change the gradient."""
 
     activation_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time. What is
-    learnt is the same."""
+    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time. The
+    gradient is the same."""
 
     compile: bool = False
     """Compile the model with torch.compile: faster steps on most GPUs, after a minute at the start."""
 
     group_size: GroupSize | None = None
-    """Coefficients a vote chooses from: 128 for the thinnest uplink, down to 8. By default the run's."""
+    """Coefficients that a vote chooses from: 128 for the slowest uplink, down to 8. By default the run's."""
 
     top_k: TopK | None = None
     """Components of a chunk of 4096 in a run that selects by top-k. By default the run's."""
 
     fit_uplink: bool = False
-    """Let the size of the votes follow the measured uplink, from the size above: more bytes learn more from each step."""
+    """Let the size of the votes follow the measured uplink, starting from the size above. Larger votes learn more per step."""
 
     uplink_budget: float = Field(default=0.25, gt=0, le=10)
-    """With fit_uplink: how long the votes may take to reach a typical peer, as a part of this peer's time for computing."""
+    """With fit_uplink: the time that the votes may take to a typical peer, as a part of this peer's time for computing."""
 
     data: str | None = None
-    """Where this machine has the training text or tokens, instead of the run's `data.source`."""
+    """Path of the training text or tokens on this machine, instead of the run's `data.source`."""
 
     listen: str = Field(default="0.0.0.0:0", pattern=LISTEN_PATTERN)
     """IP address and port (TCP and UDP) of the overlay; port 0 takes free ones."""
 
     announce: list[str] = Field(default_factory=list)
-    """Multiaddresses to tell others instead of the found ones, e.g. /ip4/203.0.113.5/tcp/4001."""
+    """Multiaddresses to give other peers instead of the found ones, e.g. /ip4/203.0.113.5/tcp/4001."""
 
     bootstrap: list[Address] = Field(default_factory=list)
     """More overlay peers to start from, besides the invite's and the coordinator's."""
 
     relays: list[Address] = Field(default_factory=list)
-    """Relays to be reachable through when this peer is behind a router; one address of each."""
+    """Relays through which other peers reach this peer behind a router; one address of each."""
 
     reachability: Literal["auto", "public", "private"] = "auto"
-    """Whether others can dial this peer; auto lets libp2p find out."""
+    """Whether other peers can dial this peer; with auto, libp2p finds out."""
 
     metrics_listen: str | None = Field(default=None, pattern=LISTEN_PATTERN)
     """Address and port of Prometheus metrics (http://.../metrics); off by default."""
@@ -91,7 +91,7 @@ class PeerSettings(BaseSettings):
     """Room for snapshots on the disk."""
 
     payloads_gb: float = Field(default=PAYLOADS_GB, gt=0)
-    """Room on the disk for others' votes since the last snapshot but one, which joiners need; the oldest go first."""
+    """Room on the disk for other peers' votes since the last snapshot but one. Joiners need them; the oldest go first."""
 
     archive: bool = False
     """Keep the log, every payload and snapshots, so that `swarmentum verify` can replay the run from this machine."""
@@ -100,8 +100,8 @@ class PeerSettings(BaseSettings):
     """Room for the archive on the disk; the oldest part goes first."""
 
     patience_seconds: float | None = Field(default=None, ge=1)
-    """How long to wait for a silent coordinator, for somebody who has the model, or for votes that nobody gives, before giving
-    up. By default for ever: a machine that is left alone goes on when the others are back."""
+    """How long this peer waits for a silent coordinator, for a peer that has the model, or for votes that no peer gives. After
+    that it gives up. By default it waits for ever: an unattended machine continues when the others are back."""
 
     allow_code: bool = False
     """Let the run name a Python function of this machine (`model.factory`) and call it."""
@@ -110,7 +110,7 @@ class PeerSettings(BaseSettings):
     """Let the run name files of this machine (`data.source`, a tokenizer's folder) and read them."""
 
     yes: bool = False
-    """Agree to what the run asks of this machine, without being asked."""
+    """Agree to the run's requests of this machine without a question."""
 
     @field_validator("announce")
     @classmethod
@@ -125,7 +125,7 @@ class PeerSettings(BaseSettings):
             except ValueError as error:
                 raise ValueError(f"{address!r}: {error}") from error
             if not 0 < int(port) <= PORT_MAX:
-                raise ValueError(f"{address!r}: port {port} is not one that others can dial: 1 to {PORT_MAX}")
+                raise ValueError(f"{address!r}: other peers cannot dial port {port}; use a port from 1 to {PORT_MAX}")
         return value
 
     @field_validator("listen", "metrics_listen")
@@ -135,7 +135,7 @@ class PeerSettings(BaseSettings):
             host, _, port = value.rpartition(":")
             ipaddress.ip_address(host.strip("[]"))
             if int(port) > PORT_MAX:
-                raise ValueError(f"port {port} is not a port: 0 to {PORT_MAX}")
+                raise ValueError(f"{port} is not a port; use a port from 0 to {PORT_MAX}")
         return value
 
     @classmethod
@@ -152,7 +152,7 @@ class PeerSettings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
 
     def overlay(self) -> OverlaySettings:
-        """The network side's part."""
+        """The settings of the overlay."""
         host, _, port = self.listen.rpartition(":")
         return OverlaySettings(
             listen_host=host.strip("[]"),
@@ -166,10 +166,10 @@ class PeerSettings(BaseSettings):
 
 
 def load_settings(**flags: Any) -> PeerSettings:
-    """Settings from flags (None and empty: not given), environment and file; OperatorError names every wrong value."""
+    """Settings from flags (None and empty: not given), environment and file. The OperatorError names every wrong value."""
     path = Path(os.environ.get("SWARMENTUM_CONFIG", "swarmentum.toml"))
     if "SWARMENTUM_CONFIG" in os.environ and not path.is_file():
-        raise OperatorError(f"SWARMENTUM_CONFIG={path}: no such file")
+        raise OperatorError(f"SWARMENTUM_CONFIG={path}: no such file; correct the path, or unset the variable")
     given = {name: value for name, value in flags.items() if value is not None and value != []}
     try:
         return PeerSettings(**given)
