@@ -1,1 +1,1 @@
-"""Bytes by hash: who serves them, who is asked, and in which order."""
+"""Bytes by hash: the serving side, the asking side, and the order in which a peer asks holders."""

@@ -1,9 +1,11 @@
-"""Who is served blobs: members of the roster at once, all others from what is left. Pure: the time is given.
+"""The audience of a blob server: it serves members of the roster at once, and strangers from the rest. Pure: the time is given.
 
-A member of the open step's roster has streams of its own. Everybody else is a stranger, also a peer that is still loading a
-snapshot and replaying the log, so strangers are served the same blobs; but all strangers together have so many streams, so
-many bytes in memory and so many bytes a second, few while a member is served. When another stranger comes and there is no
-room, the one that has kept us waiting longest goes. Refuses strangers when nobody keeps us waiting.
+A member of the open step's roster has streams of its own. Every other peer is a stranger, also a peer that still loads a
+snapshot and replays the log. So strangers get the same blobs. All strangers together have a limit of streams, of bytes in
+memory and of bytes a second. The last limit is lower while the server serves a member.
+
+If another stranger comes and there is no room, the server ends the stranger's stream that it has waited for longest. Refuses
+the new stranger if the server waits for no stranger.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from dataclasses import dataclass
 STREAMS_A_PEER_MAX = 32
 STREAMS_A_STRANGER_MAX = 16
 STRANGERS_STREAMS_MAX = 128
-# What strangers are being sent at once (blobs in memory), and how much a second: while a member of the roster is served (and a
-# moment after its last byte), and otherwise. A joiner is a stranger until it is in a roster, and has several holders.
+# Limits of all strangers together: bytes of blobs in memory at once, and bytes a second. The lower rate counts while the server
+# serves a member of the roster, and MEMBERS_BUSY_SECONDS after. A joiner is a stranger until it is in a roster, and has several
+# holders.
 STRANGERS_BYTES_HELD_MAX = 256 << 20
 STRANGERS_BYTES_A_SECOND_BUSY = 1 << 20
 STRANGERS_BYTES_A_SECOND = 64 << 20
@@ -24,7 +27,7 @@ MEMBERS_BUSY_SECONDS = 0.25
 
 @dataclass(eq=False)
 class Seat:
-    """One stream. `waits_since`: since when we wait for its other side; None while the other side waits for us."""
+    """One stream. `waits_since`: when the server began to wait for the other side; None while the other side waits."""
 
     remote: str
     end: Callable[[], None]
@@ -33,7 +36,7 @@ class Seat:
 
 
 class Audience:
-    """Of one peer. Without `members` (None) everybody is one."""
+    """One server's. Without `members` (None) every peer is a member."""
 
     def __init__(self, members: frozenset[str] | None = None) -> None:
         self.members = members
@@ -49,7 +52,7 @@ class Audience:
         return self.members is None or remote in self.members
 
     def admit(self, remote: str, end: Callable[[], None], now: float) -> Seat | None:
-        """A seat for one more stream of a peer; `end` ends the stream if its seat is needed. None: no room."""
+        """A seat for one more stream of a peer; None: no room. The audience calls `end` if it needs the seat later."""
         member = self.is_member(remote)
         most = STREAMS_A_PEER_MAX if member else STREAMS_A_STRANGER_MAX
         own = [seat for seat in self._seats if seat.remote == remote]
@@ -67,7 +70,7 @@ class Audience:
         self._seats.pop(seat, None)
 
     def hold(self, seat: Seat, size: int) -> None:
-        """The stream is sent a blob of so many bytes, which stay in memory meanwhile; 0: no more."""
+        """The server sends a blob of `size` bytes on the stream, and holds them in memory; 0: the blob is sent."""
         seat.held_bytes = size
         if self.is_member(seat.remote):
             return
@@ -78,7 +81,7 @@ class Audience:
             others = [other for other in others if other in self._seats]
 
     def delay(self, seat: Seat, size: int, now: float) -> float:
-        """Seconds to wait before so many bytes are sent: none for a member."""
+        """Seconds to wait before sending so many bytes: none for a member."""
         if self.is_member(seat.remote):
             self._member_at = now
             return 0.0
@@ -92,7 +95,7 @@ class Audience:
         return [seat for seat in self._seats if not self.is_member(seat.remote)]
 
     def _evict(self, seats: list[Seat]) -> bool:
-        """End the stream whose other side has kept us waiting longest; whether there was one."""
+        """End the stream that the server has waited for longest. Returns whether there was one."""
         waiting = [(seat.waits_since, place, seat) for place, seat in enumerate(seats) if seat.waits_since is not None]
         if not waiting:
             return False

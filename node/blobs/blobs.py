@@ -1,8 +1,8 @@
 """Blobs by hash: the protocol on a stream, and its serving side; `fetcher.py` is the asking side.
 
-Waits here end with `asyncio.timeout`: `wait_for` of Python 3.11 swallows a cancellation that comes when its result does.
+Waits here end with `asyncio.timeout`, because `wait_for` of Python 3.11 swallows a cancellation that comes with its result.
 Framing: uint32 big-endian length + protobuf BlobRequest; the same + BlobResponse, then the raw bytes; then the next request.
-Knows no payloads or snapshots: what a blob means is checked by those who asked for it.
+Knows no payloads or snapshots: the peer that asked for a blob checks its meaning.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from protos.v1 import update_pb2
 STREAM_IDLE_SECONDS_MAX = 20.0
 IMPATIENT_BYTES_A_SECOND = 64_000
 PATIENT_BYTES_A_SECOND = 2_000
-# Blob streams: how long a server keeps an idle one, how many it takes from a member of the roster, from another peer and from
-# all others together, how many a client keeps to a holder.
+# A server keeps an idle blob stream for this long. `audience.py` has the limits of a server's streams, `streams.py` of a client's.
 STREAM_KEPT_SECONDS = 900.0
-# What pullers say about our blobs: blobs remembered, and words on each.
+# Pullers report how long a blob took. These are the blobs that a server remembers, and the reports on each.
 ARRIVALS_MAX = 64
 ARRIVAL_REPORTS_MAX = 64
 
@@ -38,7 +37,7 @@ Lookup = Callable[[bytes], bytes | None]
 
 @dataclass
 class WireBytes:
-    """Bytes on blob streams, framing included, and the part of them that is blob."""
+    """Bytes on blob streams, framing included, and the bytes of blobs among them."""
 
     sent: int = 0
     received: int = 0
@@ -47,13 +46,13 @@ class WireBytes:
 
 
 class Arrivals:
-    """How long blobs of ours took to arrive, as those who pulled them say: nobody else can tell. Bounded."""
+    """How long this peer's blobs took to arrive, as their pullers report. Only a puller can measure it. Bounded."""
 
     def __init__(self) -> None:
         self._took: OrderedDict[bytes, list[int]] = OrderedDict()
 
     def add(self, sha256: bytes, milliseconds: int) -> None:
-        """One puller's word on one blob."""
+        """One puller's report on one blob."""
         reports = self._took.setdefault(sha256, [])
         if len(reports) < ARRIVAL_REPORTS_MAX:
             reports.append(milliseconds)
@@ -61,26 +60,26 @@ class Arrivals:
             self._took.popitem(last=False)
 
     def milliseconds(self, sha256: bytes) -> float | None:
-        """The median of the pullers' words: one who is slow himself, or lies, does not decide. None: nobody said."""
+        """The median of the pullers' reports: one slow or lying puller does not decide it. None without a report."""
         reports = self._took.get(sha256)
         return statistics.median(list(reports)) if reports else None
 
 
 async def drained(writer: asyncio.StreamWriter) -> None:
-    """Wait until there is room for more."""
+    """Wait until the writer has room for more."""
     async with asyncio.timeout(STREAM_IDLE_SECONDS_MAX):
         await writer.drain()
 
 
 async def write_frame(writer: asyncio.StreamWriter, data: bytes) -> int:
-    """One frame; returns its bytes on the stream."""
+    """Write one frame. Returns the frame's bytes on the stream."""
     writer.write(len(data).to_bytes(4, "big") + data)
     await drained(writer)
     return 4 + len(data)
 
 
 async def read_frame(reader: asyncio.StreamReader, wait_seconds: float = STREAM_IDLE_SECONDS_MAX) -> bytes:
-    """One frame; it may take `wait_seconds` to begin."""
+    """Read one frame, which may take `wait_seconds` to begin."""
     async with asyncio.timeout(wait_seconds):
         size = int.from_bytes(await reader.readexactly(4), "big")
     if size > FRAME_BYTES_MAX:
@@ -90,8 +89,9 @@ async def read_frame(reader: asyncio.StreamReader, wait_seconds: float = STREAM_
 
 
 class BlobServer:
-    """Answers blob requests from `lookup`, one after the other on each stream. Holds nothing while it waits for the others
-    but the blob itself, once, however many are sent it; who is served when is `audience`'s to say."""
+    """The server answers blob requests from `lookup`, one after the other on each stream.
+
+    It holds a blob in memory once while it sends the blob, even to many peers. `audience` decides which peer is served when."""
 
     def __init__(
         self,
@@ -106,15 +106,15 @@ class BlobServer:
         self._refused = refused
         self.audience = Audience() if audience is None else audience
         self.arrivals = Arrivals() if arrivals is None else arrivals
-        self._shared: dict[bytes, tuple[bytes, int]] = {}  # blobs that are being sent, and how often
+        self._shared: dict[bytes, tuple[bytes, int]] = {}  # blobs that the server sends now, and to how many peers
 
     async def handle(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One stream, until the other side closes it, says nothing for long, or says something wrong."""
+        """One stream, until the other side closes it, is silent for too long, or sends something wrong."""
         seat = self.audience.admit(remote, writer.transport.abort, _now())
         if seat is None:
-            self._refused(Refusal(Reason.TOO_MANY, f"a blob stream of {remote[-8:]}"))
+            self._refused(Refusal(Reason.TOO_MANY, f"one more blob stream of {remote[-8:]}"))
             return
-        whole = b""  # the blob that this stream carried last, from its first byte
+        whole = b""  # hash of the last blob, if this stream carried it from its first byte on
         try:
             while True:
                 seat.waits_since = _now()
@@ -131,13 +131,13 @@ class BlobServer:
         except Refusal as refusal:
             self._refused(refusal)
         except TimeoutError:
-            writer.transport.abort()  # what it did not read would keep the transport open
+            writer.transport.abort()  # bytes that the other side did not read would keep the transport open
             raise
         finally:
             self.audience.leave(seat)
 
     async def _serve(self, request: update_pb2.BlobRequest, seat: Seat, writer: asyncio.StreamWriter) -> bool:
-        """Whether the blob is here."""
+        """Answer a request. Returns whether the blob is here."""
         blob = self._begin(request.sha256)
         try:
             self.audience.hold(seat, len(blob or b""))
@@ -170,7 +170,7 @@ class BlobServer:
         )
         seat.waits_since = _now()
         self._wire.sent += await write_frame(writer, response.SerializeToString())
-        skipped = len(blob or b"") - len(rest)  # it was read and hashed, too
+        skipped = len(blob or b"") - len(rest)  # the server has read and hashed these bytes, too
         for start in range(0, len(rest), CHUNK_BYTES) or (0,):
             part = rest[start : start + CHUNK_BYTES]
             seat.waits_since = None

@@ -1,4 +1,4 @@
-"""Pulls blobs by hash from any holder: resumable, bounded, each blob once. A holder that does not answer delays no other.
+"""The fetcher pulls blobs by hash from any holder: resumable, bounded, each blob once. A silent holder delays no other.
 
 Refuses bytes that do not have the hash. `blobs.py` has the protocol, `turns.py` decides which holder is asked when, and
 `streams.py` keeps the streams.
@@ -23,13 +23,13 @@ from protos.errors import NetworkError, Reason, Refusal
 from protos.identity import short
 from protos.v1 import update_pb2
 
-# Pulls that share our downlink. One from which nothing comes for so long, or that takes longer than a full share of
-# IMPATIENT_BYTES_A_SECOND would, goes on beside the next one.
+# PULLS_MAX pulls share the downlink. A pull gives its turn to the next one, and continues beside it, if nothing comes for
+# PULL_TURN_SECONDS, or if it takes longer than with a full share of IMPATIENT_BYTES_A_SECOND.
 PULLS_MAX = 8
 PULL_TURN_SECONDS = 3.0
-# A holder that could not be reached is asked last for this long, or until it answers.
+# The fetcher asks a holder that it could not reach last for this long, or until the holder answers.
 AWAY_SECONDS = 30.0
-# How soon it is seen that two of those send: then one of them stops.
+# The fetcher checks so often whether two holders send; if so, one of them stops.
 LOOK_SECONDS = 0.1
 
 _FAILURES = (NetworkError, Refusal, OSError, asyncio.IncompleteReadError, TimeoutError)
@@ -40,7 +40,7 @@ def _now() -> float:
 
 
 def _patience(size: int) -> float:
-    """Seconds that a holder has for so many bytes at the most."""
+    """Seconds that a holder has for so many bytes, at most."""
     return blobs.STREAM_IDLE_SECONDS_MAX + size / blobs.PATIENT_BYTES_A_SECOND
 
 
@@ -61,15 +61,15 @@ class BlobFetcher:
     ) -> bytes:
         """The blob with this hash, of exactly `size` bytes or, with `size_max`, of another length up to that.
 
-        `hasty`: most hold it, so others are asked soon beside who is silent. NetworkError if no holder has it now. The pull
-        ends when nobody waits for it any more.
+        `hasty`: most peers hold the blob, so the fetcher soon asks other holders beside a silent one. Raises NetworkError if no
+        holder has the blob now. The pull ends when nobody waits for it any more.
         """
         shared = self._running.get(sha256)
         if shared is None:
             haste: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             pulling = self._pull(sha256, size, size_max, holders, haste)
             shared = _Shared(asyncio.get_running_loop().create_task(pulling), haste)
-            # nobody may be left to hear how it ended
+            # All callers may be gone, so this reads the result of the task.
             shared.task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._running[sha256] = shared
         shared.waiting += 1
@@ -104,7 +104,7 @@ class BlobFetcher:
                 self._away.pop(holder, None)
 
     def _in_order(self, holders: Sequence[bytes]) -> list[bytes]:
-        """Those that answer first; who was just found away last (it may be the only one that has it)."""
+        """Holders that answer come first. A holder that was just away comes last: it may be the only one with the blob."""
         now = _now()
         self._away = {key: until for key, until in self._away.items() if until > now}
         others = [key for key in holders if key != self._host.identity.public_key]
@@ -112,22 +112,22 @@ class BlobFetcher:
 
 
 class Said(Enum):
-    """How a holder answered."""
+    """A holder's answer."""
 
     WHOLE = "sent as many bytes as it named"
     LACKS = "does not hold it"
-    OTHER_LENGTH = "names another length than those who sent the first bytes"
+    OTHER_LENGTH = "names another length than the senders of the first bytes"
 
 
 class Asking:
-    """How one holder is asked for the blob with this hash; with `total_max`, other lengths than the named are taken."""
+    """A request to one holder for the blob with this hash. With `total_max`, the puller takes other lengths than the named."""
 
     def __init__(self, sha256: bytes, total_max: int | None, streams: Streams, wire: WireBytes) -> None:
         self._sha256, self._total_max = sha256, total_max
         self.streams, self._wire = streams, wire
 
     async def ask(self, attempt: Attempt) -> Said:
-        """Fill the attempt's buffer. Raises one of _FAILURES; what had come by then stays in the buffer."""
+        """Fill the attempt's buffer. Raises one of _FAILURES; bytes that have come by then stay in the buffer."""
         stream = await self.streams.take(attempt.holder)
         attempt.opened, attempt.progress_at = True, _now()
         attempt.usual_seconds = self.streams.answering.usual(attempt.holder)
@@ -136,7 +136,7 @@ class Asking:
         except (OSError, asyncio.IncompleteReadError, NetworkError) as error:
             if isinstance(error, TimeoutError) or not stream.used or len(attempt.buffer) > attempt.resumed:
                 raise
-        # a kept stream that had died unnoticed, as the others to this holder will have: that says nothing about it
+        # A kept stream had died unnoticed, and so have the other kept streams to this holder. The holder may still be there.
         self.streams.drop(attempt.holder)
         return await self._ask_on(await self.streams.open(attempt.holder), attempt)
 
@@ -145,7 +145,7 @@ class Asking:
         try:
             async with asyncio.timeout(_patience(attempt.missing)) as deadline:
                 said = await self.transfer(stream, attempt, deadline)
-            clean = said is not Said.OTHER_LENGTH  # what it goes on to send fits nothing
+            clean = said is not Said.OTHER_LENGTH  # the holder's further bytes fit nothing
             return said
         finally:
             if clean:
@@ -154,7 +154,7 @@ class Asking:
                 stream.writer.close()
 
     async def transfer(self, stream: Stream, attempt: Attempt, deadline: asyncio.Timeout) -> Said:
-        """Append what is missing. Where another length is taken, the deadline follows it."""
+        """Append the missing bytes. If the puller takes another length, the deadline follows that length."""
         buffer, began_at = attempt.buffer, _now()
         request = update_pb2.BlobRequest(sha256=self._sha256, offset=len(buffer), previous_ms=stream.previous_ms)
         stream.previous_ms = 0
@@ -192,7 +192,7 @@ class Asking:
 
 @dataclass
 class _Shared:
-    """A pull, and how many wait for it. `haste` is done once one of them knows that most hold the blob."""
+    """A pull, and the number of its callers. `haste` is done once one of them knows that most peers hold the blob."""
 
     task: asyncio.Task[bytes]
     haste: asyncio.Future[None]
@@ -200,9 +200,9 @@ class _Shared:
 
 
 class _Pull:
-    """One blob, from whoever has sent it first. `answered`: who said something; `away`: who cannot be reached.
+    """One blob, from the first holder that sends it whole. `answered`: holders that answered; `away`: holders out of reach.
 
-    Once `haste` is done, others are asked sooner.
+    Once `haste` is done, the pull asks further holders sooner.
     """
 
     def __init__(
@@ -218,8 +218,8 @@ class _Pull:
         self._turns, self._asking, self._refused = Turns(holders), asking, refused
         self._haste = haste
         self._running: dict[asyncio.Task[Said], Attempt] = {}
-        self._come = bytearray()  # the most that came in one attempt
-        self._anew: set[bytes] = set()  # who is asked from the first byte on, as what had come did not fit
+        self._come = bytearray()  # the longest run of bytes so far, from the first byte on
+        self._anew: set[bytes] = set()  # holders to ask from the first byte on, because earlier bytes did not fit
         self._began_at = _now()
         self._problems: dict[bytes, str] = {}
         self._cut: list[asyncio.Task[Said]] = []
@@ -227,14 +227,14 @@ class _Pull:
         self.answered: set[bytes] = set()
 
     def is_stuck(self) -> bool:
-        """Whether nothing comes from anyone, or it all takes too long even for a link that PULLS_MAX blobs share."""
+        """Whether no holder sends, or the pull takes too long even for a link that PULLS_MAX blobs share."""
         now, senders = _now(), [attempt for attempt in self._running.values() if attempt.sends]
         share = blobs.IMPATIENT_BYTES_A_SECOND / PULLS_MAX
         late = now > self._began_at + PULL_TURN_SECONDS + self._size / share
         return late or all(attempt.progress_at + PULL_TURN_SECONDS <= now for attempt in senders)
 
     async def run(self) -> bytes:
-        """NetworkError if no holder has it now."""
+        """Pull the blob. Raises NetworkError if no holder has it now."""
         try:
             while self._begin():
                 wakes_at = self._turns.wakes_at(self._running.values())
@@ -257,7 +257,7 @@ class _Pull:
         raise NetworkError(f"no holder gave blob {self._sha256.hex()[:16]}: {why}")
 
     def _begin(self) -> bool:
-        """Ask whose turn it is; whether anyone is being asked."""
+        """Ask the holder whose turn it is. Returns whether any attempt runs."""
         now = _now()
         if self._haste.done():
             self._turns.hasten(now)
@@ -278,7 +278,7 @@ class _Pull:
         return bool(self._running)
 
     def _stop(self, task: asyncio.Task[Said], attempt: Attempt) -> None:
-        """Others were faster. A connection on which nothing comes may be a dead one: none of its streams is used again."""
+        """End an attempt, because others were faster. A silent connection may be dead, so its streams are not used again."""
         task.cancel()
         streams, waited = self._asking.streams, _now() - attempt.progress_at
         if not attempt.answered:
@@ -289,12 +289,12 @@ class _Pull:
                 self.away.add(attempt.holder)
 
     def _save(self, attempt: Attempt) -> None:
-        """The next one asked goes on after what came here, if that is the most yet."""
+        """Keep the attempt's bytes if they are the most so far: the next holder continues after them."""
         if len(self._come) < len(attempt.buffer) < attempt.total == self._size:
             self._come = attempt.buffer[:]
 
     def _judge(self, attempt: Attempt, task: asyncio.Task[Said]) -> bool:
-        """Whether the blob is there; if not, what is to be said of the holder."""
+        """Whether the blob has come. If not, note the holder's problem."""
         holder, error = attempt.holder, task.exception()
         if isinstance(error, _FAILURES):
             if isinstance(error, Refusal):
@@ -312,7 +312,7 @@ class _Pull:
         if said is Said.LACKS:
             self._turns.lacks(holder, _now())
             self._problems[holder] = "does not hold it"
-        elif attempt.resumed:  # what others had sent may be the bad part
+        elif attempt.resumed:  # the bytes of other holders may be the wrong ones
             self._come = bytearray()
             self._anew.add(holder)
             self._turns.first(holder)
@@ -323,14 +323,14 @@ class _Pull:
 
 
 class _Turn:
-    """A slot that a pull has, until it ends or nothing came for long: holders that died together hold up only their own."""
+    """A pull's slot, until the pull ends or is stuck. So holders that died together delay only their own pulls."""
 
     def __init__(self, slots: asyncio.Semaphore, pull: _Pull) -> None:
         self._slots, self._pull, self._held = slots, pull, True
         self._watch()
 
     def end(self) -> None:
-        """Let another begin. Safe to call twice."""
+        """Let another pull begin. Safe to call twice."""
         self._timer.cancel()
         if self._held:
             self._held = False

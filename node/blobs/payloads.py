@@ -1,8 +1,8 @@
-"""The payloads that this peer holds, on its disk, by hash; forgotten by step, once no joiner needs them.
+"""The payloads that this peer holds, on its disk, by hash. The peer deletes them by step, once no joiner needs them.
 
-Bounded in bytes, too: beyond that the oldest step goes first, and is said. The newest are in memory as well, so that one which
-many pull is read and hashed once. They outlive the process, so that a swarm whose peers all died can replay its log. Not synced
-to the disk one by one: a file that a power cut has damaged does not have its hash, and counts as missing.
+Their bytes are bounded, too: beyond the limit the oldest step goes first, and the peer logs it. The newest payloads are also in
+memory, so the peer reads and hashes a payload that many pull only once. Payloads outlive the process, so a swarm whose peers
+all died can replay its log. The peer does not sync each payload to the disk: a file that a power cut damaged counts as missing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from protos.limits import PAYLOADS_GB
 
 PAYLOADS_BYTES_MAX = int(PAYLOADS_GB * 10**9)
 RECENT_BYTES_MAX = 64 << 20
-"""Of payloads that are in memory, too: those of the open step, unless they are very large."""
+"""Bytes of payloads that are also in memory: those of the open step, unless they are very large."""
 _NAME = re.compile(r"(\d{1,13})-([0-9a-f]{64})")
 
 
 class Payloads:
-    """A folder of files `<step>-<sha256>`. Not thread-safe: belongs to the network thread."""
+    """A folder of files `<step>-<sha256>`. Not thread-safe: only the network thread uses it."""
 
     def __init__(self, folder: Path, bytes_max: int = PAYLOADS_BYTES_MAX) -> None:
         with writing(folder):
@@ -41,11 +41,11 @@ class Payloads:
         self._recent: OrderedDict[bytes, bytes] = OrderedDict()
         self._recent_bytes = 0
         self.dropped_step = 0
-        """The newest step whose payloads went for want of room, while a joiner might have needed them; 0: none did."""
+        """The newest step whose payloads were deleted to make room, although a joiner might need them; 0: no step."""
 
     @property
     def folder(self) -> Path:
-        """Where they are."""
+        """The folder of the files."""
         return self._folder
 
     def get(self, sha256: bytes) -> bytes | None:
@@ -65,7 +65,7 @@ class Payloads:
         return data
 
     def _remember(self, sha256: bytes, data: bytes) -> None:
-        """Keep a verified payload at hand; the oldest ones are on the disk only."""
+        """Keep a verified payload in memory. The oldest ones are on the disk only."""
         if len(data) > RECENT_BYTES_MAX // 2:
             return
         self._recent[sha256] = data
@@ -74,7 +74,7 @@ class Payloads:
             self._recent_bytes -= len(self._recent.popitem(last=False)[1])
 
     def put(self, step: int, sha256: bytes, data: bytes) -> bool:
-        """Keep a payload (its hash is checked already); False if it was here. Raises DiskError."""
+        """Keep a payload whose hash the caller has checked. False if the payload was here. Raises DiskError."""
         if sha256 in self._steps:
             return False
         with writing(self._folder):

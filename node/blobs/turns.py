@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 
 from node.blobs import blobs
 
-# A holder has this long for a blob, and a second more for so many bytes. While other holders could be asked, the lower time
-# counts; after that, the time that a modem would need. So a holder that sends a byte now and then delays nobody.
+# A holder has this long for a blob, and a second more for so many bytes. The lower time counts while the peer could ask other
+# holders; after that, the time that a modem needs counts. So a holder that sends a byte now and then delays no peer.
 IMPATIENT_SECONDS = 3.0
-# How long one holder may be silent before the next is asked beside it, and how many are asked side by side.
+# The peer asks the next holder beside a holder that has been silent for this long, and at most so many side by side.
 HEDGE_SECONDS = 1.0
 ATTEMPTS_MAX = 4
-# The same for a payload that the log accepted: a quorum held it, and this peer cannot go on without it. Longer for more bytes
-# (at IMPATIENT_BYTES_A_SECOND: our own link may be what is slow) and for holders that took long to answer lately.
+# The same for a payload that the log accepted: a quorum held it, and this peer cannot continue without it. The time is longer
+# for more bytes (at IMPATIENT_BYTES_A_SECOND, because this peer's own link may be slow), and for holders that answered late.
 HASTE_SECONDS = 0.25
-# Those who do not hold a blob are asked again while others keep us waiting: so many after this long, then after twice as
-# long each, in so many rounds.
+# The peer asks holders that lacked a blob again while others keep it waiting. It asks LACKING_ROUND_MAX of them after this
+# long, then again after twice as long each time, in LACKING_ROUNDS_MAX rounds.
 LACKING_SECONDS = 0.5
 LACKING_ROUND_MAX = 4
 LACKING_ROUNDS_MAX = 5
@@ -32,10 +32,10 @@ LACKING_ROUNDS_MAX = 5
 
 @dataclass(eq=False)
 class Attempt:
-    """One holder is asked for one blob of `total` bytes. `buffer`: what has come, from the blob's first byte on.
+    """A request to one holder for one blob of `total` bytes. `buffer`: the bytes so far, from the blob's first byte on.
 
-    Its first `resumed` bytes had come from others before. `usual_seconds`: what the holder took lately for what is waited
-    for: to open a stream or, once it is `opened`, to answer (`answered`). Times are seconds of one clock.
+    Other holders sent its first `resumed` bytes before. `usual_seconds`: the time that the holder took lately to open a stream
+    or, once the stream is `opened`, to answer (`answered`). Times are seconds of one clock.
     """
 
     holder: bytes
@@ -53,7 +53,7 @@ class Attempt:
 
     @property
     def missing(self) -> int:
-        """Bytes."""
+        """The number of bytes that are missing."""
         return self.total - len(self.buffer)
 
     @property
@@ -63,35 +63,35 @@ class Attempt:
 
     @property
     def silent_at(self) -> float:
-        """From when on it is silent, if nothing comes until then."""
+        """The time at which the holder counts as silent, if nothing comes before."""
         return self.progress_at + HEDGE_SECONDS
 
     @property
     def quiet_at(self) -> float:
-        """As `silent_at`, for a puller in haste: not later, and not before it is longer than usual."""
+        """As `silent_at`, for a puller in haste: not later, and not before twice the holder's usual time."""
         haste = HASTE_SECONDS + (self.total - self.resumed) / blobs.IMPATIENT_BYTES_A_SECOND
         return min(self.silent_at, self.progress_at + max(haste, 2 * self.usual_seconds))
 
     @property
     def late_at(self) -> float:
-        """From when on it is too slow while others were not asked yet."""
+        """The time at which the holder counts as too slow while the peer has not asked all others."""
         return self.began_at + IMPATIENT_SECONDS + (self.total - self.resumed) / blobs.IMPATIENT_BYTES_A_SECOND
 
 
 class Turns:
-    """Of one pull. At most ATTEMPTS_MAX are asked side by side."""
+    """The turns of one pull. The peer asks at most ATTEMPTS_MAX holders side by side."""
 
     def __init__(self, holders: Iterable[bytes]) -> None:
         self._left = deque(dict.fromkeys(holders))  # not asked yet
-        self._back: dict[bytes, int] = {}  # gave way, and will be asked again: how many bytes they sent
+        self._back: dict[bytes, int] = {}  # holders that gave way and get another turn: the bytes that they sent
         self._gave_way: set[bytes] = set()
         self._lacking: deque[bytes] = deque()
-        # Those who lacked the blob are asked again in rounds, each for a few of them.
+        # The peer asks holders that lacked the blob again, in rounds of a few holders each.
         self._rounds, self._round_left, self._round_at = 0, 0, 0.0
         self._rounds_max, self._hasty = LACKING_ROUNDS_MAX, False
 
     def hasten(self, now: float) -> None:
-        """From now on, others are asked beside a silent one sooner, and another round of those who lacked it is due."""
+        """From now on, the peer asks sooner beside a silent holder, and holders that lacked the blob get one more round."""
         if not self._hasty:
             self._hasty, self._round_at = True, min(self._round_at, now)
             self._rounds_max += 1
@@ -109,10 +109,10 @@ class Turns:
         return self._again(now) if running else None
 
     def gives_way(self, now: float, running: Collection[Attempt]) -> Attempt | None:
-        """Who has to stop: the one that is behind of two that send; or, for one that was not asked yet, one that is too slow
-        or the longest of too many silent ones.
+        """The attempt that has to stop, or None. If two holders send, the attempt with fewer bytes stops.
 
-        It is asked again after all others, once, who sent more first.
+        Otherwise an attempt stops only if another holder waits for its turn: a holder that is too slow, or the oldest of too
+        many silent ones. A stopped holder gets one more turn, after all others; the holder that sent most comes first.
         """
         sending = [attempt for attempt in running if attempt.sends and attempt.silent_at > now]
         if len(sending) > 1:
@@ -133,7 +133,7 @@ class Turns:
         return attempt
 
     def wakes_at(self, running: Collection[Attempt]) -> float | None:
-        """When the time alone may call for another holder; None: never."""
+        """The time at which another holder may be due without an event; None: never."""
         full = len(running) >= ATTEMPTS_MAX
         all_wait_at = max(map(self._waits_at if full else self._company_at, running), default=0.0)
         if self._left or self._back:
@@ -143,17 +143,17 @@ class Turns:
         return max(all_wait_at, self._round_at)
 
     def first(self, holder: bytes) -> None:
-        """Ask it once more, before all others."""
+        """Ask a holder once more, before all others."""
         self._left.appendleft(holder)
 
     def lacks(self, holder: bytes, now: float) -> None:
-        """It does not hold the blob now."""
+        """A holder does not have the blob now."""
         if not self._lacking and not self._rounds:
             self._round_at = now + LACKING_SECONDS
         self._lacking.append(holder)
 
     def _again(self, now: float) -> bytes | None:
-        """One that lacked it, if a round is on or due. Rounds come after LACKING_SECONDS, then after twice as long each."""
+        """A holder that lacked the blob, if a round is due. Rounds come after LACKING_SECONDS, then twice as long each."""
         if not self._lacking or self._rounds == self._rounds_max or self._round_at > now:
             return None
         self._round_left = (self._round_left or min(len(self._lacking), LACKING_ROUND_MAX)) - 1
@@ -163,9 +163,9 @@ class Turns:
         return self._lacking.popleft()
 
     def _company_at(self, attempt: Attempt) -> float:
-        """From when on others are asked beside it: if it is silent or, once all have had their turn, if it is too slow."""
+        """The time at which the peer asks others beside the holder: it is silent or, once all had their turn, too slow."""
         return min(self._waits_at(attempt), attempt.quiet_at) if self._hasty else self._waits_at(attempt)
 
     def _waits_at(self, attempt: Attempt) -> float:
-        """From when on it makes room where too many are asked."""
+        """The time at which the attempt makes room if the peer asks too many holders."""
         return attempt.silent_at if self._left or self._back else min(attempt.silent_at, attempt.late_at)
