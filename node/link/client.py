@@ -34,10 +34,11 @@ from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2
 
 CALL_SECONDS_MAX = 15.0
-# A coordinator that says that it is busy is asked again for so long.
+# A peer asks a busy coordinator again for so long.
 BUSY_SECONDS_MAX = 60.0
-# Where several coordinators are known: how soon one that does not say whether it acts is given up, how soon one that
-# falls silent is (once it was asked whether it is there, every second), and how long all are asked often until one acts.
+# These times count if a peer knows several coordinators. A peer gives a coordinator up that does not say within
+# PROBE_SECONDS_MAX whether it acts. It pings a coordinator every second, and gives it up after SILENT_SECONDS_MAX of silence.
+# It asks all coordinators often for TAKE_OVER_SECONDS_MAX, until one acts.
 PROBE_SECONDS_MAX = 1.5
 SILENT_SECONDS_MAX = 1.5
 TAKE_OVER_SECONDS_MAX = 15.0
@@ -48,15 +49,15 @@ _OPTIONS = {
     "grpc.ssl_target_name_override": TLS_NAME,
     "grpc.keepalive_time_ms": 10_000,
     "grpc.keepalive_timeout_ms": 10_000,
-    "grpc.http2.ping_timeout_ms": 10_000,  # without it, an answer is waited for a minute, whatever keepalive_timeout_ms says
+    "grpc.http2.ping_timeout_ms": 10_000,  # without it gRPC waits a minute, in spite of keepalive_timeout_ms
     "grpc.http2.max_pings_without_data": 0,
     "grpc.max_receive_message_length": contract.ENTRIES_PAGE_MAX * (contract.ENTRY_BYTES_MAX + 1024),
-    # a coordinator that was killed is back in seconds: look often
+    # A killed coordinator is back in seconds, so the peer tries often.
     "grpc.initial_reconnect_backoff_ms": 200,
     "grpc.min_reconnect_backoff_ms": 1_000,
     "grpc.max_reconnect_backoff_ms": 2_000,
 }
-# With others to move to, one that falls silent is noticed soon.
+# A peer with several coordinators notices a silent one soon.
 _OPTIONS_OF_SEVERAL = _OPTIONS | {
     "grpc.keepalive_time_ms": 1_000,
     "grpc.keepalive_timeout_ms": int(1000 * SILENT_SECONDS_MAX),
@@ -77,12 +78,12 @@ def software_version() -> str:
 def fetch_certificate(address: str, sha256: bytes, seconds_max: float = CALL_SECONDS_MAX) -> bytes:
     """PEM of the server's certificate if its sha256 is the pinned one. Blocks at most `seconds_max`.
 
-    Raises NetworkError if nothing answers, RefusedError if another certificate does.
+    Raises NetworkError if no server answers, RefusedError if a server answers with another certificate.
     """
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the pin is checked below, on the certificate itself
+    context.verify_mode = ssl.CERT_NONE  # the code below checks the pin on the certificate itself
     context.set_alpn_protocols(["h2"])
     try:
         with (
@@ -94,7 +95,7 @@ def fetch_certificate(address: str, sha256: bytes, seconds_max: float = CALL_SEC
         raise NetworkError(f"no coordinator answers at {address}: {error}") from error
     if hashlib.sha256(certificate).digest() != sha256:
         raise RefusedError(
-            f"the server at {address} is not the invite's coordinator: its TLS certificate is another one; "
+            f"the server at {address} is not the invite's coordinator: the server has another TLS certificate; "
             "ask the run's operator for a new invite"
         )
     return ssl.DER_cert_to_PEM_cert(certificate).encode()
@@ -114,9 +115,9 @@ class CoordinatorClient:
         self._telling: Any = None
         self._telling_on: Any = None
         self._asking: asyncio.Future[Any] | None = None
-        # All that were opened, until `close`: what is under way on one may only end by itself.
+        # All opened channels, until `close`: a call on a channel may only end by itself.
         self._opened: list[Any] = []
-        # Of several coordinators: the certificate that all have, and a channel to each, which notices silence soon.
+        # With several coordinators: the certificate that all have, and a channel to each, which notices silence soon.
         self._pem = b""
         self._channels: dict[str, Any] = {}
 
@@ -126,7 +127,7 @@ class CoordinatorClient:
         return len(self.known.addresses) > 1
 
     async def connect(self) -> None:
-        """Open a channel to a coordinator with the pinned certificate; of several, to the one that acts, when one does."""
+        """Open a channel to a coordinator with the pinned certificate; with several, to the one that acts, once one acts."""
         await self.close()
         if not self.several:
             [address] = self.known.addresses
@@ -145,10 +146,10 @@ class CoordinatorClient:
             await asyncio.sleep(TAKE_OVER_RETRY_SECONDS_MAX)
 
     async def move(self) -> bool:
-        """Of several coordinators, go to the one that acts; whether that is another one than before.
+        """Move to the coordinator that acts, of several. Returns whether it is another one than before.
 
-        All are asked at once, so that one that is silent keeps nobody. Raises NetworkError if none says that it acts,
-        RefusedError if all have the wrong certificate.
+        The peer asks all at once, so a silent coordinator delays nothing. Raises NetworkError if no coordinator says that it
+        acts, RefusedError if all have the wrong certificate.
         """
         if not self.several:
             return False
@@ -163,7 +164,7 @@ class CoordinatorClient:
                     continue
                 moved, self._at, self._channel = address != self._at, address, channel
                 if moved:
-                    self._hang_up()  # else a report waits for an answer of the stopped coordinator
+                    self._hang_up()  # otherwise a report waits for an answer of the stopped coordinator
                 return moved
         finally:
             for task in asked:
@@ -210,7 +211,7 @@ class CoordinatorClient:
         return list(response.bootstrap)
 
     async def reach_run(self, patience_seconds: float) -> tuple[pb.GetRunResponse, RunConfig]:
-        """As `get_run`; waits for a coordinator that is away, and goes to another that acts."""
+        """As `get_run`; waits for an absent coordinator, and moves to another one that acts."""
         give_up, delay = time.monotonic() + patience_seconds, patience.RETRY_SECONDS_MIN
         while True:
             try:
@@ -224,7 +225,7 @@ class CoordinatorClient:
             delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
 
     async def may_join(self, *, anchor: bool = False) -> None:
-        """RefusedError with the reason if the coordinator would not admit this peer, whatever its model is."""
+        """Raise RefusedError with the reason if the coordinator would not admit this peer with any model."""
         challenge = await self._challenge()
         body = pb.JoinBody(challenge=challenge, ticket=self._invite.ticket, anchor=anchor)
         await self._call("MayJoin", pb.MayJoinRequest(envelope=self._seal(Kind.KIND_JOIN, body)))
@@ -259,7 +260,7 @@ class CoordinatorClient:
             call.cancel()
 
     async def offer(self, entries: Sequence[bytes], newest: bytes) -> int:
-        """Give entries back that the coordinator has lost; returns the step of its head after that."""
+        """Give entries back that the coordinator has lost. Returns the step of the coordinator's head after that."""
         body = pb.ReportBody(session_id=self._session, sequence=self._next())
         request = pb.OfferEntriesRequest(
             envelope=self._seal(Kind.KIND_REPORT, body),
@@ -270,7 +271,7 @@ class CoordinatorClient:
         return response.head_step
 
     async def report(self, body: pb.ReportBody) -> list[str]:
-        """Send a report in a call of its own; returns what was refused, and why."""
+        """Send a report in a call of its own. Returns the refused parts, with reasons."""
         response: pb.ReportResponse = await self._call("Report", self._reported(body))
         return list(response.refusals)
 
@@ -291,7 +292,7 @@ class CoordinatorClient:
         except asyncio.CancelledError:
             if call is self._telling:
                 raise
-            raise NetworkError("the peer has moved to another coordinator: the report is sent there") from None
+            raise NetworkError("this peer has moved to another coordinator, and sends the report there") from None
         except grpc.RpcError as error:
             raise error_of(error) from error
         except (TimeoutError, asyncio.InvalidStateError) as error:
@@ -319,7 +320,7 @@ class CoordinatorClient:
         """A page of the log as serialised envelopes, and the head's step."""
         request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=from_step)
         give_up, delay = time.monotonic() + BUSY_SECONDS_MAX, patience.RETRY_SECONDS_MIN
-        while True:  # who reads a long log is told to wait now and then
+        while True:  # the coordinator tells the reader of a long log to wait now and then
             try:
                 response = await self._call("ListEntries", request)
                 break
@@ -371,5 +372,5 @@ def check_genesis(genesis: log_pb2.Genesis, invite: Invite) -> RunConfig:
         return config_from_json(genesis.config_json)
     except UnknownSetting as error:
         raise OperatorError(
-            f"the run was made by a newer version: its settings {error.detail} are not known here; upgrade swarmentum"
+            f"a newer version made the run, and this version does not know its settings {error.detail}; upgrade swarmentum"
         ) from error

@@ -1,7 +1,7 @@
-"""Where a run's coordinators are: as the invite says, and as the one that acts has said since.
+"""The addresses of a run's coordinators: from the invite, and later from the coordinator that acts.
 
-So an invite that is older than a coordinator is enough. What was said is kept in the run's folder for the peer's next life.
-An address proves nothing: whoever answers there must show the invite's certificate. Bounded, whoever says what.
+So an invite that is older than a coordinator is enough. The peer keeps the addresses in the run's folder for its next life. An
+address proves nothing: a server there must show the invite's certificate. The number of addresses is bounded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}")
 
 
 class Coordinators:
-    """`addresses`, those that were named last first. Without a `file` nothing is kept."""
+    """`addresses`, the last named ones first. Without a `file` the peer keeps nothing for its next life."""
 
     def __init__(self, invited: tuple[str, ...], file: Path | None = None) -> None:
         self._invited, self._file = invited, file
@@ -33,7 +33,7 @@ class Coordinators:
         return tuple(dict.fromkeys([*self._named, *self._invited]))
 
     def learn(self, named: Sequence[str]) -> None:
-        """What the coordinator that acts says; nothing is said by one that is alone."""
+        """Take the addresses that the acting coordinator names. A coordinator without others names none."""
         told = _usable(named)
         if not told or told == self._named:
             return
@@ -49,13 +49,13 @@ class Coordinators:
 
 
 def _usable(named: Sequence[str]) -> tuple[str, ...]:
-    """Those that can be addresses, at most COORDINATORS_MAX."""
+    """The texts that can be addresses, at most COORDINATORS_MAX."""
     fine = (text for text in named if len(text) <= ADDRESS_BYTES_MAX and _HOST_PORT.fullmatch(text))
     return tuple(dict.fromkeys(fine))[:COORDINATORS_MAX]
 
 
 def _read(file: Path) -> tuple[str, ...]:
-    """What an earlier life wrote; nothing if there is none, or it is damaged."""
+    """The addresses that an earlier life wrote; none without a file, or if the file is damaged."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # the last: [[[[[ without end
