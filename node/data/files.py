@@ -1,7 +1,7 @@
 """Tokens in a file, read where they are needed.
 
-Not a memory map: a file that gets shorter under a map, or a disk that goes away, kills the process with SIGBUS, and nobody
-learns why. Reads are positional, so threads may share one.
+The module does not map the file. If a mapped file gets shorter, or its disk goes away, SIGBUS kills the process without an
+error message. Reads are positional, so threads may share a file.
 """
 
 from __future__ import annotations

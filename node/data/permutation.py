@@ -1,11 +1,10 @@
 """A pseudo-random order of n things in O(1) memory: a Feistel network with cycle walking.
 
-A Feistel network over 2*h bits is a bijection whatever its round function is. The numbers 0..n-1 sit in the smallest
-such domain; a result outside of 0..n-1 is encrypted again until it lands inside (cycle walking keeps it a bijection on
-0..n-1, and needs at most 4 passes on average, since the domain is at most 4 n). Six rounds with a strong mixer are for
-a fair shuffle, not for secrecy.
+A Feistel network over 2*h bits is a bijection with every round function. The numbers 0..n-1 lie in the smallest such domain. A
+result outside of 0..n-1 is encrypted again until it lies inside. This cycle walking keeps it a bijection on 0..n-1. It needs at
+most 4 passes on average, because the domain is at most 4 n. Six rounds with a strong mixer give a fair shuffle, not secrecy.
 
-Refuses: being a cipher.
+Refuses to be a cipher.
 """
 
 from __future__ import annotations

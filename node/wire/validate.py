@@ -1,8 +1,8 @@
 """The door for strangers' update payloads. In this order: size, parse, run, step, layout, range; nothing else gets in.
 
-The signature is the announcement's: it names the payload by its sha256, which the fetcher has checked. Whether a payload
-passes is a function of its bytes, the run, the layout, the step and what the log says of it, so every replica comes to the
-same verdict.
+The announcement has the signature, and names the payload by its sha256, which the fetcher has checked. The decision is a
+function of the payload's bytes, the run, the layout, the step and the log's words about the payload. So every replica decides
+alike.
 """
 
 from __future__ import annotations
