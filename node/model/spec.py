@@ -1,8 +1,8 @@
 """The definition of a model, and its build: every machine gets the same bits from the same seed.
 
-Refuses weights from the internet or from disk, because a run starts from its seed or from a snapshot. Refuses code from the hub,
-and values that would fail later in the model library. A `factory` runs local code that the spec names. A caller that takes a
-spec from a stranger decides beforehand whether a factory may run (`ModelSpec.runs_code`).
+Refuses weights from the internet or from disk, because a run starts from its seed or from a snapshot. Refuses code from the
+hub, and values that would fail later in the model library. A `factory` runs local code that the spec names. A caller that
+takes a spec from a stranger decides beforehand whether a factory may run (`ModelSpec.runs_code`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """DeMo in numbers: gradients to votes, votes to the same update on every device. Torch and numpy only.
 
-`layout` (where parameters live in chunks), `dct` (the transform and its exact inverse), `votes` (selection and bytes),
-`aggregate` (vote sums to a direction), `demo` (the step), `digest` (proof that replicas are equal),
-`torch_optimizer` (the step as a `torch.optim.Optimizer`), `reference` (the slow obvious version, the oracle of tests).
+`layout`: the places of parameters in chunks. `dct`: the transform and its exact inverse. `votes`: selection and bytes.
+`aggregate`: vote sums to a direction. `demo`: the step. `digest`: the proof that replicas are equal. `torch_optimizer`: the
+step as a `torch.optim.Optimizer`. `reference`: the slow obvious version, the oracle of tests.
 
-It refuses to know a wire, a network, a protobuf, a clock or another peer.
+The package refuses to know a wire, a network, a protobuf, a clock or another peer.
 """

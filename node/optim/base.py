@@ -1,10 +1,9 @@
-"""Base optimizers: what moves the parameters, given the aggregate that every replica has (arXiv 2411.19870v2).
+"""Base optimizers: they move the parameters, given the aggregate that every replica has (arXiv 2411.19870v2).
 
-Their state is part of the replicated state, so they must give the same bits everywhere. Element by element that means one
-operation at a time, each rounded once as IEEE 754 says: no fused multiply-add, no library's power or square root of a
-tensor's dtype beyond `sqrt` and `/`, which are correctly rounded on CPUs and CUDA. Metal's are not, and its fused operations
-cannot be told apart, so there the arithmetic runs on the CPU. Matrix products (Muon) are exact in whole
-numbers (`orthogonal`).
+A base's state is part of the replicated state, so it must have the same bits everywhere. Arithmetic by element is one operation
+at a time, and each is rounded once as IEEE 754 says. A base uses no fused multiply-add and no library's power function. It uses
+only `sqrt` and `/`, which are correctly rounded on CPUs and CUDA. Metal's are not, and its fused operations cannot be
+recognised, so there the arithmetic runs on the CPU. Matrix products (Muon) are exact in whole numbers (`orthogonal`).
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ BaseName = Literal["sign", "sgd", "adamw", "muon"]
 TILE_CHUNKS = 256
 TABLES = ("embed", "lm_head", "wte", "wpe", "tok_emb", "pos_emb")
 """Names of embeddings and heads, for use without their modules. The models of transformers have `embed_tokens`,
-`word_embeddings`, `embed_out` and `lm_head`; GPT-2 and its descendants have `wte` and `wpe`."""
+`word_embeddings`, `embed_out` and `lm_head`. GPT-2 and its descendants have `wte` and `wpe`."""
 SMALLEST = 2.0**-100
-"""State below this magnitude becomes zero: a processor that flushes the smallest numbers (below 2^-126) to zero, and one that
-does not, would go apart."""
+"""State below this magnitude becomes zero. Otherwise a processor that flushes the smallest numbers (below 2^-126) to zero would
+differ from one that does not."""
 
 Function: TypeAlias = Callable[[Tensor, Mapping[str, Tensor], int], Tensor]
 """A base of one's own: `(aggregate, state, count) -> update`. See `given`."""
@@ -38,25 +37,25 @@ COUNT_MAX = 2**24
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """Which base optimizer, and its settings; replicated, so all peers of a run agree on them."""
+    """The base optimizer and its settings. They are replicated, so all peers of a run agree on them."""
 
     name: str = "sign"
     """One of BaseName; another if there is a `function`."""
     momentum: float = 0.0
-    """Of `sgd` and `muon`: momentum of the aggregate, beside each peer's own."""
+    """For `sgd` and `muon`: momentum of the aggregate, beside each peer's own."""
     nesterov: bool = False
-    """Of `sgd` and `muon`: look ahead by one step of that momentum."""
+    """For `sgd` and `muon`: look ahead by one step of that momentum."""
     beta1: float = 0.0
-    """Of `adamw`: the peers' momentum already averages over time, so none by default."""
+    """For `adamw`: zero by default, because the peers' momentum already averages over time."""
     beta2: float = 0.95
     eps: float = 1e-8
     muon_except: tuple[str, ...] = TABLES
-    """Of `muon`: matrices with one of these in their names get the sign, as vectors do (they are tables, not maps)."""
+    """For `muon`: matrices with one of these in their names get the sign, as vectors do (they are tables, not maps)."""
 
     function: Function | None = None
-    """Of a base that `given` made."""
+    """The function of a base that `given` made."""
     buffers: tuple[str, ...] = ()
-    """The names of that base's state."""
+    """The names of the state of a base that `given` made."""
 
     def __post_init__(self) -> None:
         if self.name not in get_args(BaseName) and self.function is None:
@@ -85,14 +84,15 @@ class BaseConfig:
 def given(name: str, function: Function, buffers: tuple[str, ...] = ()) -> BaseConfig:
     """A base optimizer of one's own: `function(aggregate, state, count) -> update`.
 
-    `aggregate` is fp32 [count, 64, 64]: what all peers voted for, at a root mean square of 1 over the model (with `magnitudes`,
-    of the size that they say). `state` has fp32 tensors of that shape under the names `buffers`, zeros at first, to be written
-    in place. `count` is the number of the step, from 1. `lr` times what is returned (fp32, the same shape) is taken off the
-    parameters. It sees some chunks at a time.
+    `aggregate` is fp32 [count, 64, 64]: the sum of all peers' votes, at a root mean square of 1 over the model. With
+    `magnitudes`, it has the size that the peers say. `state` has fp32 tensors of that shape under the names `buffers`. They are
+    zeros at first, and the function writes them in place. `count` is the number of the step, from 1. The caller subtracts `lr`
+    times the result (fp32, the same shape) from the parameters. The function gets some chunks at a time.
 
-    Replicas stay equal if it works element by element, one correctly rounded operation at a time: `mul`, `add` (without
-    `alpha`), `sub`, `div`, `sqrt`, `sign`, `maximum`; not `addcmul`, `lerp`, `pow`, `exp` or a matrix product. It must give
-    zero for an aggregate and a state of zeros: what has no gradient stays. Raises `ValueError` for a name that is taken.
+    Replicas stay equal if the function works element by element, one correctly rounded operation at a time. It may use `mul`,
+    `add` (without `alpha`), `sub`, `div`, `sqrt`, `sign` and `maximum`. It must not use `addcmul`, `lerp`, `pow`, `exp` or a
+    matrix product. It must give zero for an aggregate and a state of zeros, so that parameters without a gradient stay. Raises
+    `ValueError` for a name that is taken.
     """
     if name in get_args(BaseName) or not name.isidentifier():
         raise ValueError(
@@ -109,9 +109,9 @@ def is_table(config: BaseConfig, place: Place) -> bool:
 
 
 class Base:
-    """A base optimizer over the buffer of a layout. `sign` has no state and is not made here: votes decide it alone.
+    """A base optimizer over the buffer of a layout. `sign` has no state and is not made here: votes alone decide it.
 
-    `chunks`: how many of the layout's are kept here, if not all (`sharded`); then `advance` and `finish` are for the caller.
+    `chunks`: how many of the layout's chunks are here, if not all (`sharded`). Then the caller calls `advance` and `finish`.
     Raises `ValueError` for a matrix that Muon cannot orthogonalise.
     """
 
@@ -123,7 +123,7 @@ class Base:
                 raise ValueError(f"parameter {place.name} of {place.shape}: muon takes sides of at most {SIDE_MAX}")
         kept = (layout.chunks if chunks is None else chunks, CHUNK_SIDE, CHUNK_SIDE)
         self.state = {name: torch.zeros(kept, dtype=torch.float32, device=self._device) for name in config.state_names}
-        """The replicated state by name, fp32; of `sign`, nothing. Snapshots and digests hold it, and may write into it."""
+        """The replicated state by name, fp32. Digests and snapshots hold it; a snapshot that is loaded writes into it."""
         if config.name != "sign":
             self.state["count"] = torch.zeros(1, dtype=torch.float32)
 
@@ -134,7 +134,7 @@ class Base:
 
     @torch.no_grad()
     def direct(self, update: Tensor) -> Tensor:
-        """Turn the aggregate, fp32 [chunks, 64, 64], into what lr times is taken off the parameters, in place."""
+        """Turn the aggregate, fp32 [chunks, 64, 64], into the update, in place. The caller subtracts lr times the update."""
         here = self.advance(update.to(self._device))
         if self.config.name == "muon":
             self._muon(here)
@@ -160,7 +160,7 @@ class Base:
 
     @torch.no_grad()
     def finish(self, place: Place, matrix: Tensor) -> Tensor:
-        """The rest, of one whole parameter after `advance`, fp32 [height, width]."""
+        """The rest of the rule, for one whole parameter after `advance`, fp32 [height, width]."""
         if self.config.name != "muon":
             return matrix
         if not self._maps(place):
@@ -174,7 +174,9 @@ class Base:
         return not is_table(self.config, place) and len(place.shape) > 1 and min(self._matrices(place)[1:]) > 1
 
     def _matrices(self, place: Place) -> tuple[int, int, int]:
-        """Number, height and width of the matrices: of `[experts, height, width]` one each; a convolution is one, flattened."""
+        """Number, height and width of a parameter's matrices: one for each expert of `[experts, height, width]`.
+
+        A convolution is one flattened matrix."""
         if len(place.shape) == 3 and place.kind != CONVOLUTION:
             return place.shape[0], place.shape[1], place.shape[2]
         return 1, place.height, place.width
@@ -195,7 +197,7 @@ class Base:
     def _adamw(self, update: Tensor) -> None:
         """`u' = m^ / (sqrt(v^) + eps)` with the bias corrections of Adam; decay is the parameters' own."""
         beta1, beta2 = (float(np.float32(beta)) for beta in (self.config.beta1, self.config.beta2))
-        # computed on the host in fp64 from products alone, and rounded once
+        # The host computes these in fp64 from products alone, and rounds once.
         first, second = (_fp32(1 / (1 - _power(beta, self.count))) for beta in (beta1, beta2))
         rest1, rest2, eps = _fp32(1 - beta1), _fp32(1 - beta2), _fp32(self.config.eps)
         for tile in self._tiles(update):
@@ -222,7 +224,7 @@ class Base:
             update[tile] = _flush(moved)
 
     def _muon(self, update: Tensor) -> None:
-        """Matrices are made orthogonal, at a root mean square of 1; the rest becomes a sign."""
+        """Make matrices orthogonal, at a root mean square of 1. The rest becomes a sign."""
         for place in self.layout.places:
             alone = Layout((place,), self.layout.core_chunks, self.layout.pool_elements)
             whole = torch.empty(place.shape, dtype=torch.float32, device=update.device)
@@ -234,7 +236,7 @@ class Base:
 
 
 def _flush(state: Tensor) -> Tensor:
-    """State below SMALLEST becomes zero, in place."""
+    """Set state below SMALLEST to zero, in place."""
     return state.masked_fill_(state.abs() < SMALLEST, 0.0)
 
 

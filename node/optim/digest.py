@@ -15,7 +15,7 @@ from torch import Tensor
 from node.optim.sharded.spread import Pieces
 
 DIGEST_BYTES_MAX = 64 * 2**20
-"""What is hashed a step at most: about 40 ms where 200 MB took 113 ms (one EPYC core), small beside a step."""
+"""The most bytes that a step hashes: about 40 ms, where 200 MB took 113 ms (one EPYC core). This is small beside a step."""
 
 _LABEL = b"swarmentum-state-1"
 _FP32_BYTES = 4
@@ -26,10 +26,10 @@ def state_digest(
 ) -> bytes:
     """32 bytes over fp32 tensors in the order of the layout, as little-endian rows, back to back.
 
-    With `step` None everything is hashed, as at a snapshot. Otherwise the bytes are cut in parts of `bytes_max` (the
-    last may be shorter) and part `step mod parts` is hashed: a model of up to `bytes_max` is hashed whole each step,
-    a larger one is covered once in `parts` steps. The hash begins with a label, the size in bytes, the part and the
-    number of parts, each as a little-endian 64-bit integer, so that digests of different parts never compare equal.
+    With `step` None everything is hashed, as at a snapshot. Otherwise the bytes are cut in parts of `bytes_max` (the last may
+    be shorter), and part `step mod parts` is hashed. A model of up to `bytes_max` is hashed whole in each step, a larger one
+    once in `parts` steps. The hash begins with a label, the size in bytes, the part and the number of parts. Each number is a
+    little-endian 64-bit integer, so digests of different parts never compare equal.
     """
     assert bytes_max % _FP32_BYTES == 0, "a part is whole elements"
     assert bytes_max > 0, "a part is whole elements"

@@ -1,4 +1,4 @@
-"""Where every parameter lives among the 64x64 chunks that the DCT sees.
+"""The layout: the place of every parameter in the 64x64 chunks that the DCT transforms.
 
 The layout is part of the contract of a run: two peers exchange votes only if their layouts have the same digest.
 It is computed from names and shapes, and from what modules say of them (`kinds_of`). It refuses to look at values, and holds no
@@ -22,11 +22,12 @@ CHUNK_SIDE = 64
 
 CHUNK_ELEMENTS = CHUNK_SIDE * CHUNK_SIDE
 LAYOUT_VERSION = 2
-"""Counts changes of the rule below, of the votes' bytes and of what they do; it is in the digest, so that peers of different
-versions refuse each other. 2: votes may be silent (ADR 28), the size of a chunk is agreed on by those who have one (ADR 29)."""
+"""The version counts changes of the rule below, of the votes' bytes and of their effect. The digest holds it, so peers of
+different versions refuse each other. 2: votes may be silent (ADR 28), and peers that have a size of a chunk agree on it
+(ADR 29)."""
 
 Source: TypeAlias = nn.Module | Iterable[tuple[str, Tensor]]
-"""What a layout is computed from: a module, or named tensors."""
+"""The source of a layout: a module, or named tensors."""
 
 
 def named_tensors(source: Source) -> list[tuple[str, Tensor]]:
@@ -100,10 +101,10 @@ class Place:
 class Layout:
     """All parameters of a model as one `[chunks, 64, 64]` buffer.
 
-    The 64-aligned core of every parameter with two or more dimensions, seen as `[shape[0], product of the rest]`, is
-    cut in chunks. What is left over (right strip, then bottom strip), and every 1-D and 0-D parameter, is concatenated
-    in one pool behind the cores, padded once with zeros to whole chunks: less than 4096 elements of padding a model,
-    whatever its shapes, which keeps a payload within 2 % of 8 bits a vote.
+    The 64-aligned core of every parameter with two or more dimensions, seen as `[shape[0], product of the rest]`, is cut in
+    chunks. One pool behind the cores holds the rest of each parameter (right strip, then bottom strip), and every 1-D and 0-D
+    parameter. Zeros pad the pool once to whole chunks. So a model of any shapes has less than 4096 elements of padding, which
+    keeps a payload within 2 % of 8 bits a vote.
     """
 
     places: tuple[Place, ...]

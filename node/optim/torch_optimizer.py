@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-# Its functions take `dist.group.WORLD` as a default when it is imported, which torch does on its own when the first optimizer
-# is made. Before `init_process_group` that is None; after it, they would hold the group beyond `destroy_process_group`, and
-# a group that outlives that can abort the process at exit (gloo, torch 2.13).
+# The module's functions take `dist.group.WORLD` as a default at import. torch imports the module with the first optimizer.
+# Before `init_process_group` that default is None. After it, the functions would hold the group beyond `destroy_process_group`.
+# A group that outlives that call can abort the process at exit (gloo, torch 2.13).
 import torch.distributed.nn.functional
 from torch import Tensor, nn
 
@@ -63,8 +63,8 @@ class DeMoOptimizer(torch.optim.Optimizer):
     exclude it. Base `muon` and `decay="matrices"` have to know tables: they raise `ValueError` unless they get a module or
     named parameters.
 
-    `method="paper"` is DeMo v1 as published (`paper.demo`): `beta` None is then 0.999, `beta2` is 0, `chunk` is the longest
-    side of a chunk, and the only other setting is `top_k` (32). Settings of the family raise `ValueError` with it.
+    `method="paper"` is DeMo v1 as published (`paper.demo`). Then `beta` None is 0.999, `beta2` is 0, and `chunk` is the longest
+    side of a chunk. The only other setting is `top_k` (32). Settings of the family raise `ValueError` with it.
 
     With `local` of more than one step (DiLoCo) every call of `step` is a local AdamW step, and each `local.steps`-th also
     exchanges. Then `lr` is the outer learning rate, and `magnitudes` with base `sgd` keep how far the ranks went. Between

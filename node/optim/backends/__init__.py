@@ -1,1 +1,1 @@
-"""Who computes the steps of an optimizer: torch anywhere, numba on a CPU, Triton on a GPU."""
+"""The programs that compute an optimizer's step: torch anywhere, numba on a CPU, Triton on a GPU."""

@@ -52,7 +52,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Taking(Backend, Protocol):
-    """A backend that can take votes out of the momentum while it is at hand: to spend them later is a pass of its own."""
+    """A backend that takes votes out of the momentum in the pass that makes them: to spend them later costs another pass."""
 
     def take(
         self,

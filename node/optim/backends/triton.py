@@ -1,11 +1,11 @@
 """The step on a GPU in two Triton kernels: transform, momentum and votes in one; votes, exact inverse and update in the other.
 
-Bit-identical to the portable path where it matters: the inverse runs in int8 products with int32 sums (the votes' sums are
-within +-2, the basis within +-91, and the middle values are split in two int8 digits), so nothing can round; the update is two
-fp32 roundings, with fused multiply-adds switched off. The forward transform serves the private momentum only.
+The replicated part is bit-identical to the portable path. The inverse runs in int8 products with int32 sums, so nothing can
+round: vote sums are within +-2, the basis within +-91, and middle values are split in two int8 digits. The update is two fp32
+roundings, with fused multiply-adds switched off. The forward transform serves only the private momentum.
 
-Opt-in (`SWARMENTUM_OPTIM_BACKEND=triton`): it has run in Triton's interpreter, where tests compare it, and on no GPU yet.
-ADR 13.
+The backend is opt-in (`SWARMENTUM_OPTIM_BACKEND=triton`). It has run in Triton's interpreter, in which tests compare it, and on
+no GPU yet. ADR 13.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ CHUNK_BITS = tl.constexpr(CHUNK_ELEMENTS.bit_length() - 1)
 """Bits of a coefficient's number."""
 
 DIGIT = tl.constexpr(128)
-"""Middle values are `128 * high + low`: both digits fit int8, since a middle value is within +-3707."""
+"""Middle values are `128 * high + low`: both digits fit in int8, because a middle value is within +-3707."""
 
 ROUND = tl.constexpr(12582912.0)
-"""1.5 * 2^23: adding it and taking it away again rounds fp32 below 2^22 half to even."""
+"""1.5 * 2^23: to add it and take it away again rounds fp32 below 2^22 half to even."""
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def _vote(
 ):
     """One chunk: `m = beta * m + step * T(g)`, the code of each group's first largest magnitude, and whether that is zero.
 
-    With `DIVIDES`, the gradient is divided first, by the root of its second moment at the addresses `squares`.
+    With `DIVIDES`, the kernel first divides the gradient by the root of its second moment at the addresses `squares`.
     """
     chunk = tl.program_id(0).to(tl.int64)
     near, far = tl.arange(0, SIDE), tl.arange(0, SIDE)
@@ -76,7 +76,7 @@ def _vote(
         beside = tl.load(squares + chunk).to(tl.pointer_type(tl.float32)) + place
         moment = beta2 * tl.load(beside, mask=there, other=0.0) + rest * gradient * gradient
         tl.store(beside, moment, mask=there)
-        # each tensor has its own: one for a chunk of a core, one for each element of the pool
+        # Each tensor has its own correction: one for a chunk of a core, one for each element of the pool.
         own_corrections = tl.load(corrections + chunk).to(tl.pointer_type(tl.float32))
         correction = tl.load(own_corrections + place * tl.load(apart + chunk))
         gradient = gradient / tl.sqrt(moment * correction + epsilon)
@@ -87,7 +87,7 @@ def _vote(
     own = momentum + chunk * ELEMENTS
     fresh = beta * tl.load(own + square) + step * coefficients
     tl.store(own + square, fresh)
-    tl.debug_barrier()  # the votes read what other threads have written
+    tl.debug_barrier()  # the votes read values that other threads have written
     group = tl.arange(0, GROUPS)
     slots = tl.arange(0, GROUP_SIZE)[:, None] * GROUPS + group[None, :]
     magnitudes = tl.abs(tl.load(own + tl.load(table + slots)))
@@ -106,14 +106,16 @@ def _apply(addresses, rows, ballots, silents, shifts, basis, count, factor, lr, 
     near, far = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
     sums = tl.zeros((SIDE, SIDE), dtype=tl.int32)
     for ballot in range(count):
-        shift = tl.load(shifts + ballot)  # all are powers of two: a division here costs more than the rest of the loop
+        shift = tl.load(
+            shifts + ballot
+        )  # all sizes are powers of two: a division here costs more than the rest of the loop
         size, groups = 1 << shift, ELEMENTS >> shift
         wide = tl.minimum(groups, SIDE)
         slot = SIDE * near + (far & -wide) + ((near + far) & (wide - 1))
         start = tl.load(ballots + ballot).to(tl.pointer_type(tl.uint8)) + chunk * groups
         code = tl.load(start + (slot & (groups - 1))).to(tl.int32)
         voted = (code & (size - 1)) == slot >> (CHUNK_BITS - shift)
-        quiet = tl.load(silents + ballot)  # the address of a byte for each vote; 0 where none is silent
+        quiet = tl.load(silents + ballot)  # the address of a byte for each vote; 0 if no vote is silent
         bytes_of = quiet.to(tl.pointer_type(tl.uint8)) + chunk * groups
         voted &= tl.load(bytes_of + (slot & (groups - 1)), mask=slot * 0 + quiet != 0, other=0) == 0
         sums += tl.where(voted, tl.where(code >= size, -1, 1), 0)
@@ -139,20 +141,20 @@ CAPABILITY_MIN = (8, 0)
 
 
 INVERSE_WARPS = 8
-"""Of a chunk's inverse: two chunks are at work on a processor of a GPU, and nothing is spilled."""
+"""Warps of a chunk's inverse: a processor of a GPU works on two chunks, and spills no register."""
 
 
 def forward_options(capability: tuple[int, int]) -> tuple[str, int]:
-    """How the forward transform multiplies, and its warps: what keeps all numbers in registers, as compiled for each GPU.
+    """The forward transform's products, and its warps: as compiled for each GPU, they keep all numbers in registers.
 
-    Hopper and Blackwell's B200 have tensor cores wide enough for three TF32 products in place of one of fp32; on the others
-    this would spill registers (so would fewer warps).
+    Hopper and Blackwell's B200 have tensor cores wide enough for three TF32 products in place of one of fp32. On other GPUs
+    this would spill registers, and so would fewer warps.
     """
     return ("tf32x3", 4) if capability[0] in {9, 10} else ("ieee", 16)
 
 
 class Triton:
-    """`backends.base.Backend` on a GPU. Cores are read and written where they are; strips and vectors through one pool."""
+    """`backends.base.Backend` on a GPU. It reads and writes cores in place, and strips and vectors through one pool."""
 
     name = "triton"
 
@@ -162,7 +164,7 @@ class Triton:
         if capability < CAPABILITY_MIN:
             has, needs = (".".join(map(str, pair)) for pair in (capability, CAPABILITY_MIN))
             raise ValueError(
-                f"the Triton kernels need a GPU of compute capability {needs}; this one has {has}: choose torch"
+                f"the Triton kernels need a GPU of compute capability {needs}, and this GPU has {has}: choose torch"
             )
         self._precision, self._warps = forward_options(capability)
         core = [
@@ -266,14 +268,14 @@ class Triton:
             part.copy_(strip)
 
     def _addresses(self, tensors: Sequence[Tensor | None], pool: Tensor) -> Tensor:
-        """Of each chunk's first element; 0 for one that counts as zeros."""
+        """The address of each chunk's first element; 0 for a chunk that counts as zeros."""
         base = np.array([0 if tensor is None else tensor.data_ptr() for tensor in tensors], dtype=np.int64)[self._owner]
         core = np.where(base == 0, 0, base + self._offset)
         whole = np.concatenate((core, pool.data_ptr() + self._pool_offset))
         return torch.from_numpy(whole).to(self._device)
 
     def _corrected(self, corrections: Tensor) -> Tensor:
-        """The address of each chunk's first correction, of fp32 [tensors]: its tensor's, or of the pool's first element."""
+        """The address of each chunk's first correction in fp32 [tensors]: its tensor's, or that of the pool's first element."""
         flat = self._corrections.view(-1)
         for number, place in enumerate(self._layout.places):
             flat[place.pool_offset : place.pool_offset + place.pool_elements] = corrections[number]
@@ -283,7 +285,7 @@ class Triton:
         )
 
     def _fill(self, pool: Tensor, tensors: Sequence[Tensor | None]) -> None:
-        """Copy strips and vectors in, with zeros behind them: the update before has written there, too."""
+        """Copy strips and vectors in, with zeros behind them, because the last update has written there, too."""
         pool.view(-1)[self._layout.pool_elements :].zero_()
         for part, strip in self._strips(tensors, pool):
             if part is None:
@@ -292,5 +294,5 @@ class Triton:
                 strip.copy_(part)
 
     def _strips(self, tensors: Sequence[Tensor | None], pool: Tensor) -> list[tuple[Tensor | None, Tensor]]:
-        """What lies in the pool, beside its place there; of no tensors nothing."""
+        """The tensors' parts in the pool, each beside its place there; empty without tensors."""
         return list(self._layout.pool_pairs(tensors, pool.view(-1))) if tensors else []

@@ -1,8 +1,8 @@
-"""What a step's votes decide: one direction, the same on every device.
+"""The direction that a step's votes decide, the same on every device.
 
-A `VoteSum` adds the votes of any number of peers in whole numbers, so that their order does not matter, and caps each sum.
-It refuses weights: every peer counts one. Votes stay packed and only the chunks asked for are decoded and added up, so that a
-step's sums stay in the processor's cache instead of taking four bytes for each parameter and nine for each vote.
+A `VoteSum` adds the votes of any number of peers in whole numbers, so their order does not matter, and caps each sum. It
+refuses weights: every peer counts one. Votes stay packed, and a `VoteSum` decodes and adds only the requested chunks. A step's
+sums therefore stay in the processor's cache. All at once, they take four bytes for each parameter and nine for each vote.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def grows(form: Format, base: BaseConfig) -> bool:
 def direction(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
     """The sign of the exact inverse DCT of sums within +-2 (integers [count, 64, 64]): fp32 of -1, 0 and 1.
 
-    `out` (fp32, the shape of `sums`) and `scratch` (fp32, two planes [2, count, 64, 64]) are made if not given; `sums`
-    may be the memory of `out`. Adding zero turns -0 into 0: Metal's sign keeps the sign of a zero, which would reach a
+    `out` is fp32 in the shape of `sums`, and may be the memory of `sums`. `scratch` is fp32, two planes [2, count, 64, 64].
+    Both are made if not given. Adding zero turns -0 into 0: Metal's sign keeps the sign of a zero, which would reach a
     parameter that is -0.
     """
     if scratch is None:

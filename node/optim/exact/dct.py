@@ -58,11 +58,11 @@ def integer_basis(device: torch.device) -> Tensor:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """fp32 matrix products are IEEE fp32 inside, whatever the process chose; its choice is put back after.
+    """fp32 matrix products are IEEE fp32 inside, with every choice of the process. The choice is put back afterwards.
 
-    Only the settings of the matrix product itself are touched (torch 2.9 and later): they decide what it does, and
-    torch's older getter raises where a process has used the newer settings. They belong to the process, so only one
-    thread may be in here at a time. Also ends autocast, which would turn the operands to bf16.
+    The function changes only the settings of the matrix product itself (torch 2.9 and later), because they decide the product.
+    torch's older getter raises in a process that has used the newer settings. The settings belong to the process, so only one
+    thread may be in here at a time. The function also ends autocast, which would turn the operands to bf16.
     """
     settings = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [setting.fp32_precision for setting in settings]
@@ -104,17 +104,23 @@ def inverse_exact(sums: Tensor, out: Tensor | None = None, scratch: Tensor | Non
     Why every step is exact. Products and sums of integers are exact in fp32, in any order and with or without fused
     multiply-add, while no partial sum reaches 2^24. Any partial sum is at most the sum of all absolute values:
 
-    - C = max over columns n of sum_k |E[k, n]| = 3707 (a test recomputes it; D's columns have unit length, so
-      C < 64/8 * 2^9 + rounding, in any case).
+    - C = max over columns n of sum_k |E[k, n]| = 3707. A test recomputes it. In any case, C < 64/8 * 2^9 + rounding, because
+      D's columns have unit length.
     - First pass: |Y| <= 2 C = 7414. Dividing by two and rounding half to even is exact: Y/2 has one fractional bit.
     - Second pass: |Y'| <= 3707, so every partial sum is at most C * 3707 = 13 741 849 < 2^24 = 16 777 216.
 
     The bound is reached: a test builds the votes that reach it. No larger pair of shifts fits: 2s - r = 18 would pass
-    2^24. Of those with 2s - r = 17, s = 9 is best for the sparse votes of small swarms. Signs that differ from an
-    inverse in real numbers, in %, at 32, 128, 1024 and 4096 voted coefficients a chunk (200 random chunks each):
-    s = 9: .36 .26 .22 .22; s = 10: .55 .27 .14 .12; s = 11: 1.00 .49 .18 .11. They differ only where the direction is
-    next to zero. Half to even, not half up: half up adds a constant to each row of Y', which the second pass turns
-    into a push on the first columns of a chunk; and this way opposite votes give the opposite direction.
+    2^24. Of those with 2s - r = 17, s = 9 is best for the sparse votes of small swarms.
+
+    These percentages are of signs that differ from an inverse in real numbers. The columns are 32, 128, 1024 and 4096 voted
+    coefficients a chunk (200 random chunks each). Signs differ only where the direction is next to zero.
+
+    - s = 9: .36 .26 .22 .22
+    - s = 10: .55 .27 .14 .12
+    - s = 11: 1.00 .49 .18 .11
+
+    Rounding is half to even, because half up adds a constant to each row of Y'. The second pass would turn that constant into a
+    push on the first columns of a chunk. With half to even, opposite votes give the opposite direction.
     """
     matrix = integer_basis(sums.device)
     out, scratch = _or_new(out, sums), _or_new(scratch, sums)

@@ -1,9 +1,9 @@
 """Muon's orthogonal matrices with the same bits on every device: matrix products in int8, of numbers of two digits.
 
-A product of rounded numbers differs between devices, and fp64, which holds whole numbers up to 2^53, is a 64th as fast as
-fp32 on a home GPU. Here a row of a matrix is `(128 * high + low) * 2^e` with both digits within +-64, so that tensor cores
-and VNNI multiply digits and add them up exactly in int32. What is done element by element is one operation at a time, each
-rounded once as IEEE 754 says. It knows neither layouts nor momentum. ADR 25.
+A product of rounded numbers differs between devices. fp64 holds whole numbers up to 2^53, but on a home GPU it is a 64th as
+fast as fp32. Here a row of a matrix is `(128 * high + low) * 2^e`, with both digits within +-64. Tensor cores and VNNI multiply
+such digits and add them up exactly in int32. Arithmetic by element is one operation at a time, and each is rounded once as IEEE
+754 says. The module knows neither layouts nor momentum. ADR 25.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     a, b, c = COEFFICIENTS
     for _ in range(STEPS):
         own = _digits(x)
-        x = _whole(own)  # what is too small for the digits goes: the products would not see it, and let it grow
-        rest = _square(own)  # XX^T, from which its diagonal goes, which is much larger
+        x = _whole(own)  # numbers too small for the digits go: the products do not see them, and would let them grow
+        rest = _square(own)  # XX^T; its diagonal is much larger, and is taken out
         diagonal = _taken(rest)
         # (XX^T)^2 = rest^2 + rest * (d_i + d_j), and d_i^2 on the diagonal
         quartic = _square(_digits(rest)).add_(rest * (diagonal[:, None] + diagonal))
@@ -106,8 +106,9 @@ def _taken(matrix: Tensor) -> Tensor:
 def _digits(matrix: Tensor) -> Digits:
     """fp32 to two digits, each row by a power of two that brings its largest magnitude to between 2^12 and 2^13.
 
-    The power comes from the bits of the largest, so that nothing is rounded and no device waits for another. Numbers that are
-    all the same should not all be rounded the same way: on a long side that would add up to a singular value of its own.
+    The power comes from the bits of the largest magnitude, so nothing is rounded, and no device waits for another. A dither
+    comes before the rounding. Without it, equal numbers would all be rounded the same way; on a long side, that would add up
+    to a singular value of its own.
     """
     peak = matrix.abs().amax(1, keepdim=True).clamp_(min=_SMALLEST).view(torch.int32) & _EXPONENT_BITS
     scale = ((2 * _BIAS + 12 << _FRACTION_BITS) - peak).view(torch.float32)
@@ -191,8 +192,8 @@ def _int8(one: Tensor, other: Tensor) -> Tensor:
 def _multiplies_int8(device: torch.device) -> bool:
     """Whether the device has int8 products worth using, exact where they are hardest; asked once a process.
 
-    Sums are beyond what fp32 holds, the largest digits stand side by side, and the right factor lies in either order. torch
-    multiplies in plain loops where oneDNN does not: then fp32 is faster.
+    The test's sums are beyond fp32, the largest digits stand side by side, and the right factor lies in either order. Without
+    oneDNN, torch multiplies in plain loops, and fp32 is faster.
     """
     if device.type == "cpu":
         onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

@@ -1,9 +1,9 @@
-"""Orthonormal transforms of 64x64 chunks: forward in fp32 for the private momentum, inverse in exact integers for everybody.
+"""Orthonormal transforms of 64x64 chunks: forward in fp32 for the private momentum, inverse in exact integers for all peers.
 
-A chunk X has the coefficients `T X T^T`. Any orthonormal T does: the cosine transform is DeMo's (arXiv 2411.19870), Hadamard
-costs no multiplications, the identity votes for parameters themselves (as SparseLoCo does, arXiv 2508.15706), and a user may
-give a matrix. The default method's inverse (`dct.inverse_exact`) is narrower and faster. Refuses a matrix that is not
-orthonormal: votes could not leave the momentum by writing zeros.
+A chunk X has the coefficients `T X T^T`. Any orthonormal T serves. The cosine transform is DeMo's (arXiv 2411.19870). Hadamard
+costs no multiplications. The identity votes for parameters themselves, as SparseLoCo does (arXiv 2508.15706). A user may give a
+matrix. The default method's inverse (`dct.inverse_exact`) is narrower and faster. Refuses a matrix that is not orthonormal,
+because zeros in its domain would not take exactly the votes out of the momentum.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Transform:
     def inverse_exact(self, sums: Tensor) -> Tensor:
         """`scale` times the inverse of whole-number sums within +-SUM_MAX, in whole numbers: fp64 [count, 64, 64].
 
-        The basis is `E = round(2^12 * T)`. Every partial sum is exact: |Z| <= SUM_MAX * C^2 <= 2^21 * (2^15 + 32)^2 < 2^53,
-        since a column of T has unit length and C, the largest absolute column sum of E, is at most 8 * 2^12 + 64 / 2.
+        The basis is `E = round(2^12 * T)`. Every partial sum is exact: |Z| <= SUM_MAX * C^2 <= 2^21 * (2^15 + 32)^2 < 2^53.
+        C is the largest absolute column sum of E. C is at most 8 * 2^12 + 64 / 2, because a column of T has unit length.
         Metal has no fp64: there the result is on the CPU.
         """
         where = sums.device if sums.device.type != "mps" else torch.device("cpu")

@@ -1,9 +1,9 @@
 """DeMo v1 as its authors run it, as one peer's optimizer: the interface of `DeMo`, the maths of the paper.
 
-    m <- beta m + lr g                      in the DCT domain of each chunk; the gradient is clipped as asked
-    votes: the k largest |m| of each chunk, with their values to 16 bits
-    m <- m without the coefficients that the log accepted
-    p <- p (1 - lr wd) - lr sign(inverse DCT(mean over the peers that sent a coefficient))
+    m <- beta m + lr g                      in the DCT domain of each chunk, with the gradient clipped as set.
+    votes: the k largest |m| of each chunk, with their values to 16 bits.
+    m <- m without the coefficients that the log accepted.
+    p <- p (1 - lr wd) - lr sign(inverse DCT(mean over the peers that sent a coefficient)).
 
 Source: arXiv 2411.19870v1, algorithm 1 and section 4; ADR 32. docs/optimizers.md says what differs from the published code.
 Refuses gradients that are not finite and votes that do not fit, before it changes anything. No robustness is claimed: a mean is

@@ -1,8 +1,8 @@
 """A payload of the paper's method: for every chunk a power of two, and its k largest coefficients as 16-bit whole numbers.
 
-    exponents   uint8  [chunks]          0: a silent chunk; otherwise e + 128, and every value is below 2^e
-    indices     uint16 [components]      ascending within a chunk, little-endian
-    values      int16  [components]      in units of 2^(e - 15), within +-32767, little-endian
+    exponents   uint8  [chunks]          0: a silent chunk; otherwise e + 128, and every value is below 2^e.
+    indices     uint16 [components]      ascending within a chunk, little-endian.
+    values      int16  [components]      in units of 2^(e - 15), within +-32767, little-endian.
 
 All tensors one after another, in the layout's order. The largest value of a chunk that speaks is at least 2^14, so that votes
 have one encoding. A silent chunk (all zeros, or below 2^-100) has the indices 0, 1, ... and values of 0. Refuses other bytes.

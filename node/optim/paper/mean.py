@@ -1,15 +1,16 @@
-"""The paper's aggregate, bit for bit alike everywhere: the mean over the senders of a coefficient, and the sign of its inverse.
+"""The paper's aggregate, with the same bits everywhere: the mean over a coefficient's senders, and the sign of its inverse.
 
 Every number below is a whole number in fp64, smaller than 2^53, so that sums are exact in any order, on any device:
 
-    a value             q 2^(24 - (E - e)), E the largest exponent of the chunk: below 2^39; rounded half to even below one unit
-    the sum             of at most 2^12 peers: below 2^51
-    the mean            divided (correctly rounded by IEEE 754), rounded, then 2^17 times coarser: at most 2^22
-    the basis           round(2^18 D), D the orthonormal DCT of a side: absolute sums of rows: at most 2^18 sqrt(128) < 2^21.6
-    after one side      below 2^43.6; then 2^18 times coarser, rounded: below 2^25.6
-    after both          below 2^47.2
+    a value             q 2^(24 - (E - e)). E is the largest exponent of the chunk. Below 2^39, rounded half to even.
+    the sum             of at most 2^12 peers. Below 2^51.
+    the mean            divided (correctly rounded by IEEE 754), rounded, then 2^17 times coarser. At most 2^22.
+    the basis           round(2^18 D). D is the orthonormal DCT of a side. A row's absolute sum is at most
+                        2^18 sqrt(128) < 2^21.6.
+    after one side      below 2^43.6. Then 2^18 times coarser, rounded: below 2^25.6.
+    after both sides    below 2^47.2.
 
-A coefficient that nobody sent is 0. Source: arXiv 2411.19870v1, algorithm 1, and the published code's mean over what was sent.
+A coefficient without a sender is 0. Source: arXiv 2411.19870v1, algorithm 1, and the published code's mean over the senders.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from node.optim.paper.cut import Cut
 from node.optim.paper.form import VALUE_BITS, Spoken
 
 UNIT_BITS = 24
-"""A value keeps so many bits below those of the largest exponent's."""
+"""A value keeps so many bits below the unit of the chunk's largest exponent."""
 COARSER_BITS = 17
 BASIS_BITS = 18
 PEERS_MAX = 4096
 
 
 class Mean:
-    """Of one tensor: add what every peer says, in any order; then `direction`."""
+    """The mean of one tensor: add every peer's votes, in any order; then call `direction`."""
 
     def __init__(self, cut: Cut) -> None:
         self._cut = cut
         self._spoken: list[Spoken] = []
 
     def add(self, spoken: Spoken) -> None:
-        """One peer's. At most PEERS_MAX: a log entry has fewer."""
+        """Add one peer's votes. At most PEERS_MAX peers: a log entry has fewer."""
         assert len(self._spoken) < PEERS_MAX
         self._spoken.append(spoken)
 
     def coefficients(self) -> npt.NDArray[np.float64]:
-        """fp64 whole numbers [chunks, high * wide], each chunk in units of its own; 0 where nobody sent."""
+        """fp64 whole numbers [chunks, high * wide], each chunk in units of its own; 0 for a coefficient without a sender."""
         cut = self._cut
         total = np.zeros((cut.chunks, cut.elements))
         senders = np.zeros((cut.chunks, cut.elements), np.int16)
@@ -75,7 +76,7 @@ class Mean:
 def orthonormal(side: int) -> npt.NDArray[np.float64]:
     """The DCT-II of a side, orthonormal: [frequencies, places]."""
     frequency, place = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
-    turn = (frequency * (2 * place + 1)) % (4 * side)  # reduced in integers: no cosine of a large number is asked for
+    turn = (frequency * (2 * place + 1)) % (4 * side)  # reduced in integers, so no cosine has a large argument
     matrix: npt.NDArray[np.float64] = np.sqrt(2 / side) * np.cos(np.pi * turn / (2 * side))
     matrix[0] = np.sqrt(1 / side)
     return matrix
@@ -83,12 +84,12 @@ def orthonormal(side: int) -> npt.NDArray[np.float64]:
 
 @cache
 def basis(side: int) -> Tensor:
-    """`round(2^18 D)`, fp64 [side, side]. Made on the CPU, so that all devices have the same; a test pins its hash."""
+    """`round(2^18 D)`, fp64 [side, side]. The CPU makes it, so all devices have the same; a test pins its hash."""
     return torch.from_numpy(np.rint(2.0**BASIS_BITS * orthonormal(side)))
 
 
 def directions(cuts: Iterable[Cut], votes: Iterable[Iterable[Spoken]], device: torch.device) -> list[Tensor]:
-    """Of every tensor, from what every peer says of each."""
+    """The direction of every tensor, from every peer's votes for each."""
     means = [Mean(cut) for cut in cuts]
     for peer in votes:
         for mean, spoken in zip(means, peer, strict=True):

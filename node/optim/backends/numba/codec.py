@@ -1,7 +1,7 @@
 """Codes of a few bits, and top-k's indices, between bytes and arrays: the kernels behind `bits` and `topk` on a CPU.
 
-Eight codes of w bits are one word of w bytes. A word is spread over eight bytes, or gathered from them, in three steps
-(halves, quarters, bytes), each two shifts and masks on 64 bits; block by block, so that LLVM makes vectors of the steps.
+Eight codes of w bits are one word of w bytes. Three steps (halves, quarters, bytes) spread a word over eight bytes, or gather
+it from them. Each step is two shifts and masks on 64 bits. The kernels work block by block, so LLVM makes vectors of the steps.
 Refuses nothing: callers have checked lengths, and `topk` asks its portable path for the reason of a refusal.
 """
 

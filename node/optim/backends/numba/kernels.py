@@ -229,8 +229,8 @@ def vote(
 ):
     """`m = beta * m + step * DCT(gradient)` and its votes, for fp32 `momentum` [all elements] and uint8 `packed`.
 
-    If `squares` is not empty (addresses, one for each of `tensors`, 0 beside a 0), gradients are divided on the way by fp32
-    `second` (beta2, 1 - beta2, epsilon) and the `corrections` of the tensors, `1 / (1 - beta2^t)`.
+    `squares` has an address for each of `tensors`, 0 beside a 0, or is empty. If it is not empty, the kernel also divides the
+    gradients, by fp32 `second` (beta2, 1 - beta2, epsilon) and the tensors' `corrections`, `1 / (1 - beta2^t)`.
     `coefficients` int16 [4096] as `votes.coefficients`. Groups of zeros are marked in uint8 `silent` [chunks, groups / 8], as
     `silence.pack` does. What is voted for moves to fp32 `taken` [votes], unless that is empty, and leaves zeros. Returns
     whether a coefficient is NaN.
@@ -355,9 +355,9 @@ def _add_votes(votes, sums, columns, multiples):
 def apply(first, last, scratch, plan, tensors, ballots, factor, lr, multiples, second):
     """`p = p * factor - lr * direction` for the parameters.
 
-    `ballots` int64 [n, 4] of (group size, address, bytes a chunk, address of the bits of silent votes or 0); `multiples`
-    int16 [3, 64, 32], -1, 0 and 1 times the left half of the integer basis, even frequencies first; `second` the basis as
-    `inverse.turn_rows` wants it.
+    `ballots` int64 [n, 4]: group size, address, bytes a chunk, and the address of the bits of silent votes or 0. `multiples`
+    int16 [3, 64, 32]: -1, 0 and 1 times the left half of the integer basis, even frequencies first. `second`: the basis as
+    `inverse.turn_rows` takes it.
     """
     buffer = scratch.ctypes.data
     columns = buffer + 4 * _CHUNK
