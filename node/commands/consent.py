@@ -94,7 +94,7 @@ def request(
 
 
 def must_ask(asked: Request, settings: PeerSettings, can_ask: bool) -> bool:
-    """Whether the program must ask the person first. Raises OperatorError if the run wants a download, and nobody can answer."""
+    """Whether the program must ask the person first. Raises OperatorError if the run wants a download and nobody can answer."""
     if not asked.wants or settings.yes:
         return False
     if not can_ask and asked.downloads:

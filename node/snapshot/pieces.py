@@ -1,7 +1,8 @@
-"""A snapshot: the parameters as one safetensors file with the same bytes on every machine, cut in pieces.
+"""A snapshot: the replicated state as one safetensors file with the same bytes on every machine, cut in pieces.
 
-The file holds fp32 parameters in order of their names, tied ones once, and no metadata. It holds no buffers, because they are
-no part of the replicated state. The manifest names the pieces by sha256, and its own sha256 is the snapshot's root.
+The file holds the fp32 parameters and the base optimizer's state in order of their names, tied parameters once, and no
+metadata. It holds no buffers of the model, because they are no part of the replicated state. The manifest names the pieces by
+sha256, and its own sha256 is the snapshot's root.
 
 Refuses, with a `protos.errors.Refusal` and its reason: manifests beyond the limits or not in canonical form, pieces that the
 manifest does not name, and files that do not fit the model. The model changes only after all checks.
