@@ -1,6 +1,6 @@
-"""The entry that decides a step: which of the held payloads count, which samples go back to the pool, who missed it.
+"""The entry that decides a step: the payloads that count, the samples that go back to the pool, the members that missed it.
 
-Refuses to say when a step is decided (`steps.py`) and to judge votes itself: verdicts are added up in `trust.py`.
+Refuses to say when a step is decided (`steps.py`) and to judge votes itself: `trust.py` adds verdicts up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from protos.log import Contribution, Entry, entry_body, entry_hash
 
 
 def commit(run: Run, now_ms: int) -> Outcome:
-    """Decide the open step by the payloads that its mask `counted` names. The next one is for the caller to open."""
+    """Decide the open step by the payloads that its mask `counted` names. The caller opens the next one."""
     current = run.step
     assert current is not None
     run, effects = _judged(run, current.tick.step - VERDICT_STEPS)
@@ -35,7 +35,7 @@ def commit(run: Run, now_ms: int) -> Outcome:
     # time.
     duration = max((current.most_at_ms or now_ms) - current.opened_ms, 0)
     late = quorum.anchor_here(run) and not any(current.anchored & current.bit(author) for author in accepted)
-    if not late:  # what was waited for in vain says nothing about the peers
+    if not late:  # the time of a step that waited in vain says nothing about the peers
         run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
     run = replace(run, anchor_late=late)
     return run, [*effects, Append(record), SendEntry(entry.step)]
@@ -53,8 +53,8 @@ def _judged(run: Run, at_step: int) -> Outcome:
 def _split(run: Run, held: Mapping[bytes, Claim]) -> tuple[Mapping[bytes, Claim], Mapping[bytes, Claim]]:
     """(payloads that count, payloads on probation) of those that are held, in the order in which they were announced.
 
-    The same payload counts once, whoever names it too: a copy is checked like a newcomer's, in a run with checks. If no peer
-    is believed (in the first step, or because none is left), all held payloads count.
+    The same payload counts once, even if several peers name it. In a run with checks, a copy is checked like a newcomer's. If
+    no peer is believed (in the first step, or because none is left), all held payloads count.
     """
     first: dict[bytes, bytes] = {}
     if not run.config.trust.enabled:
@@ -83,7 +83,7 @@ def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim], trials: 
 
 
 def _contributions(run: Run, current: OpenStep, claims: Mapping[bytes, Claim]) -> tuple[Contribution, ...]:
-    """With how likely each is checked. Not at all after the first attempt: some votes are on that one's samples."""
+    """Contributions, each with the probability of a check: 0 after the first attempt, whose samples some votes are on."""
     checked = run.config.trust.enabled and current.tick.attempt == 1
     places = {key: place for place, key in enumerate(current.claims, 1)} if checked else {}
     found = []
@@ -95,7 +95,7 @@ def _contributions(run: Run, current: OpenStep, claims: Mapping[bytes, Claim]) -
 
 
 def _paced(run: Run, current: OpenStep, counted: Iterable[bytes]) -> Run:
-    """Roster members that missed the step get a smaller share of the next, and are waited for more rarely."""
+    """Roster members that missed the step get a smaller share of the next, and steps wait for them more rarely."""
     counted, peers = set(counted), dict(run.peers)
     for key in current.tick.places.keys() & peers.keys():
         if peers[key].is_paused:

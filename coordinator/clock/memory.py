@@ -47,7 +47,7 @@ from protos.log import Entry, Tick
 
 
 def written(run: Run, record: Record, now_ms: int = 0) -> Outcome:
-    """`remember`, with the effect that makes it durable before anyone is told."""
+    """`remember`, with the effect that makes the record durable before any peer learns of it."""
     return remember(run, record, now_ms), [Append(record)]
 
 
@@ -154,7 +154,7 @@ def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
 
 
 def _carry_over(before: OpenStep, opened: OpenStep) -> OpenStep:
-    """Claims of peers that are still in the roster stay, and who holds what they claimed."""
+    """Claims of peers that are still in the roster stay, and so do the holdings of these claims."""
     claims = {key: claim for key, claim in before.claims.items() if key in opened.tick.places}
     return holdings.carried_over(before, replace(opened, claims=claims))
 
@@ -193,7 +193,7 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
 
 
 def _roster_of(run: Run, entry: Entry) -> tuple[bytes, ...]:
-    """The roster that an entry decided about; of one that came back without its tick, those that it names."""
+    """The roster that an entry decided about. If an entry came back without its tick, these are the peers that it names."""
     authors = {c.public_key for c in (*entry.contributions, *entry.trials)}
     if run.step is not None and run.step.tick.step == entry.step and authors <= set(run.roster):
         return run.roster
@@ -210,7 +210,7 @@ def _voted(run: Run, entry: Entry) -> dict[int, Voted]:
 
 
 def _digests_kept(run: Run) -> int:
-    """For how many steps reports of digests wait for others: an anchor may be later than the log."""
+    """The number of steps for which a reported digest waits for other reports: an anchor may be behind the log."""
     return DIGEST_STEPS_KEPT if run.anchored else 1
 
 

@@ -16,7 +16,7 @@ from coordinator.clock.holdings import everyone
 from coordinator.clock.state import OpenStep, Quorum, Run
 from protos.identity import short
 
-# How long a step waits for newcomers, as a part of what steps take, once all whose votes count are there.
+# How long a step waits for newcomers once all votes that count are there, as a part of the usual time of a step.
 NEWCOMERS_WAIT = 0.1
 NEWCOMERS_WAIT_MS_MIN = 5
 NAMES_SHOWN_MAX = 4

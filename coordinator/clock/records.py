@@ -12,7 +12,7 @@ from protos.ticket import Ticket
 @dataclass(frozen=True)
 class SnapshotFact:
     """A snapshot: the state after `step`, named by the hash of its manifest. `kept`: whether the peer that reports it stores
-    its pieces, too; two snapshots are equal whatever this field says."""
+    its pieces, too. The field does not count when two snapshots are compared."""
 
     step: int
     root: bytes
@@ -22,7 +22,7 @@ class SnapshotFact:
 
 @dataclass(frozen=True)
 class LayoutFixed:
-    """The parameter layout of an anchor, or of the agreed initial state: everyone else's must be the same."""
+    """The parameter layout of an anchor, or of the agreed initial state: every other peer's must be the same."""
 
     layout_digest: bytes
     parameters: int
@@ -30,14 +30,14 @@ class LayoutFixed:
 
 @dataclass(frozen=True)
 class TickOpened:
-    """A step was opened; its samples are handed out."""
+    """The coordinator has opened a step; the roster has its samples."""
 
     tick: Tick
 
 
 @dataclass(frozen=True)
 class EntryCommitted:
-    """A step is decided. `body` is what is signed, `hash` its hash."""
+    """A step is decided. `body` is the signed text, `hash` its hash."""
 
     entry: Entry
     body: bytes
@@ -46,7 +46,7 @@ class EntryCommitted:
 
 @dataclass(frozen=True)
 class PeerLeft:
-    """A roster member of the open strict step said goodbye: the step no longer waits for it."""
+    """A roster member of the open strict step left the run: the step no longer waits for it."""
 
     step: int
     public_key: bytes
@@ -69,7 +69,7 @@ class Withdrawn:
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdicts on the votes of a step, all that counted; `arrival`: its authors as they were heard."""
+    """All verdicts that counted on the votes of a step; `arrival`: the step's authors in the order of their announcements."""
 
     step: int
     verdicts: tuple[Verdict, ...]

@@ -21,7 +21,7 @@ PAUSED = "paused by its owner"
 
 
 def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
-    """Everything that one report says, the peer's own state first: parts that are refused do not hold up the others."""
+    """All parts of one report, the peer's own state first. A refused part does not delay the others."""
     peer = run.peers.get(event.public_key)
     standing = run.standings.get(event.public_key)
     if standing is not None and standing.excluded:
@@ -36,7 +36,7 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
         run, more = agreement.applied(run, event.public_key, at_step, digest)
         effects += more
         if any(isinstance(effect, SendNotice) and effect.to == event.public_key for effect in more):
-            break  # it starts again: what it reached after that step does not count
+            break  # the peer starts again: its states after that step do not count
     for fact in event.snapshots:
         run, more = agreement.stored(run, event.public_key, fact)
         effects += more
@@ -47,7 +47,7 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
         run, more = _accused(run, event.public_key, offence)
         effects += more
     if reason := run.standings.get(event.public_key, trust.Standing()).excluded:
-        return run, [*effects, Refuse(event.public_key, reason)]  # by its own word
+        return run, [*effects, Refuse(event.public_key, reason)]  # by the peer's own report
     if event.claim is not None:
         run, more = claims.claimed(run, event.public_key, event.claim, now_ms)
         effects += more
@@ -90,7 +90,7 @@ def _accused(run: Run, reporter: bytes, offence: Offence) -> Outcome:
         return run, [Refuse(reporter, f"evidence against {short(author)} is refused: it is no peer of this run")]
     standing = run.standings.get(author)
     if standing is not None and standing.equivocation is not None:
-        return run, []  # others reported it, too
+        return run, []  # another peer reported it before
     record = Equivocated(offence)
     return memory.written(run, record)
 
@@ -138,7 +138,7 @@ def _by_name(current: OpenStep, event: Reported, *, anchor: bool) -> tuple[OpenS
     """Payloads by name. A peer that names another payload than the claimed one gets the author's announcement."""
     bit, mask, effects = current.bit(event.public_key), 0, list[Effect]()
     named, by_anchor = dict(current.named), set[holdings.Name]()
-    # One payload an author: a peer that names several fills nobody's memory, and takes no place of an honest word.
+    # One payload an author: a peer that names several fills no memory, and takes no place of an honest peer's report.
     known = {author for (author, _), holders in named.items() if holders & bit}
     for at_step, author, payload in event.holdings:
         if at_step != current.tick.step or author not in current.tick.places:

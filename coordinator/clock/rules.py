@@ -26,7 +26,7 @@ V = TypeVar("V", bound=Hashable)
 # Half of an update a step: a peer's speed follows a real change within a few steps, and one outlier fades as fast.
 SPEED_EMA = 0.5
 # Shares follow speed to this power. If few samples do not fill a GPU, a step takes equal peers the same time whatever their
-# share. The peer with fewer samples then seems slower, and at 1.0 nothing would make the shares equal again after noise. At
+# share. The peer with fewer samples then seems slower. At 1.0 nothing would make the shares equal again after noise. At
 # 0.95 a peer that is a hundred times slower takes a quarter longer than the others, which is within a deadline.
 EVENING = 0.95
 # A miss halves a peer's share, at most so often; a step that counts its votes gives back a quarter of it.
@@ -43,7 +43,8 @@ MADE_UP = 1 / 4
 DEADLINE_SLACK = 0.5
 # The most that a peer's speed counts for, in times the median. So neither a false figure nor a giant gets most of the data.
 SPEED_TIMES_MEDIAN_MAX = 4.0
-# In a run with checks, newcomers are at most a third of a roster, and get a part of the usual share.
+# In a run with checks, a roster has at most half as many newcomers as believed peers, but always room for one. A newcomer gets
+# a part of the usual share.
 NEWCOMERS_PER_BELIEVED = 1 / 2
 NEWCOMER_PART = 1 / 2
 
@@ -184,7 +185,7 @@ def rarely_awaited(clock: ClockConfig, tick: Tick, peers: Mapping[bytes, Peer]) 
 
 
 def members_of(run: Run) -> list[Peer]:
-    """The peers of the next tick: all that are ready; with checks, newcomers on probation only up to a third of them.
+    """The peers of the next tick: all that are ready. With checks, at most half as many newcomers as believed peers, or one.
 
     The peers of the first step are believed from then on. So in an open run each block of public addresses has one of them,
     unless all come from one block (a house). The newcomer whose last turn was longest ago is next. While no believed peer is

@@ -71,14 +71,15 @@ PEER_MOVES: dict[PeerPhase, frozenset[PeerPhase]] = {
 
 @dataclass(frozen=True)
 class Peer:
-    """One peer. `applied_step` is -1 until it has reported a state; `samples_per_second` 0 until measured.
+    """One peer. `applied_step` is -1 until the peer has reported a state; `samples_per_second` is 0 until measured.
 
-    `pace`: the part of the share by speed that the peer gets. `missed`: the number of steps that waited for it in vain, less
-    those that it made up for. `rules.paced` changes both. `gone`: it hung up. An absent peer that is not gone is expected:
-    this coordinator was started a moment ago. `tenure`: in how many snapshot periods (`clock.snapshot_every` steps each) an
-    entry counted its votes, the last of them `last_period`. `anchor`: it applies only. `syncing_since_ms`: when it last
-    began to get the state. `paused_since_ms`: when its owner paused it, None if it takes part. `contradicted`: how often in a
-    row what it reported was not what counts. `last_turn`: the last step in whose roster it was.
+    `pace`: the part of the share by speed that the peer gets. `missed`: the number of steps that waited for the peer in vain,
+    less those that it made up for. `rules.paced` changes both. `gone`: the peer hung up. An absent peer that is not gone is
+    expected, because this coordinator has just started. `tenure`: the number of snapshot periods (`clock.snapshot_every` steps
+    each) in which an entry counted the peer's votes, the last of them `last_period`. `anchor`: the peer only applies.
+    `syncing_since_ms`: when the peer last began to get the state. `paused_since_ms`: when the peer's owner paused it, None if
+    it takes part. `contradicted`: how many reported states in a row did not count. `last_turn`: the last step in whose roster
+    the peer was.
     """
 
     public_key: bytes
@@ -106,7 +107,7 @@ class Peer:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is connected."""
+        """Whether the peer is connected."""
         return self.phase is not PeerPhase.ABSENT
 
     @property
@@ -117,7 +118,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Voted:
-    """A decided step: its roster, and those of it whose votes its entry counted."""
+    """A decided step: its roster, and the members whose votes its entry counted."""
 
     roster: tuple[bytes, ...]
     counted: frozenset[bytes]
@@ -169,7 +170,7 @@ class OpenStep:
 
     @property
     def anchored(self) -> int:
-        """Mask of the authors whose claimed payload an anchor holds: such a payload can be had for certain."""
+        """Mask of the authors whose claimed payload an anchor holds: every peer can get such a payload."""
         return reduce(or_, self.by_anchor.values(), 0)
 
     @property
@@ -178,7 +179,7 @@ class OpenStep:
         return frozenset().union(*self.named_by_anchor.values())
 
     def bit(self, public_key: bytes) -> int:
-        """The roster member's place in masks; 0 for anyone else."""
+        """The roster member's place in masks; 0 for any other key."""
         place = self.tick.places.get(public_key)
         return 0 if place is None else 1 << place
 
@@ -199,31 +200,29 @@ class Run:
     config: RunConfig
     phase: Phase = Phase.WAITING
     reason: str = "no peer has joined yet"
-    # from the journal
+    # These fields come from the journal.
     head_step: int = 0
     head_hash: bytes = b""
     roster: tuple[bytes, ...] = ()  # of the last tick
-    left: frozenset[bytes] = frozenset()  # those of it that said goodbye, or were excluded, and have not joined again
+    left: frozenset[bytes] = frozenset()  # its members that left or were excluded, and have not joined again
     layout_digest: bytes = b""
     parameters: int = 0
     next_sample: int = 0
     returned_samples: tuple[Range, ...] = ()
     snapshots: tuple[SnapshotFact, ...] = ()  # agreed and not withdrawn, the newest last
     withdrawn: tuple[Withdrawn, ...] = ()  # oldest first
-    voted: Mapping[int, Voted] = field(
-        default_factory=dict
-    )  # of the last steps, and of those that a snapshot is due at
+    voted: Mapping[int, Voted] = field(default_factory=dict)  # of the last steps, and of steps with a snapshot
     loss: float = 0.0
     payload_bytes_total: int = 0
     standings: Mapping[bytes, Standing] = field(default_factory=dict)
-    recent_checks: Recent = field(default_factory=Recent)  # what is typical nowadays
-    checks: Mapping[int, StepChecks] = field(default_factory=dict)  # of the last steps, until they are judged
-    tickets: Mapping[bytes, Issued] = field(default_factory=dict)  # by ticket id, oldest first
-    guests: Mapping[bytes, bytes] = field(default_factory=dict)  # public key -> ticket id, in the order of joining
-    anchor_guests: frozenset[bytes] = frozenset()  # those of them that joined with an anchor's ticket
+    recent_checks: Recent = field(default_factory=Recent)  # The typical figures of late.
+    checks: Mapping[int, StepChecks] = field(default_factory=dict)  # Of the last steps, until they are judged.
+    tickets: Mapping[bytes, Issued] = field(default_factory=dict)  # By ticket id, oldest first.
+    guests: Mapping[bytes, bytes] = field(default_factory=dict)  # Public key -> ticket id, in the order of joining.
+    anchor_guests: frozenset[bytes] = frozenset()  # Guests that joined with an anchor's ticket.
     anchor_late: bool = False
-    """The last step got no word from the anchor that was here: the next does not wait for it before it says something."""
-    # from the peers
+    """The anchor reported nothing in the last step: the next step does not wait for the anchor before it reports something."""
+    # These fields come from the peers.
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None
     durations_ms: tuple[int, ...] = ()
@@ -232,7 +231,9 @@ class Run:
     reported_snapshots: Mapping[int, Mapping[bytes, SnapshotFact]] = field(default_factory=dict)
     finish_by_ms: int = 0
     finished_told: bool = False
-    lost_until: int = 0  # the log goes on to this step, as a peer has proven: no step opens before it is there again
+    lost_until: int = (
+        0  # a peer has proven that the log goes to this step: no step opens before the log is as long again
+    )
 
     def with_phase(self, phase: PeerPhase) -> list[Peer]:
         """Peers in a phase, sorted by public key."""
@@ -255,14 +256,14 @@ class Run:
 
     @property
     def ready_count(self) -> int:
-        """How many take part in the next tick."""
+        """The number of peers that take part in the next tick."""
         return sum(
             peer.phase is PeerPhase.READY and not peer.anchor and not peer.is_paused for peer in self.peers.values()
         )
 
     @property
     def snapshot(self) -> SnapshotFact | None:
-        """The newest agreed one."""
+        """The newest agreed snapshot."""
         return self.snapshots[-1] if self.snapshots else None
 
     @property
@@ -281,11 +282,11 @@ class Run:
         return {key for key, peer in self.peers.items() if peer.anchor and peer.is_here}
 
     def is_withdrawn(self, step: int) -> bool:
-        """Whether the operator withdrew what was agreed about the state after this step."""
+        """Whether a withdrawal covers the state after this step."""
         return any(gone.from_step <= step <= gone.to_step for gone in self.withdrawn)
 
 
 _public_key_of = lru_cache(maxsize=256)(public_key_of)
 
 Outcome = tuple[Run, list[Effect]]
-"""The run after something happened, and what is to be done, in this order."""
+"""The run after an event, and the effects to carry out, in this order."""

@@ -25,13 +25,13 @@ def move_peer(peer: Peer, phase: PeerPhase) -> Peer:
 
 
 def with_peer(run: Run, peer: Peer) -> Run:
-    """The run with this peer, new or changed: the open step is told who is here."""
+    """The run with this peer, new or changed. The open step's masks follow."""
     step = None if run.step is None else rules.met(run.step, peer)
     return bounded(replace(run, step=step, peers={**run.peers, peer.public_key: peer}), peer.public_key)
 
 
 def bounded(run: Run, newest: bytes = b"") -> Run:
-    """Forget the absent peers with the fewest accepted votes, and what they reported, while there are too many.
+    """Forget the absent peers with the fewest accepted votes, and their reports, while there are too many peers.
 
     `newest`: a peer to keep; members of the last roster are kept, too.
     """

@@ -43,7 +43,7 @@ def create(
     run: RunName,
     expires: Annotated[str, typer.Option(help="How long it counts: 90m, 12h, 7d, 2w; or never.")] = "7d",
     uses: Annotated[int, typer.Option(min=1, max=TICKET_USES_MAX, help="How many peers may join with it.")] = 1,
-    label: Annotated[str, typer.Option(help="For whom it is; whoever has the link can read it.")] = "",
+    label: Annotated[str, typer.Option(help="A label; every person with the link can read it.")] = "",
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -67,7 +67,7 @@ def create(
 
 @app.command("list", epilog=EXIT_CODES)
 def list_invites(run: RunName, home: Home = None, as_json: Json = False) -> None:
-    """List a run's invites: what became of each, and who joined with it. With --json also the links."""
+    """List a run's invites: the state of each, and the peers that joined with it. With --json also the links."""
     from coordinator.commands.operator import Operator
 
     operator = Operator(settings(home=home).home)
@@ -94,7 +94,7 @@ def revoke(
     run: RunName,
     ticket: Annotated[str, typer.Argument(metavar="INVITE", help="The start of its id, or its label; see `list`.")],
     and_its_peers: Annotated[
-        bool, typer.Option("--and-its-peers", help="Who joined with it has to leave, too.")
+        bool, typer.Option("--and-its-peers", help="Peers that joined with it have to leave, too.")
     ] = False,
     home: Home = None,
     as_json: Json = False,

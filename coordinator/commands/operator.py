@@ -66,7 +66,7 @@ class Operator:
     def create_ticket(
         self, genesis: log_pb2.Genesis, expires_in_ms: int, uses: int, label: str, *, anchor: bool = False
     ) -> ticket_pb2.Ticket:
-        """A new ticket of a run; `expires_in_ms` 0: it never does. `anchor`: for processes whose word counts."""
+        """A new ticket of a run; `expires_in_ms` 0: the ticket never expires. `anchor`: for anchors."""
         body = pb.CreateTicketBody(
             run_id=run_id_of(genesis),
             nonce=secrets.token_bytes(NONCE_BYTES),
@@ -86,7 +86,7 @@ class Operator:
         return list(self._call("ListTickets", request).tickets)
 
     def revoke_ticket(self, genesis: log_pb2.Genesis, ticket: ticket_pb2.Ticket, *, with_peers: bool) -> None:
-        """The ticket admits nobody else; `with_peers`: who joined with it has to leave."""
+        """The ticket admits no further peer; `with_peers`: the peers that joined with it have to leave."""
         body = pb.RevokeTicketBody(
             run_id=run_id_of(genesis),
             nonce=secrets.token_bytes(NONCE_BYTES),

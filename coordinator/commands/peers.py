@@ -1,4 +1,4 @@
-"""The commands `swarmentum-coordinator peer ...`: who is in a run, and who is not to be."""
+"""The commands `swarmentum-coordinator peer ...`: list a run's peers, exclude a peer, readmit a peer."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def exclude(
 
 @app.command(epilog=EXIT_CODES)
 def readmit(run: RunName, peer: PeerName, home: Home = None, as_json: Json = False) -> None:
-    """Let an excluded peer join again, whatever it was excluded for but two payloads for one step."""
+    """Let an excluded peer join again, unless it was excluded for two payloads for one step."""
     from coordinator.commands.operator import Operator
 
     operator = Operator(settings(home=home).home)
@@ -106,7 +106,7 @@ def peer_named(run: pb.GetRunResponse, name: str) -> bytes:
     if not found:
         raise OperatorError(
             f"no peer of this run is called {name!r}: `swarmentum-coordinator peer list` shows them; "
-            "one that never came has to be named by its whole peer id (12D3Koo...)"
+            "name a peer that never came by its whole peer id (12D3Koo...)"
         )
     shown = ", ".join(found[:NAMES_SHOWN_MAX]) + (", ..." if len(found) > NAMES_SHOWN_MAX else "")
     raise OperatorError(f"{len(found)} peers of this run are called {name!r}: {shown}; give more of the id")

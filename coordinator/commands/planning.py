@@ -20,8 +20,8 @@ from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
 
 LAYOUT_SECONDS_MAX = 300.0
 OWN_A_ROOT_VOTE = 0.177
-"""The least `own` of an honest peer in docs/security.md (14, of 6,250 votes, with 4 of a share of 32 samples looked at),
-divided by the root of the votes: it grows with that root."""
+"""The least `own` of an honest peer in docs/security.md, divided by the root of the votes, because `own` grows with that root.
+The figure is 14, of 6,250 votes, with 4 checked samples of a share of 32."""
 SHARE_MEASURED = 32
 PERIODS_KEPT = 3
 BYTES_A_GB = 10**9

@@ -1,9 +1,10 @@
-"""The TCP connections of one network address, bounded: gRPC bounds only how many there are in all.
+"""The TCP connections of one network address, bounded: gRPC bounds only the number of all connections.
 
-Looks from time to time which of this process's sockets a listening port has. If a site has too many connections, it shuts
-down those without a call, the newest first. gRPC then ends them like any connection whose other side has gone. Reads
-`/proc`, so it does its work on Linux only; elsewhere the firewall has to (`deploy/coordinator.nft` is for Linux, too).
-Refuses to touch a socket that it does not find again under its descriptor.
+The module looks from time to time at the sockets of a listening port. If a site has too many connections, the module shuts
+down those without a call, the newest first. gRPC then ends them like any connection whose other side has gone.
+
+The module reads `/proc`, so it works on Linux only. On other systems a firewall has to bound the connections
+(`deploy/coordinator.nft` is for Linux, too). Refuses to touch a socket that it does not find again under its descriptor.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _IS_THERE = _DESCRIPTORS.is_dir()
 
 @dataclass(frozen=True)
 class Connection:
-    """An accepted one: the socket's number in the kernel, and the other end's address and port."""
+    """An accepted connection: the socket's number in the kernel, and the other end's address and port."""
 
     inode: int
     address: str
@@ -43,12 +44,12 @@ class Connection:
 
     @property
     def far(self) -> tuple[str, int]:
-        """The other end."""
+        """The other end's address and port."""
         return self.address, self.port
 
 
 def far_end(peer: str) -> tuple[str, int]:
-    """The address and port in what gRPC calls a peer: `ipv4:192.0.2.1:50000`, `ipv6:%5B2001:db8::1%5D:50000`."""
+    """The address and port in gRPC's name of a peer: `ipv4:192.0.2.1:50000`, `ipv6:%5B2001:db8::1%5D:50000`."""
     return str(network_of(peer)), int(peer.rpartition(":")[2])
 
 
@@ -101,7 +102,7 @@ class Bounded:
         """Connections that were shut down since the start."""
 
     async def run(self) -> None:
-        """Look every LOOK_EVERY_S, until cancelled. Ends at once where there is no `/proc`."""
+        """Look every LOOK_EVERY_S, until cancelled. Ends at once without `/proc`."""
         log = structlog.get_logger("coordinator").bind(step=0, peer="-")
         while _IS_THERE:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -111,7 +112,7 @@ class Bounded:
                 log.warning("one network address has too many connections; its idle ones are closed", ended=ended)
 
     def look(self, busy: Collection[tuple[str, int]]) -> int:
-        """Once; how many were shut down. Blocks: a descriptor of each connection is read."""
+        """Look once. Returns the number of connections that were shut down. Blocks, because it reads each descriptor."""
         found: list[Connection] = []
         for table in _SOCKETS:
             with suppress(OSError), table.open() as lines:
@@ -123,7 +124,7 @@ class Bounded:
 
 
 def _shut(descriptor: int, gone: dict[int, Connection]) -> bool:
-    """Shut this descriptor's socket down, if it is one of these: looked up again on a copy that nobody else can close."""
+    """Shut this descriptor's socket down, if it is one of these. The check uses a copy that no other code can close."""
     try:
         if _inode(descriptor) not in gone:
             return False

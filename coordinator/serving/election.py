@@ -37,7 +37,9 @@ class Election:
         show: Callable[[bool], Awaitable[None]],
         met: Callable[[tuple[str, ...]], None],
     ) -> None:
-        """`show` is called when this coordinator begins and ceases to act, `met` with all addresses, the acting one first."""
+        """The election calls `show` when this coordinator begins or ceases to act.
+
+        It calls `met` with the addresses of all coordinators, that of the acting one first."""
         self.known = asyncio.Event()
         """Set once this coordinator knows which one acts."""
         self._lease, self._journal, self._hub = lease, journal, hub
@@ -83,7 +85,7 @@ class Election:
 
     async def _lead(self, held: Held, folds: FoldedRuns) -> str:
         """Act until the lease is lost; returns why."""
-        fenced = asyncio.Event()  # of this holding alone: what refused an earlier one says nothing about it
+        fenced = asyncio.Event()  # of this holding alone: an earlier holding's refusal says nothing about it
         holding = asyncio.ensure_future(self._hold(held, fenced))
         beginning = asyncio.ensure_future(self._begin(held, folds, fenced))
         try:
@@ -106,7 +108,7 @@ class Election:
                 self._log.warning("the journal cannot be reached; the coordinator tries again", error=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
         self._hub.act(folds, self._journal.fenced(held.token), fenced.set)
-        self._looked_at = float("-inf")  # who acts is another one now
+        self._looked_at = float("-inf")  # another coordinator acts now
         self._log.info("this coordinator acts", token=held.token, runs=len(self._hub.runs))
         await self._show(True)
         self.known.set()

@@ -1,7 +1,7 @@
 """The gate that every gRPC call passes first: places by network address, a time limit for its request, bytes that parse.
 
-gRPC hands a call with one request over only when the request is there, and a stranger need not send it. So each such call is
-taken as a stream of requests, of which one is read, within REQUEST_SECONDS_MAX; on the wire there is no difference. Refuses
+gRPC hands a call with one request over only when the request is there, and a stranger need not send the request. So the gate
+takes each such call as a stream of requests, and reads one within REQUEST_SECONDS_MAX. The wire shows no difference. Refuses
 calls that find no place (`places.py`). Decides nothing else.
 """
 
@@ -62,7 +62,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """Calls of each connection, as gRPC names it."""
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """Called by gRPC for each call; handlers are made once a method."""
+        """gRPC calls this for each call. The gate makes one handler a method."""
         if details.method in self._made:
             return self._made[details.method]
         handler = await continuation(details)
@@ -94,7 +94,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return grpc.stream_unary_rpc_method_handler(call, None, handler.response_serializer)
 
     def _telling(self, handler: Any, lane: Lane) -> Any:
-        """A stream of requests, of which the first has to come in time: it says whose the stream is."""
+        """A stream of requests. The first has to come in time, because it names the stream's peer."""
 
         async def call(requests: Any, context: Context) -> None:
             place = await self._enter(lane, context)
@@ -163,7 +163,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _serialised(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """A serializer that lets bytes pass: an event is serialised once for many streams."""
+    """A serializer that lets bytes pass, because an event is serialised once for many streams."""
     return lambda answer: answer if isinstance(answer, bytes) else serialize(answer)
 
 

@@ -1,4 +1,4 @@
-"""All runs of one coordinator: restored from the journal when it begins to act, created on the operator's word, described.
+"""All runs of one coordinator. The hub restores them from the journal, creates new ones for the operator, and describes them.
 
 A coordinator that stands by has no runs here.
 """
@@ -28,7 +28,7 @@ from protos.v1 import log_pb2
 
 STATUS_PEERS_MAX = 1024
 STATUS_EXCLUSIONS_MAX = 256
-# A run of many peers changes with each report, its description takes milliseconds, and strangers may ask for it.
+# A run of many peers changes with each report. Its description takes milliseconds, and strangers may ask for it.
 DESCRIBED_PEERS_MIN = 64
 DESCRIBED_MS_MAX = 1_000
 
@@ -54,7 +54,7 @@ class Hub:
         self.left_out: dict[bytes, str] = {}
         """Runs of the journal that cannot be read, and why."""
         self.noted: Callable[[bytes, str], None] = lambda run_id, name: None
-        """Told of each run that is served, with its name."""
+        """The hub calls this for each run that it serves, with the run's name."""
         self.stands_by: str | None = None
         """Why this coordinator does not act; None while it does."""
         self.coordinators: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Hub:
         self.act(folds, self._journal, lambda: None)
 
     def act(self, folds: FoldedRuns, journal: Journal, fenced: Callable[[], None]) -> None:
-        """Go on with the runs that were read, writing to `journal`; `fenced` is called when it refuses a write for good."""
+        """Continue the runs that were read, and write to `journal`. The hub calls `fenced` if the journal refuses for good."""
         self._acting, self._fenced, self.stands_by = journal, fenced, None
         self.metrics.acts.set(1)
         for folded in folds.runs():
@@ -110,7 +110,7 @@ class Hub:
         journal = self._acting
         await asyncio.get_running_loop().run_in_executor(self._io, journal.create_run, run_id, genesis)
         if journal is not self._acting or self.stands_by is not None:
-            raise JournalError("the run is created, and another coordinator acts since: it has it")
+            raise JournalError("the run is created, but another coordinator acts now: that coordinator has the run")
         self._add(Folded(genesis, run_of(run_id, genesis)))
         return run_id
 
@@ -134,7 +134,7 @@ class Hub:
         self._journal.close()
 
     def describe(self, runtime: RunRuntime) -> pb.GetRunResponse:
-        """The facts that `status` prints, without bootstrap addresses. Those of a large run are at most DESCRIBED_MS_MAX
+        """The facts that `status` prints, without bootstrap addresses. The facts of a large run are at most DESCRIBED_MS_MAX
         old."""
         run, now_ms = runtime.run, monotonic_ms()
         before, made, made_ms = self._described.get(run.run_id, (None, pb.GetRunResponse(), 0))
@@ -184,12 +184,12 @@ def _status(run: Run, peer: Peer) -> pb.PeerStatus:
 
 
 def _public_digest(run: Run, peer: Peer) -> bytes:
-    """A peer's state digest, once the step's is agreed: before, others could only copy it."""
+    """A peer's state digest, once the step's digest is agreed. Before that, another peer could copy the digest."""
     return peer.state_digest if peer.applied_step in run.agreed_digests else b""
 
 
 def _standing(run: Run, public_key: bytes) -> dict[str, Any]:
-    """Whether a peer's votes count, and what the checks say about it, in a run that has them."""
+    """Whether a peer's votes count, and the results of its checks, in a run with checks."""
     standing = run.standings.get(public_key, Standing())
     if not run.config.trust.enabled:
         return {"standing": "excluded" if standing.excluded else "counted", "standing_reason": standing.excluded}
@@ -202,7 +202,7 @@ def _standing(run: Run, public_key: bytes) -> dict[str, Any]:
 
 
 def _exclusions(run: Run) -> list[pb.ExcludedPeer]:
-    """The newest, oldest first; those that the next entry is to say last."""
+    """The newest exclusions, oldest first. Exclusions that the next entry has to state come last."""
     found = [(key, standing) for key, standing in run.standings.items() if standing.excluded]
     found.sort(key=lambda one: (one[1].logged_step or run.head_step + 1, one[0]))
     return [

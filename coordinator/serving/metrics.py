@@ -44,26 +44,26 @@ class Metrics:
         )
 
     def not_admitted(self, run: Run, denial: Denial) -> None:
-        """A peer was told that it may not join."""
+        """Count a peer that may not join."""
         self.joins_refused.labels(run.run_id.hex()[:16], denial.value).inc()
 
     def refused_addresses(self, count: int) -> None:
-        """So many addresses of a peer were left out."""
+        """Count addresses of a peer that the coordinator left out."""
         self.refused.labels(Reason.OUT_OF_RANGE.value).inc(count)
 
     def observe(self, run: Run) -> None:
-        """The run as it is now; its figures are counted when somebody reads the metrics."""
+        """Take the present run. Its figures are counted when a client reads the metrics."""
         self._runs.newest[run.run_id.hex()[:16]] = run
 
 
 class _Runs(Collector):
-    """Figures of each run as it is when it is asked."""
+    """The present figures of each run, when a client reads the metrics."""
 
     def __init__(self) -> None:
         self.newest: dict[str, Run] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """Called by Prometheus' server, in a thread of its own: runs are values, which nobody changes."""
+        """Prometheus' server calls this in a thread of its own. Runs are values that no code changes."""
         head = GaugeMetricFamily("swarmentum_head_step", "Last committed step", labels=["run"])
         loss = GaugeMetricFamily("swarmentum_loss_nats", "Mean loss a token of the last step", labels=["run"])
         peers = GaugeMetricFamily("swarmentum_peers", "Peers by phase", labels=["run", "phase"])

@@ -56,7 +56,7 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
             format_version=FORMAT_VERSION,
             config_json=config.canonical_json(),
             coordinator_public_key=self.hub.identity.public_key,
-            nonce=body.nonce,  # so that a request which is played twice makes one run
+            nonce=body.nonce,  # so that a replayed request makes one run
             layout_digest=body.layout_digest,
             parameters=body.parameters,
         )

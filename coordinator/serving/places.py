@@ -38,7 +38,7 @@ class Limits:
 
 
 LIMITS = {
-    # a NAT with 256 peers, and this machine with as many: each says one thing at a time before its session is known
+    # For a NAT with 256 peers, and this machine with as many: each sends one call at a time before its session is known.
     Lane.PEERS: Limits(512, 1024, 8192, 5000, 1),
     Lane.JOINING: Limits(64, 512, 512, 2000, 5),
     Lane.READING: Limits(32, 256, 256, 600, 10),
@@ -47,14 +47,14 @@ LIMITS = {
 }
 LOOPBACK = "loopback"
 SESSION_CALLS_MAX = 32
-"""Of the connection of a peer with a session: it follows, and tells two or three things at a time."""
+"""Calls on the connection of a peer with a session: the peer follows, and makes two or three other calls at a time."""
 CONNECTIONS_KNOWN_MAX = 16_384
 ADDRESSES_KEPT = 4096
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Where a call comes from: a site (`protos.address.site`), over a connection; `known`: a peer with a session is there."""
+    """The origin of a call: a site (`protos.address.site`) and a connection; `known`: a peer with a session is at the site."""
 
     site: str
     connection: str
@@ -62,7 +62,7 @@ class Caller:
 
 
 class Places:
-    """Of one coordinator."""
+    """The places of one coordinator."""
 
     def __init__(self, limits: Mapping[Lane, Limits] | None = None) -> None:
         self._limits = LIMITS if limits is None else limits
@@ -115,7 +115,7 @@ class Places:
             _less(self._all, lane)
 
     def taken(self, lane: Lane) -> int:
-        """How many strangers' places of a lane are."""
+        """The number of strangers' places of a lane that are taken."""
         return self._all[lane]
 
 

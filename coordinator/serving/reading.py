@@ -1,7 +1,7 @@
 """The log, read: from an engine and threads that the clock does not use, and from a cache of pages.
 
-Peers that follow and strangers that ask have a thread each, so that neither waits for the other, and the clock's writes
-wait for none. Refuses strangers' reads beyond READS_WAITING_MAX.
+Peers that follow and strangers have a thread each, so neither waits for the other, and the clock's writes wait for none.
+Refuses strangers' reads beyond READS_WAITING_MAX.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BusyError(SwarmentumError):
 
 
 class Reading:
-    """Pages of signed entries of every run. The page of one place in the log is read once, however many ask for it."""
+    """Pages of signed entries of every run. The page of one place in the log is read once, even if many callers want it."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -48,7 +48,7 @@ class Reading:
         task = self._waiting.get((key, head, follows))
         if task is None:
             if not follows and sum(not lane for _, _, lane in self._waiting) >= READS_WAITING_MAX:
-                raise BusyError("too many read the log; try again in a second")
+                raise BusyError("too many strangers read the log; try again in a second")
             task = asyncio.ensure_future(self._read(key, head, follows))
             self._waiting[key, head, follows] = task
             task.add_done_callback(lambda done: self._done(key, head, follows, done))

@@ -1,4 +1,4 @@
-"""A run, alive: takes events one at a time, asks the machine, carries out the effects in order.
+"""The runtime of a run: it takes events one at a time, asks the machine, and carries out the effects in order.
 
 The runtime alone owns a run's state. It decides nothing, and writes the journal before it tells a peer.
 """
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class Refusals(list[str]):
-    """The reasons of everything that was refused. `full`: the run has no place left."""
+    """The reasons of all refused parts. `full`: the run has no place left."""
 
     full = False
 

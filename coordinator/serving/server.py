@@ -51,15 +51,18 @@ _GRPC_OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # without it, an answer is waited for a minute
+    ("grpc.http2.ping_timeout_ms", 10_000),  # without it, gRPC waits a minute for an answer
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 500),  # peers with several coordinators ask every second
-    ("grpc.max_concurrent_streams", 100),  # of one connection: a peer needs four
-    ("grpc.server_handshake_timeout_ms", 5_000),  # who connects and says nothing holds a descriptor so long, not 120 s
-    ("grpc.max_connection_idle_ms", 60_000),  # and who makes no call; a peer that follows always has one under way
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),  # Peers with several coordinators ping every second.
+    ("grpc.max_concurrent_streams", 100),  # On one connection a peer needs four.
+    (
+        "grpc.server_handshake_timeout_ms",
+        5_000,
+    ),  # A silent connection holds a descriptor so long; the default is 120 s.
+    ("grpc.max_connection_idle_ms", 60_000),  # A connection without a call ends. A follower always has one under way.
     ("grpc.max_metadata_size", 8 * 1024),
 ]
-# The last resort, never reached while `places.LIMITS` holds: calls that follow, and those under way of all lanes.
+# The last limit, never reached while `places.LIMITS` holds: calls that follow, and calls of all lanes.
 CONCURRENT_CALLS_MAX = 32_768
 DESCRIPTORS_MAX = 65_536
 DESCRIPTORS_KEPT = 128
@@ -124,7 +127,7 @@ def raise_descriptors(most: int = DESCRIPTORS_MAX) -> int:
 
 
 async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None]) -> None:
-    """Serve until SIGINT or SIGTERM. `ready` is told once where."""
+    """Serve until SIGINT or SIGTERM. `ready` gets the address once."""
     home = settings.home
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_home(home, "coordinator"))
@@ -143,7 +146,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
             hub.noted = known.add
             known.check(journal.place, [run_id for run_id, _ in journal.runs()])
             hub.restore()
-        stack.push_async_callback(hub.stop)  # what the last requests began
+        stack.push_async_callback(hub.stop)  # ends the work that the last requests began
         server, port, gate = await _listen(settings, hub, certificate, front)
         stack.push_async_callback(server.stop, STOP_SECONDS_MAX)
         stack.callback(front.end_telling)
@@ -182,7 +185,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
 
 @asynccontextmanager
 async def _elected(election: Election, hub: Hub) -> AsyncIterator[asyncio.Task[None]]:
-    """Acting in turn with the database's other coordinators; begins once it is known who acts."""
+    """Act in turn with the database's other coordinators. Begins once this coordinator knows which one acts."""
     running = asyncio.ensure_future(election.run())
     known = asyncio.ensure_future(election.known.wait())
     try:
@@ -191,7 +194,7 @@ async def _elected(election: Election, hub: Hub) -> AsyncIterator[asyncio.Task[N
             running.result()
         yield running
     finally:
-        await hub.stop()  # while it may still write
+        await hub.stop()  # while this coordinator may still write
         known.cancel()
         running.cancel()
         await asyncio.gather(known, running, return_exceptions=True)
@@ -199,7 +202,7 @@ async def _elected(election: Election, hub: Hub) -> AsyncIterator[asyncio.Task[N
 
 
 class Health(health.aio.HealthServicer):  # type: ignore[misc]
-    """Answers `Check`. `Watch` would let strangers hold calls open for good; whoever watches asks again."""
+    """Answers `Check`. `Watch` would let strangers hold calls open for good, so a client has to ask again."""
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
         """Not here: clients that check health take this answer for "no health service" and go on."""
@@ -216,7 +219,7 @@ class Front:
     """Ends the streams of reports."""
 
     async def show(self, acts: bool) -> None:
-        """It begins or ceases to act."""
+        """This coordinator begins or ceases to act."""
         self.sessions.forget()
         status = health_pb2.HealthCheckResponse
         for name in ("", *SERVICE_NAMES):

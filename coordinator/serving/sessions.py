@@ -59,7 +59,7 @@ class Sessions:
         return self._asking.may(address, now_ms)
 
     def may_report(self, connection: str, now_ms: int) -> bool:
-        """Whether one more report may come over a connection: asked before its signature is looked at."""
+        """Whether one more report may come over a connection. Call it before the check of the report's signature."""
         return self._reporting.may(connection, now_ms)
 
     def challenge(self, now_ms: int) -> bytes:
@@ -71,7 +71,7 @@ class Sessions:
         return value
 
     def answer(self, challenge: bytes, now_ms: int) -> None:
-        """Use a challenge up; Refusal REPLAYED if it was never given, is used or is too old."""
+        """Use a challenge up. Raises Refusal REPLAYED if the challenge is unknown, used or too old."""
         given = self._challenges.pop(challenge, None)
         if given is None or now_ms - given > CHALLENGE_MS_MAX:
             raise Refusal(Reason.REPLAYED, "the challenge is unknown, used or too old; ask for a new one")
@@ -114,7 +114,7 @@ class Sessions:
         return where in self._sites
 
     def check(self, session_id: bytes, run_id: bytes, public_key: bytes, sequence: int) -> bool:
-        """False: no such session (join again). Refusal REPLAYED: the number was used before, or is far behind."""
+        """False: no such session (join again). Raises Refusal REPLAYED for a number that was used before, or is far behind."""
         session = self._sessions.get(session_id)
         if session is None or (session.run_id, session.public_key) != (run_id, public_key):
             return False

@@ -1,7 +1,7 @@
-"""A run as bytes, and back: what the journal keeps from time to time, so that a restart need not fold all records.
+"""A run as bytes, and back: the journal keeps such checkpoints, so that a restart need not fold all records.
 
-Every field of `Run` travels, but for those that the genesis says. Refuses a run with an open step, bytes of another version,
-and bytes that are not a run. A refused checkpoint is skipped, and the records are read instead. ADR 27.
+A checkpoint has every field of `Run` but those that the genesis gives. Refuses a run with an open step, bytes of another
+version, and bytes that are not a run. The coordinator skips a refused checkpoint, and reads the records instead. ADR 27.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHECKPOINT_EVERY = 250
 fold and a checkpoint 3.3 ms to make (`python -m tests.bench restart`). That is 0.2 s a restart, and 1.5 % of a step's own
 cost."""
 VERSION = 2
-"""Another one, as soon as the fold of the same records gives another `Run`; tests/unit/coordinator/test_checkpoint.py asks."""
+"""The version grows when the fold of the same records gives another `Run`; tests/unit/coordinator/test_checkpoint.py checks."""
 _OF_GENESIS = ("run_id", "config")
 _NAMES_IN_FILE = {"checks": "audits"}
 """Fields of `Run` that have another name in a checkpoint, from before they were renamed."""

@@ -1,7 +1,7 @@
-"""The runs that this home's key has made, in a file beside the journal: a journal that is new or older is noticed at start.
+"""The runs that this home's key has made, in a file beside the journal. So the coordinator notices a new or older journal.
 
 A coordinator with an empty journal would serve nothing, and tell its peers that their run is unknown. Refuses to guess which
-journal is the right one. Not used with a shared database, which is backed up as a whole.
+journal is the right one. A coordinator with a shared database, which is backed up as a whole, does not use the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAMED_MAX = 5
 
 
 class KnownRuns:
-    """One home's. Raises OperatorError for a file that is not what was written."""
+    """One home's. Raises OperatorError for a damaged file."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / NAME
@@ -47,7 +47,7 @@ class KnownRuns:
             )
 
     def add(self, run_id: bytes, name: str) -> None:
-        """Durable on return."""
+        """Add a run; the disk has it on return."""
         if self._names.get(run_id.hex()) == name:
             return
         self._names[run_id.hex()] = name
