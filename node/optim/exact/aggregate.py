@@ -38,12 +38,12 @@ class VoteSum:
 
     @property
     def peer_max(self) -> int:
-        """What one peer's vote counts, at the most: twice a typical vote; where its size is said to all, what it says."""
+        """The most that one peer's vote counts: twice a typical vote or, if sizes travel, the largest size of the grid."""
         return self.form.grid.peak if self.form.scaled else int(VOTE_SUM_MAX * self.form.grid.unit)
 
     @property
     def cap(self) -> int:
-        """What sums are capped to: twice a typical vote; if they grow, nothing below what so many peers can say (ADR 29)."""
+        """The cap of a sum: twice a typical vote. If sums grow or sizes travel, it is `peer_max` times the peers (ADR 29)."""
         if self._grows or self.form.scaled:
             return min(max(len(self), 1) * self.peer_max, SUM_MAX)
         return self.peer_max
