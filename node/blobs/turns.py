@@ -111,8 +111,8 @@ class Turns:
     def gives_way(self, now: float, running: Collection[Attempt]) -> Attempt | None:
         """The attempt that has to stop, or None. If two holders send, the attempt with fewer bytes stops.
 
-        Otherwise an attempt stops only if another holder waits for its turn: a holder that is too slow, or the oldest of too
-        many silent ones. A stopped holder gets one more turn, after all others; the holder that sent most comes first.
+        Otherwise an attempt stops only if another holder waits for its turn. Such an attempt is too slow, or is the oldest of
+        too many silent ones. A stopped holder gets one more turn, after all others; the holder that sent most comes first.
         """
         sending = [attempt for attempt in running if attempt.sends and attempt.silent_at > now]
         if len(sending) > 1:

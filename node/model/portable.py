@@ -2,8 +2,8 @@
 
 PyTorch's own `normal_` uses logarithm and cosine, and their last bit depends on the processor's vector instructions. The same
 seed gave other weights with AVX2 than without it (measured, torch 2.13). A replicated state must begin equal. So the draws of a
-model's weights come from whole numbers: NumPy's Philox bits (stable by NumPy's documented policy), exact sums, and single
-correctly rounded operations.
+model's weights come from whole numbers. They are NumPy's Philox bits (stable by NumPy's documented policy), exact sums, and
+single correctly rounded operations.
 
 Refuses: nothing. What it does not cover keeps PyTorch's own bits: the inverse error function of truncated normals,
 the QR of orthogonal initialisers, permutations. Those runs agree on step 0 through its snapshot.

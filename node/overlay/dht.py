@@ -33,8 +33,8 @@ from protos.v1 import envelope_pb2, update_pb2
 DHT_SECONDS_MAX = 10.0
 # A record outlives three missed refreshes.
 DHT_RECORD_SECONDS = 240.0
-# Limits of a DHT node: records in all and of one run (8 KiB each at most), and runs of a relay (a peer has one). The last is
-# the largest difference between two machines' clocks.
+# Limits of a DHT node: records in all, records of one run (8 KiB each at most), and runs of a relay (a peer has one run). The
+# last is the largest difference between two machines' clocks.
 DHT_RECORDS_MAX = 4096
 DHT_RECORDS_A_RUN_MAX = 2048
 RELAY_RUNS_MAX = 64

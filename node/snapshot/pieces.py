@@ -4,8 +4,8 @@ The file holds the fp32 parameters and the base optimizer's state in order of th
 metadata. It holds no buffers of the model, because they are no part of the replicated state. The manifest names the pieces by
 sha256, and its own sha256 is the snapshot's root.
 
-Refuses, with a `protos.errors.Refusal` and its reason: manifests beyond the limits or not in canonical form, pieces that the
-manifest does not name, and files that do not fit the model. The model changes only after all checks.
+Refuses manifests beyond the limits or not in canonical form, pieces that the manifest does not name, and files that do not fit
+the model. Each is a `protos.errors.Refusal` with its reason. The model changes only after all checks.
 """
 
 from __future__ import annotations

@@ -191,8 +191,8 @@ class Session:
     # ---- life --------------------------------------------------------------------------------------------------------
 
     async def connect(self, *, anchor: bool = False) -> pb.GetRunResponse:
-        """Reach the coordinator and read the run's facts. Raises RefusedError, before this peer builds a model, if the peer is
-        not admitted: it is excluded, not on the list, the run is full, or the peer's ticket admits nobody any more."""
+        """Reach the coordinator and read the run's facts. Raises RefusedError, before this peer builds a model, if the run does
+        not admit the peer. The peer is excluded or not on the list, the run is full, or the peer's ticket is used up."""
         await self.parts.client.connect()
         response, config = await self.parts.client.get_run()
         await self.parts.client.may_join(anchor=anchor)

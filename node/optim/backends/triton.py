@@ -1,7 +1,7 @@
 """The step on a GPU in two Triton kernels: transform, momentum and votes in one; votes, exact inverse and update in the other.
 
 The replicated part is bit-identical to the portable path. The inverse runs in int8 products with int32 sums, so nothing can
-round: vote sums are within +-2, the basis within +-91, and middle values are split in two int8 digits. The update is two fp32
+round. Vote sums are within +-2, the basis within +-91, and middle values are split in two int8 digits. The update is two fp32
 roundings, with fused multiply-adds switched off. The forward transform serves only the private momentum.
 
 The backend is opt-in (`SWARMENTUM_OPTIM_BACKEND=triton`). It has run in Triton's interpreter, in which tests compare it, and on

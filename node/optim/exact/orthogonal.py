@@ -107,8 +107,8 @@ def _digits(matrix: Tensor) -> Digits:
     """fp32 to two digits, each row by a power of two that brings its largest magnitude to between 2^12 and 2^13.
 
     The power comes from the bits of the largest magnitude, so nothing is rounded, and no device waits for another. A dither
-    comes before the rounding. Without it, equal numbers would all be rounded the same way; on a long side, that would add up
-    to a singular value of its own.
+    comes before the rounding. Without the dither, equal numbers would all be rounded the same way. On a long side, that would
+    add up to a singular value of its own.
     """
     peak = matrix.abs().amax(1, keepdim=True).clamp_(min=_SMALLEST).view(torch.int32) & _EXPONENT_BITS
     scale = ((2 * _BIAS + 12 << _FRACTION_BITS) - peak).view(torch.float32)

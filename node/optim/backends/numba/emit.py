@@ -1,8 +1,8 @@
 """What the inner loops of the fused step are written in: LLVM instructions on vectors of 16 lanes; and the small ones.
 
-Each `instruction` here, in `forward` and in `inverse` is one to numba, which compiles it into the kernels for the
-processor at hand (a vector of 16 is one register with AVX-512, two with AVX2, four with NEON). Addresses are integers;
-nothing is checked. Only `forward` and `sum_of_squares` may contract a product and a sum: they serve private numbers.
+Each `instruction` here, in `forward` and in `inverse` is one to numba. numba compiles it into the kernels for the present
+processor. A vector of 16 is one register with AVX-512, two with AVX2, four with NEON. Addresses are integers, and nothing checks
+them. Only `forward` and `sum_of_squares` may contract a product and a sum, because they serve private numbers.
 """
 
 from __future__ import annotations

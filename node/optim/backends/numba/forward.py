@@ -51,8 +51,8 @@ def _lee(code: Code, values: list[Value]) -> list[Value]:
 def _lee_in_memory(code: Code, source: Callable[[int], Value], room: Callable[[int], Value]) -> list[Value]:
     """`_lee` of 64 values at `source(0)` to `source(63)`; puts what is for the odd half aside at `room(0)` to `room(31)`.
 
-    64 values and their sums are more than there are registers. Each value is read once: columns that lie a power of two
-    apart share so few places of the first cache level that a second read would have to go to the next one.
+    64 values and their sums are more than there are registers. Each value is read once. Columns that lie a power of two apart
+    share few places of the first cache level, so a second read would have to go to the next level.
     """
     build, half, size = code.builder, CHUNK_SIDE // 2, CHUNK_SIDE
     even = []
@@ -100,8 +100,8 @@ def forward_columns(
 ) -> None:
     """The DCT (times `sqrt(32)`) of 16 columns of 64 rows `stride` bytes apart, into 16 rows of a chunk.
 
-    64 lines `coming_stride` bytes apart from `coming` on are asked for, one at each store: at once they are more than a
-    core can wait for.
+    The code prefetches 64 lines from `coming` on, `coming_stride` bytes apart, one at each store. A core cannot wait for all
+    of them at once.
     """
     rows = [code.at(source, times(code, stride, row)) for row in range(CHUNK_SIDE)]
     result = _lee_in_memory(code, rows.__getitem__, lambda n: code.at(target, n * 4 * LANES))

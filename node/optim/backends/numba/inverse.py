@@ -81,8 +81,8 @@ def _place(code: Code, slot: Value, groups: Value) -> Value:
 def find_moves(code: Code, ballots: Value, count: Value) -> None:
     """What each of `count` votes changes in the first pass, and where: offsets in bytes.
 
-    `ballots` int16 [4, count] holds places, signs, and the sums before each vote, in whose stead come the offsets in
-    `multiples` (see `kernels.apply`); in the last row, the offsets in the columns. A vote beyond the cap changes nothing.
+    `ballots` int16 [4, count] holds places, signs, and the sums before each vote. The offsets in `multiples` (see
+    `kernels.apply`) replace these sums. The last row gets the offsets in the columns. A vote beyond the cap changes nothing.
     """
     build = code.builder
     size = build.mul(count, ir.Constant(LONG, 2))
@@ -111,8 +111,8 @@ def add_row(code: Code, target: Value, source: Value) -> None:
 def halve_and_pair(code: Code, columns: Value, target: Value) -> None:
     """The end of the first pass: int16 [64 columns, 2 kinds, 32 places] to [32 pairs, 64 places, 2], halved half to even.
 
-    The kinds are the parts of even and of odd frequencies: their sum is a column's upper half, their difference the
-    lower half, last place first. Pairs are of columns in the order of `FREQUENCIES`.
+    The kinds are the parts of even and of odd frequencies. Their sum is a column's upper half. Their difference is the lower
+    half, last place first. Pairs are of columns in the order of `FREQUENCIES`.
     """
     build, half = code.builder, 2 * VOTES_AT_ONCE
     for pair in range(HALF_SIDE):
@@ -168,8 +168,8 @@ def turn_rows(
 ) -> None:
     """The second pass of the exact inverse for 4 rows, and the update of 4 rows of parameters by its signs.
 
-    `pairs` holds int16 [32 pairs, 64 rows, 2] of the first pass, its frequencies in the order of `FREQUENCIES`;
-    `basis` int16 [48 vectors, 16 places, 2]. A frequency's parity makes the two halves of a row equal or opposite; so
+    `pairs` holds int16 [32 pairs, 64 rows, 2] of the first pass, its frequencies in the order of `FREQUENCIES`. `basis` is
+    int16 [48 vectors, 16 places, 2]. A frequency's parity makes the two halves of a row equal or opposite; so
     with those of the even ones. That leaves 32 sums for the odd frequencies, 16 and 16 for the two kinds of even ones.
     """
     build = code.builder
