@@ -23,8 +23,8 @@ from protos.errors import NetworkError, Reason, Refusal
 from protos.identity import short
 from protos.v1 import update_pb2
 
-# PULLS_MAX pulls share the downlink. A pull gives its turn to the next one if nothing comes for PULL_TURN_SECONDS, or if it takes
-# longer than with a full share of IMPATIENT_BYTES_A_SECOND. Such a pull continues beside the next one.
+# PULLS_MAX pulls share the downlink. A pull gives its turn to the next one if nothing comes for PULL_TURN_SECONDS, or if it
+# takes longer than with a full share of IMPATIENT_BYTES_A_SECOND. Such a pull continues beside the next one.
 PULLS_MAX = 8
 PULL_TURN_SECONDS = 3.0
 # The fetcher asks a holder that it could not reach last for this long, or until the holder answers.

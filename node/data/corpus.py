@@ -49,8 +49,8 @@ def open_corpus(
 ) -> Corpus:
     """Text or tokens at `path` (None: the standard library's sources), every id below `vocabulary` where it is given.
 
-    `tokenizer` is 'bytes' or a Hugging Face name or folder; `dtype` is the type of a raw `.bin`. What a Hugging Face
-    tokenizer makes is kept in `cache_dir`.
+    `tokenizer` is 'bytes' or a Hugging Face name or folder; `dtype` is the type of a raw `.bin`. `cache_dir` keeps
+    the tokens that a Hugging Face tokenizer makes.
     """
     chosen = load_tokenizer(tokenizer)
     name = "the Python standard library" if path is None else str(path)

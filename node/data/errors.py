@@ -1,4 +1,4 @@
-"""What is wrong with the operator's data, in one class: the message names the file, the value and what to do."""
+"""The error of the operator's data, in one class: the message names the file, the value and what to do."""
 
 from protos.errors import OperatorError
 

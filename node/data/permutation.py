@@ -22,7 +22,7 @@ Index = npt.NDArray[np.uint64]
 
 
 def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Where each position (0..n-1) goes in the order of this seed and epoch; int64, the shape of `positions`."""
+    """The place of each position (0..n-1) in the order of this seed and epoch; int64, the shape of `positions`."""
     assert 1 <= n <= ITEMS_MAX, n
     values = np.array(positions, dtype=np.uint64, ndmin=1)
     assert not values.size or int(values.max()) < n, "position outside of 0..n-1"

@@ -43,7 +43,7 @@ class Samples:
         self._tokens, self._seed = tokens, seed
         self.context = context
         self.reading_seconds = 0.0
-        """What `micro_batches` has taken so far: with a slow source, most of a step."""
+        """The seconds that `micro_batches` has taken so far: with a slow source, most of a step."""
         self.validation_windows = max(1, int(len(tokens) // context * HELD_OUT_FRACTION))
         self._split = len(tokens) - (self.validation_windows * context + 1)
         self.windows = (self._split - 1) // context

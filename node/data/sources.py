@@ -1,4 +1,4 @@
-"""Where text comes from: a file, a folder, or this machine's own Python standard library.
+"""The sources of text: a file, a folder, or this machine's own Python standard library.
 
 Refuses: binary files (a folder skips them, a named file is an error), hidden files, links that leave the folder.
 """

@@ -18,7 +18,7 @@ BYTES_VOCABULARY = 256
 
 
 class Tokenizer(Protocol):
-    """What the rest of the program knows of a tokenizer."""
+    """A tokenizer as the rest of the program knows it."""
 
     @property
     def vocabulary(self) -> int:
@@ -105,7 +105,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def _byte_signs() -> list[str]:
-    """What byte-level tokenizers write for each byte (GPT-2's table): itself if it prints, else from U+0100 on."""
+    """The sign of byte-level tokenizers for each byte (GPT-2's table): the byte itself if it prints, else from U+0100 on."""
     printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(BYTES_VOCABULARY) if byte not in printed]
     return [chr(byte) if byte in printed else chr(0x100 + others.index(byte)) for byte in range(BYTES_VOCABULARY)]

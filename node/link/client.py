@@ -66,7 +66,7 @@ _OPTIONS_OF_SEVERAL = _OPTIONS | {
 }
 
 
-# What trying again does not change; everything else (a broken stream, a busy or failing server) may pass.
+# A new try does not change these statuses. Every other fault (a broken stream, a busy or failing server) may pass.
 def software_version() -> str:
     """This package's version."""
     try:

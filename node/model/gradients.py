@@ -24,7 +24,7 @@ Batch = Tensor | npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class GradResult:
-    """What the gradient was taken over."""
+    """The samples and tokens of a gradient, and their loss."""
 
     loss_mean: float
     """Nats a token; NaN when no sample was done."""

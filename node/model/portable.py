@@ -5,8 +5,8 @@ seed gave other weights with AVX2 than without it (measured, torch 2.13). A repl
 model's weights come from whole numbers. They are NumPy's Philox bits (stable by NumPy's documented policy), exact sums, and
 single correctly rounded operations.
 
-Refuses: nothing. What it does not cover keeps PyTorch's own bits: the inverse error function of truncated normals,
-the QR of orthogonal initialisers, permutations. Those runs agree on step 0 through its snapshot.
+Refuses nothing. Draws that the module does not cover keep PyTorch's own bits: the inverse error function of truncated normals,
+the QR of orthogonal initialisers, permutations. Runs with such draws agree on step 0 through its snapshot.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ SMALL_LLAMA: Final[Mapping[str, Any]] = {
 ATTENTION_CHOICES: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 ATTENTION_KEYS: Final = ("attn_implementation", "_attn_implementation")
 
-# What transformers raises for values that it cannot use: an unknown activation is a KeyError, no heads a division by 0.
+# transformers raises these errors for values that it cannot use: an unknown activation is a KeyError, no heads a division by 0.
 REFUSALS: Final = (TypeError, ValueError, KeyError, AttributeError, ImportError, RuntimeError, ArithmeticError)
 
 
@@ -129,7 +129,7 @@ def _auto_config(config: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _refusal_of_transformers(where: str) -> Iterator[None]:
-    """What the library raises for a value that it cannot use, in our words."""
+    """Raise a ModelError for an error that the library raises for a value that it cannot use."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:

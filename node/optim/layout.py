@@ -47,9 +47,9 @@ KINDS = (TABLE, CONVOLUTION)
 
 
 def kinds_of(source: Source) -> dict[str, str]:
-    """What the types of a module's parts say of parameters, by name: `table` (embedding, head) or `convolution`.
+    """The kinds of parameters by name, from the types of a module's parts: `table` (embedding, head) or `convolution`.
 
-    `get_output_embeddings` tells a head, as the models of transformers have it. Of named tensors nothing is known.
+    `get_output_embeddings` names a head, in the models of transformers. Named tensors have no kinds.
     """
     if not isinstance(source, nn.Module):
         return {}
@@ -67,7 +67,7 @@ def kinds_of(source: Source) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one parameter lives: its core in whole chunks, what is left over in the pool.
+    """The place of one parameter: its core in whole chunks, and the rest in the pool.
 
     Seen as a matrix [height, width] the core is its first `core_height` rows and `core_width` columns (multiples of
     64), in chunks `first_chunk` and on. The right strip, then the bottom strip, start at `pool_offset` of the pool.

@@ -248,7 +248,7 @@ class DeMoOptimizer(torch.optim.Optimizer):
         return found
 
     def _exchange(self, ballot: bytes) -> list[bytes]:
-        """Every peer's ballot, in the order of ranks; all are of one length. Of a sharded peer one rank asks for all."""
+        """Every peer's ballot, in the order of ranks; all have one length. One rank of a sharded peer asks for all."""
         inner = next((demo.group for demo in self._demos if isinstance(demo, ShardedDeMo)), None)
         if inner is None:
             return self._gather(ballot)

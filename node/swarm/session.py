@@ -84,7 +84,7 @@ class Shelf:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a session is made of, in the order of `build`. The simulator and the tests look at parts here."""
+    """The parts of a session, in the order of `build`. The simulator and the tests look at parts here."""
 
     invite: Invite
     patience_seconds: float

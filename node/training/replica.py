@@ -69,7 +69,7 @@ class Optimizer(Protocol):
 
 
 class _Own:
-    """What a replica on one device asks of its optimizer, beside the steps."""
+    """The calls of a replica on one device to its optimizer, beside the steps."""
 
     parameters: list[Tensor]
 
@@ -160,7 +160,7 @@ class Replica:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return next(self.model.parameters()).device
 
     @property

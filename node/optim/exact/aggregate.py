@@ -102,9 +102,9 @@ def update(total: VoteSum, first: int, last: int, transform: Transform, out: Ten
 
 
 def unit_factor(total: VoteSum, transform: Transform, squares: int) -> float:
-    """What gives `update` a root mean square of 1 over the model: exact in fp32, from whole numbers alone.
+    """The factor that gives `update` a root mean square of 1 over the model: exact in fp32, from whole numbers alone.
 
-    The transform is orthonormal, so the squares of the sums add up to those of the inverse. 0 if nobody voted.
+    The transform is orthonormal, so the squares of the sums add up to those of the inverse. 0 without a vote.
     """
     if not squares:
         return 0.0
@@ -113,5 +113,5 @@ def unit_factor(total: VoteSum, transform: Transform, squares: int) -> float:
 
 
 def mean_factors(total: VoteSum, transform: Transform) -> Tensor:
-    """What makes `update` the mean of the peers' votes at their agreed sizes: fp32 [chunks]."""
+    """The factors that make `update` the mean of the peers' votes at their agreed sizes: fp32 [chunks]."""
     return total.scales() * float(np.float32(1 / (transform.scale * max(len(total), 1))))

@@ -110,7 +110,7 @@ def inverse_exact(sums: Tensor, out: Tensor | None = None, scratch: Tensor | Non
     - Second pass: |Y'| <= 3707, so every partial sum is at most C * 3707 = 13 741 849 < 2^24 = 16 777 216.
 
     The bound is reached: a test builds the votes that reach it. No larger pair of shifts fits: 2s - r = 18 would pass
-    2^24. Of those with 2s - r = 17, s = 9 is best for the sparse votes of small swarms.
+    2^24. With 2s - r = 17, s = 9 is best for the sparse votes of small swarms.
 
     These percentages are of signs that differ from an inverse in real numbers. The columns are 32, 128, 1024 and 4096 voted
     coefficients a chunk (200 random chunks each). Signs differ only where the direction is next to zero.

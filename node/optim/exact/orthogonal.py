@@ -21,16 +21,17 @@ from node.optim.exact.dct import EXACT_INTEGER_MAX, full_precision
 
 STEPS = 5
 COEFFICIENTS = tuple(float(np.float32(value)) for value in (3.4445, -4.7750, 2.0315))
-"""Of the quintic iteration `aX + bXX^TX + c(XX^T)^2X` (K. Jordan, Muon)."""
+"""Coefficients of the quintic iteration `aX + bXX^TX + c(XX^T)^2X` (K. Jordan, Muon)."""
 
 DIGIT_MAX = 64
-"""Of magnitude. Beyond it a processor whose int8 products add pairs in int16 (before VNNI) would cut sums off."""
+"""Largest magnitude of a digit. A processor whose int8 products add pairs in int16 (before VNNI) would cut larger sums off."""
 
 SIDE_MAX = (2**31 - 1) // (2 * DIGIT_MAX**2)
 """Rows or columns of a matrix, at most: sums of twice as many products (two pairs of digits) stay below 2^31."""
 
 ENTRY_MAX = 2.0
-"""Of the iteration's matrices, so that all stays finite. In a sound iteration they, as singular values, are below 1.3."""
+"""Largest entry of the iteration's matrices, so that all stays finite. In a sound iteration, entries and singular values are
+below 1.3."""
 
 _ALIGNED = 32
 """Rows and columns are filled up with zeros to a multiple of this: cuBLAS asks for 8, tensor cores work best with 32."""
@@ -49,7 +50,7 @@ _DITHER_ROWS = 256
 
 _EXPONENT_BITS, _FRACTION_BITS, _BIAS = 0x7F800000, 23, 127
 _SMALLEST = 2.0**-40
-"""What a row's largest magnitude counts as, at least: rows below it lose digits, and scales stay within fp32."""
+"""A row's largest magnitude counts as at least this: rows below it lose digits, and scales stay within fp32."""
 
 
 class Digits(NamedTuple):
@@ -125,7 +126,7 @@ def _digits(matrix: Tensor) -> Digits:
 
 @functools.lru_cache(maxsize=8)
 def _dither(columns: int, device: torch.device) -> Tensor:
-    """What is added before rounding, the same on every device: fp32 [256, columns] as if drawn from within +-1/2."""
+    """The dither, added before rounding, the same on every device: fp32 [256, columns] as if drawn from within +-1/2."""
     number = np.arange(_DITHER_ROWS * columns, dtype=np.uint64)
     with np.errstate(
         over="ignore"
@@ -139,7 +140,7 @@ def _dither(columns: int, device: torch.device) -> Tensor:
 
 
 def _whole(digits: Digits) -> Tensor:
-    """What the digits say: fp32, exact."""
+    """The value of the digits: fp32, exact."""
     return digits.high.to(torch.float32).mul_(2.0**7).add_(digits.low).mul_(_inverse(digits.scale))
 
 
@@ -167,7 +168,7 @@ def _joined(high: Tensor, across: Tensor, low: Tensor) -> Tensor:
 
 
 def _inverse(scale: Tensor) -> Tensor:
-    """Of powers of two."""
+    """The inverse of powers of two, exact."""
     return ((2 * _BIAS << _FRACTION_BITS) - scale.view(torch.int32)).view(torch.float32)
 
 

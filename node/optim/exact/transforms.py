@@ -41,7 +41,7 @@ class Transform:
 
     @property
     def scale(self) -> int:
-        """What `inverse_exact` multiplies the inverse in real numbers by."""
+        """The factor between `inverse_exact` and the inverse in real numbers."""
         return int(4**SHIFT)
 
     def basis(self, device: torch.device) -> Tensor:

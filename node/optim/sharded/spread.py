@@ -1,7 +1,7 @@
 """A tensor that lies spread over the ranks of a peer, read and written piece by piece: no rank ever holds it whole.
 
-What a digest, a snapshot and a saved momentum need of a sharded model. All calls are collective over the group. Refuses to
-know what the tensor means.
+A digest, a snapshot and a saved momentum of a sharded model need this. All calls are collective over the group. Refuses to know
+the tensor's meaning.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch.distributed.tensor import DTensor, Shard
 from node.optim.second_moment import local_part
 
 PIECE_ELEMENTS = 2**24
-"""What travels at a time: 64 MiB of fp32."""
+"""Elements that travel at a time: 64 MiB of fp32."""
 
 
 class Pieces(Protocol):
-    """A tensor that is put together as it is asked for."""
+    """A tensor whose pieces are put together on request."""
 
     @property
     def shape(self) -> Sequence[int]:
-        """Of the whole tensor."""
+        """The shape of the whole tensor."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its elements."""
+        """The type of its elements."""
         ...
 
     def numel(self) -> int:
@@ -43,12 +43,12 @@ class Pieces(Protocol):
         ...
 
     def copy_(self, source: Tensor) -> object:
-        """Take over a whole tensor of the same shape."""
+        """Copy a whole tensor of the same shape into this one."""
         ...
 
 
 def whole(tensor: Tensor | Pieces) -> Tensor:
-    """All of it, on the CPU unless it was a tensor already."""
+    """The whole tensor, on the CPU unless it was a tensor already."""
     if isinstance(tensor, Tensor):
         return tensor
     out = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)

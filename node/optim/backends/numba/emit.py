@@ -1,8 +1,8 @@
-"""What the inner loops of the fused step are written in: LLVM instructions on vectors of 16 lanes; and the small ones.
+"""The LLVM instructions of the fused step's inner loops, on vectors of 16 lanes, and the small inner loops themselves.
 
 Each `instruction` here, in `forward` and in `inverse` is one to numba. numba compiles it into the kernels for the present
-processor. A vector of 16 is one register with AVX-512, two with AVX2, four with NEON. Addresses are integers, and nothing checks
-them. Only `forward` and `sum_of_squares` may contract a product and a sum, because they serve private numbers.
+processor. A vector of 16 is one register with AVX-512, two with AVX2, four with NEON. Addresses are integers, without a check.
+Only `forward` and `sum_of_squares` may contract a product and a sum, because they serve private numbers.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ Best: TypeAlias = list[tuple[Value, Value]]
 
 
 def _better(code: Code, one: Best, other: Best) -> Best:
-    """Of each lane the larger; `one`, whose positions are lower, if they are equal."""
+    """The larger of each lane. If both are equal, it is `one`, whose positions are lower."""
     build, result = code.builder, []
     for mine, theirs in zip(one, other, strict=True):
         larger = build.icmp_signed(">", theirs[0], mine[0])

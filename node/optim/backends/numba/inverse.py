@@ -47,7 +47,7 @@ def _shorts(value: int) -> Value:
 
 @instruction(ADDRESS, types.int64, ADDRESS, types.int64)
 def find_votes(code: Code, codes: Value, group_size: Value, places: Value, apart: Value) -> None:
-    """Where one peer's votes for a chunk are, int16 `places`, and their signs (1 and -1), `apart` bytes behind those.
+    """The places of one peer's votes for a chunk, int16 `places`, and their signs (1 and -1), `apart` bytes behind the places.
 
     `codes` holds a vote a byte. A place is `64 * column + 32 * (row % 2) + row // 2`.
     """
@@ -79,7 +79,7 @@ def _place(code: Code, slot: Value, groups: Value) -> Value:
 
 @instruction(ADDRESS, types.int64)
 def find_moves(code: Code, ballots: Value, count: Value) -> None:
-    """What each of `count` votes changes in the first pass, and where: offsets in bytes.
+    """The change that each of `count` votes makes in the first pass, and its place: offsets in bytes.
 
     `ballots` int16 [4, count] holds places, signs, and the sums before each vote. The offsets in `multiples` (see
     `kernels.apply`) replace these sums. The last row gets the offsets in the columns. A vote beyond the cap changes nothing.

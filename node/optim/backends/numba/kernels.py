@@ -25,7 +25,7 @@ _ROWS_AHEAD = 16
 """How far ahead rows of parameters are asked for."""
 
 SCRATCH_BYTES = 12 * _CHUNK
-"""What a kernel needs of memory for itself, from a multiple of 64 bytes on."""
+"""Bytes of memory that a kernel needs for itself, from a multiple of 64 bytes on."""
 
 _GROUPS_MAX = 512
 """Votes that a peer has for a chunk at the smallest group size."""
@@ -77,7 +77,7 @@ def _visit_pool(plan, tensors, chunk, buffer, write):
 
 @njit(nogil=True)
 def _find(plan, tensors, chunk, buffer):
-    """Where a chunk's rows are and how far apart, in bytes: in its tensor, or gathered in `buffer`."""
+    """The address of a chunk's rows and their distance in bytes: in the chunk's tensor, or gathered in `buffer`."""
     core = plan[0]
     if chunk >= core.shape[0]:
         _visit_pool(plan, tensors, chunk, buffer, False)
@@ -132,7 +132,7 @@ def _largest(momentum, group_size, found, magnitudes, positions):
 
 @njit(nogil=True)
 def _next(plan, tensors, chunk, last, fallback):
-    """Where the rows of the next chunk are, if it lies in a core; else `fallback`, which is at hand already."""
+    """The address of the next chunk's rows, if the chunk lies in a core; else `fallback`, which is in the cache already."""
     core = plan[0]
     if chunk + 1 < min(last, core.shape[0]):
         base = tensors[core[chunk + 1, 0]]
@@ -145,7 +145,7 @@ def _next(plan, tensors, chunk, last, fallback):
 def _divide_pool(plan, chunk, planes, second, corrections):
     """As `forward.divide_rows`, of a chunk of the pool: gradients in the first of the fp32 `planes`, moments in the third.
 
-    A strip has its own tensor's correction. What the pool has no element for stays zero.
+    A strip has its own tensor's correction. Places without an element of the pool stay zero.
     """
     strips, begin = plan[1], (chunk - plan[0].shape[0]) * _CHUNK
     end = min(begin + _CHUNK, strips[-1, 5])

@@ -1,4 +1,4 @@
-"""Where the chunks of a layout lie in the tensors themselves, as tables of integers for the kernels."""
+"""The places of a layout's chunks in the tensors themselves, as tables of integers for the kernels."""
 
 from __future__ import annotations
 
