@@ -76,8 +76,8 @@ async def test_a_coordinator_that_has_come_back_is_joined_at_once(monkeypatch: p
     ("kept", "taken", "why"),
     [
         ({3: b"3", 4: b"4", 5: b"5"}, 5, ""),
-        ({}, 2, "this peer has not kept all of them up to 5"),
-        ({3: b"3", 4: b"4", 5: b"5"}, 2, "it takes no entry after step 2 back"),
+        ({}, 2, "this peer has not kept all of them up to step 5"),
+        ({3: b"3", 4: b"4", 5: b"5"}, 2, "the coordinator takes no entry after step 2 back"),
     ],
 )
 async def test_a_coordinator_that_is_behind_gets_the_entries_back(kept: dict[int, bytes], taken: int, why: str) -> None:

@@ -320,7 +320,7 @@ def test_a_state_in_doubt_is_not_given_up_because_votes_are_lost(tmp_path: Path)
     assert not world.recovery.agrees(world.log.entries[6]), "computing again, from step 4"
     world.serves(*poisoned(world.log, 6))
     with pytest.raises(DivergedError, match="could not compute it again"):
-        world.recovery.lost("the votes of step 5 are no longer held by anyone who answers")
+        world.recovery.lost("no peer that answers holds the votes of step 5 any more")
     assert (tmp_path / EVIDENCE).exists()
 
 

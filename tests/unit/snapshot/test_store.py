@@ -64,7 +64,7 @@ def test_limit_and_keep(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, 100)
     old, new = keep(store, 1, bytes(40)), keep(store, 2, bytes(range(60)))
     with pytest.raises(
-        StoreFullError, match=r"100 bytes are used and 1 more do not fit its limit of 100.*snapshots_gb"
+        StoreFullError, match=r"100 bytes are used and 1 more do not fit the limit of 100.*snapshots_gb"
     ):
         keep(store, 3, b"x")
     assert store.keep([new.root]) == 1
