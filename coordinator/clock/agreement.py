@@ -190,7 +190,8 @@ def _caught_up(run: Run, public_key: bytes) -> Run:
 
 
 def _resync(run: Run, reasons: Mapping[bytes, str], at_step: int) -> Outcome:
-    """Peers whose state differs from the agreed one, each with the reason. They take part again once their state agrees."""
+    """Peers whose state differs from the agreed one, each with the reason. Such peers take part again once their state
+    agrees."""
     effects: list[Effect] = []
     for key, reason in reasons.items():
         peer = run.peers.get(key)

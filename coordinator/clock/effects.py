@@ -92,7 +92,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class EndStream:
-    """The peer gets no further event. It may try to join again."""
+    """The peer gets no further event. The peer may try to join again."""
 
     public_key: bytes
 

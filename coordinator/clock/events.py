@@ -12,7 +12,7 @@ from protos.ticket import Ticket
 
 @dataclass(frozen=True)
 class JoinAsked:
-    """A peer asks to take part. Its signature and its ticket's are verified. `unix_ms`: the time by the wall clock.
+    """A peer asks to take part. The peer's signature and its ticket's are verified. `unix_ms`: the time by the wall clock.
 
     `network`: the block of public network addresses that it calls from (protos/address.py); empty for a private one.
     `anchor`: the peer asks to take part as an anchor.

@@ -139,7 +139,7 @@ def everyone(step: OpenStep) -> int:
 
 
 def lost(step: OpenStep, reporter: bytes) -> OpenStep:
-    """A new life of a peer has lost its payloads. Its own claim stands, and so do the holdings of all other anchors."""
+    """A new life of a peer has lost its payloads. The peer's own claim stands, and so do the holdings of all other anchors."""
     bit = step.bit(reporter)
     held = {**step.held, reporter: step.held.get(reporter, 0) & bit} if reporter in step.held else step.held
     return replace(

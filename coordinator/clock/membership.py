@@ -47,7 +47,7 @@ def joined(run: Run, event: JoinAsked, now_ms: int) -> Outcome:
 
 
 def _holds_nothing(run: Run, public_key: bytes) -> Run:
-    """A new life of a peer has lost its payloads, until it reports them again. Its claim stands."""
+    """A new life of a peer has lost its payloads, until it reports them again. The peer's claim stands."""
     current = run.step
     if current is None:
         return run
@@ -89,7 +89,7 @@ def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
 
 
 def _make_room(run: Run, public_key: bytes) -> Outcome:
-    """A peer gives its place to a peer with a better claim. It gets the reason when it joins again."""
+    """A peer gives its place to a peer with a better claim. The first peer gets the reason when it joins again."""
     run = transitions.with_peer(run, replace(transitions.move_peer(run.peers[public_key], PeerPhase.ABSENT), gone=True))
     return run, [EndStream(public_key)]
 

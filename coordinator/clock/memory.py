@@ -1,4 +1,4 @@
-"""The change that a record makes to a run. It is the same when the record is written and when it is read back.
+"""The change that a record makes to a run. The change is the same when the record is written and when it is read back.
 
 Refuses to decide anything, and refuses a journal whose ticks and entries do not follow from each other. Facts that are in no
 record (connected peers, holders) are reported again by the peers.
@@ -114,7 +114,8 @@ def _remember_revocation(run: Run, record: TicketRevoked) -> Run:
 
 
 def _remember_snapshot(run: Run, record: SnapshotAgreed) -> Run:
-    """Keep a new snapshot in the order of steps, the newest last. It may be older than others, if an anchor was away."""
+    """Keep a new snapshot in the order of steps, the newest last. The snapshot may be older than others, if an anchor was
+    away."""
     others = [fact for fact in run.snapshots if fact.step != record.snapshot.step]
     snapshots = tuple(sorted([*others, record.snapshot], key=lambda fact: fact.step)[-SNAPSHOTS_KEPT:])
     kept = {s: r for s, r in run.reported_snapshots.items() if s >= snapshots[0].step}

@@ -50,7 +50,7 @@ def deciders(run: Run, step: OpenStep, now_ms: int) -> int:
 
 
 def quorum(run: Run, step: OpenStep, now_ms: int) -> Quorum:
-    """The quorum that has to hold a payload. It includes an anchor if one is connected.
+    """The quorum that has to hold a payload. The quorum includes an anchor if one is connected.
 
     An anchor that holds no payload of the deciders by the deadline counts as away. It does so in the next step, too, until
     it reports a payload.

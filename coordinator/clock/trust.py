@@ -38,7 +38,7 @@ TYPICAL_NEEDED = 8
 SUBJECTS_NEEDED = 3
 TELLING_MIN = 6.0
 """`difference` says something only where it is typically so large. At a typical 2, 31 % of honest checks were below 0, and
-at a typical 13, 2 % (docs/security.md). It is small early in a run, and for few samples of a large batch."""
+at a typical 13, 2 % (docs/security.md). The difference is small early in a run, and for few samples of a large batch."""
 LAZY_PART, COPY_PART = 1 / 4, 1 / 2
 """Below this part of the typical difference a check is bad; for votes that repeat an earlier payload, below the larger part."""
 COPIED_WAY = 1 / 2

@@ -26,7 +26,7 @@ def create(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Make an anchor link of a run, and print it. Its holder decides about the run's state, so keep it to yourself.
+    """Make an anchor link of a run, and print it. The link's holder decides about the run's state, so keep it to yourself.
 
     From the first anchor on, state digests and snapshots of the run count only from anchors. `invite revoke` revokes the link.
     """

@@ -1,4 +1,4 @@
-"""The two clocks of a coordinator. They are read here, so that a test can set either."""
+"""The two clocks of a coordinator. The clocks are read here, so that a test can set either."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One coordinator of several on one database: stands by until the lease is free, acts while it holds it, stands by again.
 
-It decides nothing: `lease.py` says which coordinator may act, and the journal refuses writes of any other. A coordinator with
-its own database does not use it.
+The election decides nothing: `lease.py` says which coordinator may act, and the journal refuses writes of any other. A
+coordinator with its own database does not use it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Election:
     ) -> None:
         """The election calls `show` when this coordinator begins or ceases to act.
 
-        It calls `met` with the addresses of all coordinators, that of the acting one first."""
+        The election calls `met` with the addresses of all coordinators, that of the acting one first."""
         self.known = asyncio.Event()
         """Set once this coordinator knows which one acts."""
         self._lease, self._journal, self._hub = lease, journal, hub

@@ -45,7 +45,7 @@ _admits: ContextVar[Callable[[bytes], None] | None] = ContextVar("admits", defau
 
 
 def admitted(session_id: bytes) -> None:
-    """The running call belongs to a session. It gives its stranger's place back, and its connection gets places of its
+    """The running call belongs to a session. The call gives its stranger's place back, and its connection gets places of its
     own."""
     admits = _admits.get()
     if admits is not None:

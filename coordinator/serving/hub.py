@@ -28,7 +28,7 @@ from protos.v1 import log_pb2
 
 STATUS_PEERS_MAX = 1024
 STATUS_EXCLUSIONS_MAX = 256
-# A run of many peers changes with each report. Its description takes milliseconds, and strangers may ask for it.
+# A run of many peers changes with each report. The description takes milliseconds, and strangers may ask for it.
 DESCRIBED_PEERS_MIN = 64
 DESCRIBED_MS_MAX = 1_000
 
@@ -94,7 +94,7 @@ class Hub:
     def stand_by(self, reason: str) -> None:
         """Act no more, at once. A write in progress may succeed or not: this coordinator tells no peer.
 
-        It waits for nothing, because the database may not answer.
+        The coordinator waits for nothing, because the database may not answer.
         """
         self.stands_by = reason
         self.metrics.acts.set(0)

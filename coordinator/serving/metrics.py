@@ -52,7 +52,7 @@ class Metrics:
         self.refused.labels(Reason.OUT_OF_RANGE.value).inc(count)
 
     def observe(self, run: Run) -> None:
-        """Take the present run. Its figures are counted when a client reads the metrics."""
+        """Take the present run. The run's figures are counted when a client reads the metrics."""
         self._runs.newest[run.run_id.hex()[:16]] = run
 
 

@@ -1,6 +1,6 @@
 """The runtime of a run: it takes events one at a time, asks the machine, and carries out the effects in order.
 
-The runtime alone owns a run's state. It decides nothing, and writes the journal before it tells a peer.
+The runtime alone owns a run's state. The runtime decides nothing, and writes the journal before it tells a peer.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from protos.errors import OperatorError
 
 # A short timeout gives up a server that does not answer, so that its coordinator sees in time that the lease has ended. The
-# values are seconds; tcp_user_timeout is ms. They are libpq's, which ignores options that the platform does not have.
+# values are seconds; tcp_user_timeout is ms. The options are libpq's, which ignores options that the platform does not have.
 _POSTGRES_CONNECT = {
     "connect_timeout": 2,
     "tcp_user_timeout": 2_000,

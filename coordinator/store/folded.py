@@ -1,6 +1,6 @@
 """Every run of a journal, folded as far as it is written. From this a coordinator continues the runs of the one before.
 
-It begins at the newest checkpoint that fits, and reads on from its last record. So a standby has the runs of the acting
+The fold begins at the newest checkpoint that fits, and reads on from its last record. So a standby has the runs of the acting
 coordinator, and no start reads a long journal. Writes nothing.
 """
 
@@ -34,7 +34,7 @@ def run_of(run_id: bytes, genesis: log_pb2.Genesis) -> Run:
 
 @dataclass
 class Folded:
-    """A run as its journal has it. `run` is the fold of the first `number` records without those in `waiting`. Their
+    """A run as its journal has it. `run` is the fold of the first `number` records without those in `waiting`. The records'
     deadlines count from the moment at which a coordinator continues the run."""
 
     genesis: log_pb2.Genesis

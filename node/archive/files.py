@@ -1,8 +1,8 @@
 """The archive on the disk: segments, each a snapshot and the entries after it.
 
-    genesis                 the run, as protobuf. Its sha256 is the run id.
+    genesis                 the run, as protobuf. The sha256 of this file is the run id.
     layout.json             [name, shape] or [name, shape, kind] of every parameter, in the order of the layout.
-    000000000000/           a segment. It begins with the state after the step that names it.
+    000000000000/           a segment. The segment begins with the state after the step that names it.
         manifest            the manifest of that state.
         state.safetensors   that state.
         log                 the signed entries after it.

@@ -1,7 +1,7 @@
 """The replay of a run from its archive checks every step: the log, its signatures, and its effect on the weights.
 
-The replay trusts only the run's genesis, which the run id names. It needs no network, no data and no code of the run, because
-the state is tensors by name. It stops at the first step that does not hold.
+The replay trusts only the run's genesis, which the run id names. The replay needs no network, no data and no code of the run,
+because the state is tensors by name. The replay stops at the first step that does not hold.
 """
 
 from __future__ import annotations

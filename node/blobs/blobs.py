@@ -91,7 +91,8 @@ async def read_frame(reader: asyncio.StreamReader, wait_seconds: float = STREAM_
 class BlobServer:
     """The server answers blob requests from `lookup`, one after the other on each stream.
 
-    It holds a blob in memory once while it sends the blob, even to many peers. `audience` decides which peer is served when."""
+    The server holds a blob in memory once while it sends the blob, even to many peers. `audience` decides which peer is served
+    when."""
 
     def __init__(
         self,

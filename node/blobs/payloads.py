@@ -1,8 +1,9 @@
 """The payloads that this peer holds, on its disk, by hash. The peer deletes them by step, once no joiner needs them.
 
-Their bytes are bounded, too: beyond the limit the oldest step goes first, and the peer logs it. The newest payloads are also in
-memory, so the peer reads and hashes a payload that many pull only once. Payloads outlive the process, so a swarm whose peers
-all died can replay its log. The peer does not sync each payload to the disk: a file that a power cut damaged counts as missing.
+The bytes of payloads are bounded, too: beyond the limit the oldest step goes first, and the peer logs it. The newest payloads
+are also in memory, so the peer reads and hashes a payload that many pull only once. Payloads outlive the process, so a swarm
+whose peers all died can replay its log. The peer does not sync each payload to the disk: a file that a power cut damaged
+counts as missing.
 """
 
 from __future__ import annotations

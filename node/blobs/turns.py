@@ -23,8 +23,8 @@ ATTEMPTS_MAX = 4
 # The same for a payload that the log accepted: a quorum held it, and this peer cannot continue without it. The time is longer
 # for more bytes (at IMPATIENT_BYTES_A_SECOND, because this peer's own link may be slow), and for holders that answered late.
 HASTE_SECONDS = 0.25
-# The peer asks holders that lacked a blob again while others keep it waiting. It asks LACKING_ROUND_MAX of them after this
-# long, then again after twice as long each time, in LACKING_ROUNDS_MAX rounds.
+# The peer asks holders that lacked a blob again while others keep it waiting. The peer asks LACKING_ROUND_MAX of them after
+# this long, then again after twice as long each time, in LACKING_ROUNDS_MAX rounds.
 LACKING_SECONDS = 0.5
 LACKING_ROUND_MAX = 4
 LACKING_ROUNDS_MAX = 5

@@ -1,7 +1,7 @@
 """`swarmentum demo`: a real swarm on this machine. Every part is the one that a user has, each in its own process.
 
-The command starts a coordinator, a relay and the peers on loopback, and shows the run. It checks at the end that all replicas
-are equal and that the loss fell. It leaves the results in the output folder, and no process.
+The command starts a coordinator, a relay and the peers on loopback, and shows the run. The command checks at the end that all
+replicas are equal and that the loss fell. The command leaves the results in the output folder, and no process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A run's pictures at its end: the loss curve as a picture and in the terminal, and a table of the peers.
 
-Refuses to measure anything; it draws the given values. It touches no global state of a plotting library but plotext's, and
-clears that before and after.
+Refuses to measure anything; it draws the given values. The module touches no global state of a plotting library but plotext's,
+and clears that before and after.
 """
 
 from __future__ import annotations

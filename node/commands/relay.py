@@ -1,4 +1,4 @@
-"""`swarmentum relay`: a public bootstrap and relay peer. It trains nothing, reads nothing, and needs no GPU.
+"""`swarmentum relay`: a public bootstrap and relay peer. The relay trains nothing, reads nothing, and needs no GPU.
 
 Peers find each other through its DHT, and reach peers behind routers through its circuits.
 """

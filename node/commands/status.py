@@ -1,4 +1,5 @@
-"""`swarmentum status`: the coordinator's facts about a run, once. Their text is a stranger's: printable, never markup."""
+"""`swarmentum status`: the coordinator's facts about a run, once. The text of the facts is a stranger's: printable, never
+markup."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ SLOW_SECONDS: Final = 1.0
 
 
 class Source:
-    """One peer's source of samples. It is slow if reading took more than SLOW_PART of the time of SLOW_STEPS gradients, and
-    more than SLOW_SECONDS."""
+    """One peer's source of samples. A source is slow if reading took more than SLOW_PART of the time of SLOW_STEPS gradients,
+    and more than SLOW_SECONDS."""
 
     def __init__(self) -> None:
         self._times: deque[tuple[float, float]] = deque(maxlen=SLOW_STEPS)

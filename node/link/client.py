@@ -37,8 +37,8 @@ CALL_SECONDS_MAX = 15.0
 # A peer asks a busy coordinator again for so long.
 BUSY_SECONDS_MAX = 60.0
 # These times count if a peer knows several coordinators. A peer gives a coordinator up that does not say within
-# PROBE_SECONDS_MAX whether it acts. It pings a coordinator every second, and gives it up after SILENT_SECONDS_MAX of silence.
-# It asks all coordinators often for TAKE_OVER_SECONDS_MAX, until one acts.
+# PROBE_SECONDS_MAX whether it acts. The peer pings a coordinator every second, and gives it up after SILENT_SECONDS_MAX of
+# silence. The peer asks all coordinators often for TAKE_OVER_SECONDS_MAX, until one acts.
 PROBE_SECONDS_MAX = 1.5
 SILENT_SECONDS_MAX = 1.5
 TAKE_OVER_SECONDS_MAX = 15.0

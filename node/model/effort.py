@@ -1,4 +1,4 @@
-"""How a peer computes its gradients: with less memory, or compiled. Its own choice: what is learnt is the same.
+"""How a peer computes its gradients: with less memory, or compiled. The peer chooses this itself; the gradient is the same.
 
 Refuses a setting that the model cannot follow, before the peer joins, instead of doing without it in silence.
 """

@@ -1,9 +1,9 @@
 """Random draws for a model's initial weights that are the same bits on every machine.
 
 PyTorch's own `normal_` uses logarithm and cosine, and their last bit depends on the processor's vector instructions. The same
-seed gave other weights with AVX2 than without it (measured, torch 2.13). A replicated state must begin equal. So the draws of a
-model's weights come from whole numbers. They are NumPy's Philox bits (stable by NumPy's documented policy), exact sums, and
-single correctly rounded operations.
+seed gave other weights with AVX2 than without it (measured, torch 2.13). A replicated state must begin equal. So the draws of
+a model's weights come from whole numbers. The whole numbers are NumPy's Philox bits (stable by NumPy's documented policy),
+exact sums, and single correctly rounded operations.
 
 Refuses nothing. Draws that the module does not cover keep PyTorch's own bits: the inverse error function of truncated normals,
 the QR of orthogonal initialisers, permutations. Runs with such draws agree on step 0 through its snapshot.
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 BLOCK_DRAWS: Final = 1 << 20  # so that a large tensor needs little memory beside itself
 
-# A normal number is the sum of 12 uniform 16-bit numbers, the classical approximation (Irwin-Hall). Its variance is
+# A normal number is the sum of 12 uniform 16-bit numbers, the classical approximation (Irwin-Hall). The sum's variance is
 # 12 * (2^32 - 1) / 12, so its deviation is 2^16 to ten digits. The tails end at 6 deviations.
 WORDS_PER_NORMAL: Final = 3
 NORMAL_MEAN: Final = 12 * 65535 / 2

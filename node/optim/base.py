@@ -1,9 +1,10 @@
 """Base optimizers: they move the parameters, given the aggregate that every replica has (arXiv 2411.19870v2).
 
-A base's state is part of the replicated state, so it must have the same bits everywhere. Arithmetic by element is one operation
-at a time, and each is rounded once as IEEE 754 says. A base uses no fused multiply-add and no library's power function. It uses
-only `sqrt` and `/`, which are correctly rounded on CPUs and CUDA. Metal's are not, and its fused operations cannot be
-recognised, so there the arithmetic runs on the CPU. Matrix products (Muon) are exact in whole numbers (`orthogonal`).
+A base's state is part of the replicated state, so it must have the same bits everywhere. Arithmetic by element is one
+operation at a time, and each is rounded once as IEEE 754 says. A base uses no fused multiply-add and no library's power
+function. A base uses only `sqrt` and `/`, which are correctly rounded on CPUs and CUDA. Metal's are not, and its fused
+operations cannot be recognised, so there the arithmetic runs on the CPU. Matrix products (Muon) are exact in whole numbers
+(`orthogonal`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ COUNT_MAX = 2**24
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """The base optimizer and its settings. They are replicated, so all peers of a run agree on them."""
+    """The base optimizer and its settings. The settings are replicated, so all peers of a run agree on them."""
 
     name: str = "sign"
     """One of BaseName; another if there is a `function`."""

@@ -1,6 +1,6 @@
 """The digest that proves replicas equal: SHA-256 over the bits of the parameters.
 
-It refuses to round: -0 and 0 differ, and so do two NaNs of different payload.
+The digest refuses to round: -0 and 0 differ, and so do two NaNs of different payload.
 """
 
 from __future__ import annotations

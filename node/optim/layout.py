@@ -1,8 +1,8 @@
 """The layout: the place of every parameter in the 64x64 chunks that the DCT transforms.
 
-The layout is part of the contract of a run: two peers exchange votes only if their layouts have the same digest.
-It is computed from names and shapes, and from what modules say of them (`kinds_of`). It refuses to look at values, and holds no
-tensor. ADR 3.
+The layout is part of the contract of a run: two peers exchange votes only if their layouts have the same digest. The layout is
+computed from names and shapes, and from what modules say of them (`kinds_of`). The layout refuses to look at values, and holds
+no tensor. ADR 3.
 """
 
 from __future__ import annotations

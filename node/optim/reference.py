@@ -1,7 +1,7 @@
 """The slow obvious version of this package: one chunk, one group, one vote at a time. The oracle of the tests.
 
-It shares no code with the fast version, only the names of its constants. Sums are made in float64 and int64; fp32
-appears only where its rounding is part of the contract. It refuses to be fast.
+The module shares no code with the fast version, only the names of its constants. Sums are made in float64 and int64; fp32
+appears only where its rounding is part of the contract. The module refuses to be fast.
 """
 
 from __future__ import annotations

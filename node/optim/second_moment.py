@@ -1,8 +1,8 @@
 """A peer's private second moment: the peer divides gradients by their own running root mean square before the momentum.
 
-This is the division of Adam (arXiv 1412.6980); the votes carry the sign of such a momentum. It costs each peer 4 bytes a
-parameter and nothing on the wire. Votes, aggregate and replicated state have the same form without it, so peers with and
-without it can train together.
+This is the division of Adam (arXiv 1412.6980); the votes carry the sign of such a momentum. The second moment costs each peer
+4 bytes a parameter and nothing on the wire. Votes, aggregate and replicated state have the same form without it, so peers with
+and without it can train together.
 """
 
 from __future__ import annotations

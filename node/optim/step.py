@@ -1,7 +1,7 @@
 """The maths of one step, as functions of tensors: a gradient joins the momentum, votes leave it, parameters move.
 
-Momentum is private to a peer, so its rounding is no contract. Parameters are replicated: every operation on them rounds
-the same way on every device. This module holds no state and knows no backend. It refuses a learning rate that fp32 cannot
+Momentum is private to a peer, so its rounding is no contract. Parameters are replicated: every operation on them rounds the
+same way on every device. This module holds no state and knows no backend. This module refuses a learning rate that fp32 cannot
 hold.
 """
 

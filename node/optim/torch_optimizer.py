@@ -1,8 +1,8 @@
 """DeMo as a `torch.optim.Optimizer`: the same maths in an existing training script, no swarm needed.
 
-With a `torch.distributed` process group every rank votes and applies everybody's votes: one `all_gather` of one uint8
-tensor a step, gloo or nccl. Without one it trains alone on its own votes. It refuses to average gradients: do not wrap
-the model in `DistributedDataParallel`, and start all ranks from the same weights.
+With a `torch.distributed` process group every rank votes and applies everybody's votes: one `all_gather` of one uint8 tensor a
+step, gloo or nccl. Without one it trains alone on its own votes. The optimizer refuses to average gradients: do not wrap the
+model in `DistributedDataParallel`, and start all ranks from the same weights.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from protos.text import printable
 
 DHT_REFRESH_SECONDS = 60.0
 DISCOVER_SECONDS = 10.0
-# While a member of the roster is not connected, or only through a relay, the peer looks others up after this time. It then
-# doubles the time, until the roster or the connections change. With OVERLAY_PEERS_WANTED connections gossip reaches every
+# While a member of the roster is not connected, or only through a relay, the peer looks others up after this time. The peer
+# then doubles the time, until the roster or the connections change. With OVERLAY_PEERS_WANTED connections gossip reaches every
 # peer, so the peer looks up no more.
 DISCOVER_AGAIN_SECONDS = 2.0
 DISCOVER_AGAIN_SECONDS_MAX = 60.0

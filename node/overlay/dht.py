@@ -138,7 +138,7 @@ class _Records(DHTLocalStorage):  # type: ignore[misc]
 
 
 class _Doorkeeper:
-    """The host's libp2p as hivemind's DHT sees it. It counts every call of a remote before hivemind answers the call."""
+    """The host's libp2p as hivemind's DHT sees it. The class counts every call of a remote before hivemind answers the call."""
 
     def __init__(self, p2p: Any) -> None:
         self._p2p = p2p

@@ -1,8 +1,8 @@
 """A connection belongs to one life of a peer: each start of the overlay draws a number, and peers that meet tell theirs.
 
-A killed process closes no connection. Its TCP connections end at once, but other peers keep its QUIC connections for some 30 s.
-A p2pd with such a connection uses it first. If the killed peer comes back with its identity, gossip and streams to it go into a
-connection that nobody reads.
+A killed process closes no connection. The process's TCP connections end at once, but other peers keep its QUIC connections for
+some 30 s. A p2pd with such a connection uses it first. If the killed peer comes back with its identity, gossip and streams to
+it go into a connection that nobody reads.
 
 So a peer that receives another peer's new number drops its connections to the old life, and the peer that asked dials again. A
 stranger's false number costs at most the stranger's own connection. ADR 20.

@@ -131,7 +131,7 @@ class Part:
 
 
 class LedDeMo:
-    """`DeMo` as a replica calls it, on all ranks at once. Its saved state equals the state that one device would save."""
+    """`DeMo` as a replica calls it, on all ranks at once. The saved state equals the state that one device would save."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead

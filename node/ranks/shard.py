@@ -72,7 +72,7 @@ class Shard:
         self._try()
 
     def _try(self) -> None:
-        """Make a trial step. It refuses, before the peer joins, a model whose parts cannot be gathered one by one."""
+        """Make a trial step. The step refuses, before the peer joins, a model whose parts cannot be gathered one by one."""
         try:
             with lost_ranks(), self._autocast:
                 loss(self.model, torch.zeros(1, 3, dtype=torch.int64, device=self._device)).backward()  # type: ignore[no-untyped-call]
@@ -224,7 +224,8 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
-    """`fully_shard` over all ranks. It gathers each block of a list when the block is needed, and the rest with the model."""
+    """`fully_shard` over all ranks. The call gathers each block of a list when the block is needed, and the rest with the
+    model."""
     names: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)

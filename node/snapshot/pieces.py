@@ -1,8 +1,8 @@
 """A snapshot: the replicated state as one safetensors file with the same bytes on every machine, cut in pieces.
 
 The file holds the fp32 parameters and the base optimizer's state in order of their names, tied parameters once, and no
-metadata. It holds no buffers of the model, because they are no part of the replicated state. The manifest names the pieces by
-sha256, and its own sha256 is the snapshot's root.
+metadata. The file holds no buffers of the model, because they are no part of the replicated state. The manifest names the
+pieces by sha256, and its own sha256 is the snapshot's root.
 
 Refuses manifests beyond the limits or not in canonical form, pieces that the manifest does not name, and files that do not fit
 the model. Each is a `protos.errors.Refusal` with its reason. The model changes only after all checks.
@@ -87,7 +87,8 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def pack(state: Mapping[str, Tensor]) -> bytes:
-    """The safetensors file of fp32 tensors: equal bits give equal bytes. It has tied tensors once, under their first name."""
+    """The safetensors file of fp32 tensors: equal bits give equal bytes. The file has tied tensors once, under their first
+    name."""
     from safetensors.torch import save
 
     seen: set[tuple[Any, ...]] = set()

@@ -1,4 +1,5 @@
-"""A peer receives other peers' announcements, and pulls, checks and holds their payloads. It keeps contradictions as evidence.
+"""A peer receives other peers' announcements, and pulls, checks and holds their payloads. The peer keeps contradictions as
+evidence.
 
 A peer pulls only from members of the open step's roster (node/swarm/inbox.py is the door). A peer reports that it holds a
 payload only after the payload has passed the payloads' door.
@@ -63,7 +64,8 @@ class Announcements:
 
     @contextmanager
     def pushed(self, data: bytes, author: bytes) -> Iterator[Announced | None]:
-        """An announcement that comes with its payload, from its author. It counts once the payload is here, or does not come.
+        """An announcement that comes with its payload, from its author. The announcement counts once the payload is here, or
+        does not come.
 
         None: this peer does not want the payload, because it knows the announcement, or because the step is not open here yet.
         In the second case this peer pulls the payload later. Raises `Refusal` as `offer` does, and if the author did not push.

@@ -1,7 +1,7 @@
 """The collector makes of a log entry the value that the training thread applies: the entry with the votes of all its payloads.
 
 A payload that does not pass the door counts as nothing, on every replica alike. If no peer holds a payload any more, the
-collector delivers no part of the entry. It asks for a re-sync instead.
+collector delivers no part of the entry. The collector asks for a re-sync instead.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class PushServer:
 
 @dataclass
 class _Kept:
-    """The stream to one peer. It carries one push after the other."""
+    """The stream to one peer. The stream carries one push after the other."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter

@@ -63,8 +63,8 @@ class Doubt:
 class Recovery:
     """One replica's. `follow(store)` follows the log from the state that is here; with `store`, it reports the snapshot, too.
 
-    `agreed_start`: whether the peer may load an initial state that differs from the one that the peer built. It may in a run
-    with anchors, and in a run whose operator knows the peers.
+    `agreed_start`: whether the peer may load an initial state that differs from the one that the peer built. The peer may in a
+    run with anchors, and in a run whose operator knows the peers.
     """
 
     def __init__(

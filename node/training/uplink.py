@@ -1,8 +1,8 @@
 """The size of this peer's votes follows the bytes that the uplink carries in the time that a step allows. Pure; knows no clock.
 
 The module assumes that a payload's time to a typical peer, as the pullers report it, grows with the payload's bytes. The size
-moves one place at a time. It moves up (more bytes) only if the larger payload should take clearly less than the budget. It
-moves down as soon as the present payload takes more. Refuses to guess: without reports nothing changes.
+moves one place at a time. The size moves up (more bytes) only if the larger payload should take clearly less than the budget.
+The size moves down as soon as the present payload takes more. Refuses to guess: without reports nothing changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`swarmentum watch <invite>`: follow a run from outside, check everything, print it live.
 
-The loop takes values from one bounded queue and gives them to the view. It prints the view's events. The values come from the
-overlay's process and the coordinator's reader. The loop needs neither source while the other serves.
+The loop takes values from one bounded queue and gives them to the view. The loop prints the view's events. The values come
+from the overlay's process and the coordinator's reader. The loop needs neither source while the other serves.
 """
 
 from __future__ import annotations

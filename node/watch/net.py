@@ -1,8 +1,9 @@
 """The overlay process of `swarmentum watch`: py-libp2p on trio, one topic, bytes out. Run as `python -m node.watch.net`.
 
 A malformed frame from any peer can end py-libp2p's whole trio tree (docs/overlay.md). This is therefore a process of its own,
-and the watcher starts it again. The process dials and never listens; it checks nothing and keeps nothing. It reads JSON lines
-on stdin: first {"topic": ...}, then {"dial": [multiaddress, ...]} as often as there is news. It ends when stdin ends.
+and the watcher starts it again. The process dials and never listens; it checks nothing and keeps nothing. The process reads
+JSON lines on stdin: first {"topic": ...}, then {"dial": [multiaddress, ...]} as often as there is news. The process ends when
+stdin ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The supervisor keeps the overlay process running: it starts the process, reads its frames, and starts it again after its end.
 
 A process that falls silent is ended and started again, too. The supervisor hands everything on as values through `put`, which
-may refuse a value. It does not know the meaning of a message.
+may refuse a value. The supervisor does not know the meaning of a message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A watcher's view of a run, pure: bytes in; their meaning, or the reason of a refusal, out.
 
-The view checks every signature, the ranges and the hash chain itself. It knows no clock, socket or thread, and all that it
-keeps is bounded. It raises DivergedError if a coordinator signs two histories. It counts all other wrong bytes of strangers.
+The view checks every signature, the ranges and the hash chain itself. The view knows no clock, socket or thread, and all that
+it keeps is bounded. The view raises DivergedError if a coordinator signs two histories. The view counts all other wrong bytes
+of strangers.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class Backend(Protocol):
     name: str
 
     def norm(self, gradients: Sequence[Tensor | None]) -> float:
-        """The norm of all gradients (fp32; None counts as zeros). It is infinite or NaN if one of them is."""
+        """The norm of all gradients (fp32; None counts as zeros). The norm is infinite or NaN if one of them is."""
         ...
 
     def vote(

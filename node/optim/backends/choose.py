@@ -1,4 +1,4 @@
-"""Which backend computes the step of a method on a device. It imports numba or Triton only once one is chosen.
+"""Which backend computes the step of a method on a device. The module imports numba or Triton only once one is chosen.
 
 ADR 10, ADR 11 and ADR 13 say why there are several.
 """

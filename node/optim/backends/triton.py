@@ -4,8 +4,8 @@ The replicated part is bit-identical to the portable path. The inverse runs in i
 round. Vote sums are within +-2, the basis within +-91, and middle values are split in two int8 digits. The update is two fp32
 roundings, with fused multiply-adds switched off. The forward transform serves only the private momentum.
 
-The backend is opt-in (`SWARMENTUM_OPTIM_BACKEND=triton`). It has run in Triton's interpreter, in which tests compare it, and on
-no GPU yet. ADR 13.
+The backend is opt-in (`SWARMENTUM_OPTIM_BACKEND=triton`). The backend has run in Triton's interpreter, in which tests compare
+it, and on no GPU yet. ADR 13.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ def forward_options(capability: tuple[int, int]) -> tuple[str, int]:
 
 
 class Triton:
-    """`backends.base.Backend` on a GPU. It reads and writes cores in place, and strips and vectors through one pool."""
+    """`backends.base.Backend` on a GPU. The backend reads and writes cores in place, and strips and vectors through one
+    pool."""
 
     name = "triton"
 

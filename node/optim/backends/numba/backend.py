@@ -1,6 +1,7 @@
 """The fused step behind the same calls as the portable one: addresses in, threads over ranges of chunks.
 
-It refuses to hold a tensor of the size of the model: gradients are read where they are, parameters written in place. ADR 10.
+The backend refuses to hold a tensor of the size of the model: gradients are read where they are, parameters written in place.
+ADR 10.
 """
 
 from __future__ import annotations

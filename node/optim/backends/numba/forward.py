@@ -118,7 +118,7 @@ def forward_rows(
 ) -> None:
     """`m = beta * m + step * DCT` for 16 rows of a chunk of momentum; `source` is a block of `forward_columns`'.
 
-    It is written over. The 16 rows at `coming` are asked for.
+    The kernel writes over the block. The 16 rows at `coming` are asked for.
     """
     build = code.builder
     rows = [code.at(source, row * ROW_BYTES) for row in range(CHUNK_SIDE)]

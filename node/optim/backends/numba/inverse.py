@@ -111,8 +111,8 @@ def add_row(code: Code, target: Value, source: Value) -> None:
 def halve_and_pair(code: Code, columns: Value, target: Value) -> None:
     """The end of the first pass: int16 [64 columns, 2 kinds, 32 places] to [32 pairs, 64 places, 2], halved half to even.
 
-    The kinds are the parts of even and of odd frequencies. Their sum is a column's upper half. Their difference is the lower
-    half, last place first. Pairs are of columns in the order of `FREQUENCIES`.
+    The kinds are the parts of even and of odd frequencies. The sum of the two kinds is a column's upper half. The difference
+    is the lower half, last place first. Pairs are of columns in the order of `FREQUENCIES`.
     """
     build, half = code.builder, 2 * VOTES_AT_ONCE
     for pair in range(HALF_SIDE):
@@ -170,7 +170,7 @@ def turn_rows(
 
     `pairs` holds int16 [32 pairs, 64 rows, 2] of the first pass, its frequencies in the order of `FREQUENCIES`. `basis` is
     int16 [48 vectors, 16 places, 2]. A frequency's parity makes the two halves of a row equal or opposite; so
-    with those of the even ones. That leaves 32 sums for the odd frequencies, 16 and 16 for the two kinds of even ones.
+    with those of the even ones. This leaves 32 sums for the odd frequencies, 16 and 16 for the two kinds of even ones.
     """
     build = code.builder
     sums = [[same(INT, 0)] * 4 for _ in range(ROWS_AT_ONCE)]
