@@ -215,11 +215,11 @@ class Run:
     loss: float = 0.0
     payload_bytes_total: int = 0
     standings: Mapping[bytes, Standing] = field(default_factory=dict)
-    recent_checks: Recent = field(default_factory=Recent)  # The typical figures of late.
-    checks: Mapping[int, StepChecks] = field(default_factory=dict)  # Of the last steps, until they are judged.
-    tickets: Mapping[bytes, Issued] = field(default_factory=dict)  # By ticket id, oldest first.
-    guests: Mapping[bytes, bytes] = field(default_factory=dict)  # Public key -> ticket id, in the order of joining.
-    anchor_guests: frozenset[bytes] = frozenset()  # Guests that joined with an anchor's ticket.
+    recent_checks: Recent = field(default_factory=Recent)  # the typical figures of late
+    checks: Mapping[int, StepChecks] = field(default_factory=dict)  # of the last steps, until they are judged
+    tickets: Mapping[bytes, Issued] = field(default_factory=dict)  # by ticket id, oldest first
+    guests: Mapping[bytes, bytes] = field(default_factory=dict)  # public key -> ticket id, in the order of joining
+    anchor_guests: frozenset[bytes] = frozenset()  # guests that joined with an anchor's ticket
     anchor_late: bool = False
     """The anchor reported nothing in the last step: the next step does not wait for the anchor before it reports something."""
     # These fields come from the peers.
@@ -231,9 +231,8 @@ class Run:
     reported_snapshots: Mapping[int, Mapping[bytes, SnapshotFact]] = field(default_factory=dict)
     finish_by_ms: int = 0
     finished_told: bool = False
-    lost_until: int = (
-        0  # a peer has proven that the log goes to this step: no step opens before the log is as long again
-    )
+    # A peer has proven that the log goes to this step. No step opens before the log is as long again.
+    lost_until: int = 0
 
     def with_phase(self, phase: PeerPhase) -> list[Peer]:
         """Peers in a phase, sorted by public key."""

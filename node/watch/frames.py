@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
 
-MESSAGE = b"M"  # The body is a gossiped message as it came.
-OVERSIZED = b"O"  # The body is the number of bytes of a message beyond the gossip limit, as decimal text.
-STATUS = (
-    b"S"  # The body is the number of connected subscribers of the topic, as decimal text. The frame comes every second.
-)
+# The body is a gossiped message as it came.
+MESSAGE = b"M"
+# The body is the number of bytes of a message beyond the gossip limit, as decimal text.
+OVERSIZED = b"O"
+# The body is the number of connected subscribers of the topic, as decimal text. The frame comes every second.
+STATUS = b"S"
 HEADER_BYTES = 5
 _KINDS = (MESSAGE, OVERSIZED, STATUS)
 

@@ -18,9 +18,8 @@ from protos.errors import DivergedError, Reason, Refusal
 from protos.log import Chain, Entry, SignedEntry, open_entry
 from protos.v1 import envelope_pb2, update_pb2
 
-STEPS_AHEAD_MAX = (
-    2  # a peer can have computed the next step at most; one more, because the watcher may have missed a message
-)
+# A peer can have computed the next step at most. One more counts, because the watcher may have missed a message.
+STEPS_AHEAD_MAX = 2
 ENTRIES_WAITING_MAX = 64
 HASHES_MAX = 1 << 16
 PEERS_MAX = 2 * limits.ROSTER_PEERS_MAX
