@@ -106,9 +106,8 @@ def _apply(addresses, rows, ballots, silents, shifts, basis, count, factor, lr, 
     near, far = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
     sums = tl.zeros((SIDE, SIDE), dtype=tl.int32)
     for ballot in range(count):
-        shift = tl.load(
-            shifts + ballot
-        )  # all sizes are powers of two: a division here costs more than the rest of the loop
+        # All sizes are powers of two: a division here costs more than the rest of the loop.
+        shift = tl.load(shifts + ballot)
         size, groups = 1 << shift, ELEMENTS >> shift
         wide = tl.minimum(groups, SIDE)
         slot = SIDE * near + (far & -wide) + ((near + far) & (wide - 1))
