@@ -12,10 +12,10 @@ from typing import Protocol
 
 from node.blobs.payloads import Payloads
 from node.swarm.facts import Fact, Held, Published
+from node.swarm.last_announcement import LastAnnouncement, SignedAnnouncement
 from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
-from node.swarm.vow import Vow, Vowed
 from node.wire.codec import payload_hash
 from protos.envelope import Kind, seal
 from protos.identity import Identity
@@ -30,7 +30,9 @@ GOSSIP_AGAIN_SECONDS_MAX = 8.0
 class Aside(Protocol):
     """Runs a function beside the loop, and waits for it."""
 
-    def __call__(self, function: Callable[[Vowed], None], vowed: Vowed, /) -> Awaitable[None]: ...
+    def __call__(
+        self, function: Callable[[SignedAnnouncement], None], signed: SignedAnnouncement, /
+    ) -> Awaitable[None]: ...
 
 
 class Publication:
@@ -52,8 +54,8 @@ class Publication:
         self._identity, self._run_id = identity, run_id
         self._payloads, self._outbox, self._say = payloads, outbox, say
         self._view, self._runtime, self._aside = view, runtime, aside
-        self._vow = Vow(payloads.folder.parent, run_id, identity.public_key)
-        self._withheld: Vowed | None = None
+        self._last_announcement = LastAnnouncement(payloads.folder.parent, run_id, identity.public_key)
+        self._withheld: SignedAnnouncement | None = None
 
     async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
         """Announce this peer's payload of a step, or re-announce the payload that this peer signed before for the step."""
@@ -62,13 +64,13 @@ class Publication:
         vowed = await self._vowed(data, announcement)
         if vowed is None or vowed.step <= self._view.step:
             return
-        again = self._outbox.announcement == Published(vowed.step, vowed.envelope)
-        self._outbox.announce(vowed.step, vowed.envelope)
-        self._outbox.hold(vowed.step, self._identity.public_key, vowed.payload_sha256)
+        again = self._outbox.announcement == Published(signed.step, signed.envelope)
+        self._outbox.announce(signed.step, signed.envelope)
+        self._outbox.hold(signed.step, self._identity.public_key, signed.payload_sha256)
         if self._view.commits_first and not again:
-            self._withheld = vowed
+            self._withheld = signed
         if self._withheld is None:
-            await self._say(vowed.envelope, data if vowed.payload_sha256 == payload_hash(data) else None)
+            await self._say(signed.envelope, data if signed.payload_sha256 == payload_hash(data) else None)
 
     async def _vowed(self, data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
         """The one announcement that this peer ever signs for a step, with its payload kept; None if the payload is lost."""
@@ -84,9 +86,9 @@ class Publication:
             return last
         announcement.payload_sha256, announcement.payload_bytes = sha256, len(data)
         envelope = seal(self._identity, Kind.KIND_ANNOUNCEMENT, self._run_id, announcement)
-        vowed = Vowed(step, sha256, envelope.SerializeToString(deterministic=True))
-        await self._aside(self._vow.keep, vowed)
-        return vowed
+        signed = SignedAnnouncement(step, sha256, envelope.SerializeToString(deterministic=True))
+        await self._aside(self._last_announcement.keep, signed)
+        return signed
 
     def shown(self, sha256: bytes) -> bytes | None:
         """A payload of any author, for any peer that asks; None for the payload that this peer withholds."""
@@ -117,7 +119,7 @@ class Publication:
         """The coordinator has the announcement: other peers may see it, too."""
         if self._withheld == vowed:
             self._withheld = None
-            await self._say(vowed.envelope, self._payloads.get(vowed.payload_sha256))
+            await self._say(signed.envelope, self._payloads.get(signed.payload_sha256))
 
     def named_in(self, entry: Entry) -> bytes | None:
         """This peer's announcement, if an entry names the announced payload."""

@@ -39,9 +39,9 @@ from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import EVENTS_MAX, Swarm
 from node.swarm.events import Committed, Event
+from node.swarm.last_announcement import SignedAnnouncement
 from node.swarm.publication import Publication
 from node.swarm.session import Outside, Session
-from node.swarm.vow import Vowed
 from node.training.replica import Replica
 from node.training.telemetry import Summary
 from node.wire.codec import payload_hash
@@ -348,12 +348,12 @@ class PeerProcess:
     def _heard_as(self, message: bytes) -> None:
         """Somebody heard this announcement of ours; with another payload than we hold by, it is an offence."""
         session = self._session
-        vowed = None if session is None else session.parts.publication._vow.last
+        last = None if session is None else session.parts.publication._last_announcement.value
         said = parse(envelope_pb2.SignedEnvelope, message)
-        if vowed is None or said.kind != Kind.KIND_ANNOUNCEMENT or said.public_key != self.identity.public_key:
+        if last is None or said.kind != Kind.KIND_ANNOUNCEMENT or said.public_key != self.identity.public_key:
             return
         body = parse(update_pb2.Announcement, said.body)
-        if body.step == vowed.step and body.payload_sha256 != vowed.payload_sha256:
+        if body.step == last.step and body.payload_sha256 != last.payload_sha256:
             self.world.checkers.lied(self.identity.public_key, body.step)
 
     def _other_votes(self, message: bytes) -> bytes:
@@ -386,8 +386,8 @@ class PeerProcess:
         assert isinstance(session.host, SimHost)
         publication, right = session.parts.publication, dict[bytes, bytes]()
 
-        async def vowed(data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
-            found = await Publication._vowed(publication, data, announcement)
+        async def sign_once(data: bytes, announcement: update_pb2.Announcement) -> SignedAnnouncement | None:
+            found = await Publication._sign_once(publication, data, announcement)
             if found is None:
                 return None
             envelope = parse(envelope_pb2.SignedEnvelope, found.envelope)
@@ -397,10 +397,10 @@ class PeerProcess:
             told = wrong.SerializeToString(deterministic=True)
             right[told] = found.envelope
             self.world.misnamed.add(found.payload_sha256)
-            return Vowed(found.step, found.payload_sha256, told)
+            return SignedAnnouncement(found.step, found.payload_sha256, told)
 
         session.host.two_faced = (lambda message: right.get(message, message)) if lies else None
-        publication._vowed = vowed if lies else partial(Publication._vowed, publication)  # type: ignore[method-assign]
+        publication._sign_once = sign_once if lies else partial(Publication._sign_once, publication)  # type: ignore[method-assign]
 
     def check_buffers(self) -> None:
         """What is remembered stays within its bounds."""

@@ -11,7 +11,7 @@ import pytest
 from node.blobs.payloads import Payloads
 from node.link.coordinators import Coordinators
 from node.snapshot.store import SnapshotStore
-from node.swarm.vow import Vow
+from node.swarm.last_announcement import LastAnnouncement
 from node.training.telemetry import StepLog
 from protos.errors import OperatorError
 from protos.identity import Identity
@@ -42,7 +42,7 @@ def test_folders_where_files_belong_are_named(tmp_path: Path) -> None:
     openings = {
         piece: lambda: SnapshotStore(tmp_path / "pieces", 1 << 20),
         payload: lambda: Payloads(tmp_path / "payloads"),
-        tmp_path / "run" / "announced": lambda: Vow(tmp_path / "run", bytes(32), bytes(32)),
+        tmp_path / "run" / "announced": lambda: LastAnnouncement(tmp_path / "run", bytes(32), bytes(32)),
     }
     for path, opening in openings.items():
         with pytest.raises(OperatorError, match="is a folder, and a file belongs there: move it away") as caught:

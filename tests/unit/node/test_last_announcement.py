@@ -13,9 +13,9 @@ from node.blobs.payloads import Payloads
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm.facts import Held, Published
+from node.swarm.last_announcement import NAME, LastAnnouncement
 from node.swarm.outbox import Outbox
 from node.swarm.session import Outside, Session, build
-from node.swarm.vow import NAME, Vow
 from node.wire.codec import payload_hash
 from protos.errors import OperatorError
 from protos.identity import Identity
@@ -26,7 +26,7 @@ from protos.v1 import update_pb2
 
 RUN = b"r" * 32
 ADA, BOB = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
-INVITE = Invite(RUN, ("127.0.0.1:1",), BOB.public_key, bytes(32), (), "vows")
+INVITE = Invite(RUN, ("127.0.0.1:1",), BOB.public_key, bytes(32), (), "announcements")
 
 
 def session(folder: Path) -> Any:
@@ -82,7 +82,7 @@ def test_a_file_that_is_no_announcement_of_ours_is_not_passed_over(tmp_path: Pat
     if author is ADA:
         (tmp_path / NAME).write_bytes(b"?")
     with pytest.raises(OperatorError, match="last announcement of this run"):
-        Vow(tmp_path, RUN, author.public_key)
+        LastAnnouncement(tmp_path, RUN, author.public_key)
 
 
 def test_evidence_is_told_until_the_log_has_it_and_bounded() -> None:

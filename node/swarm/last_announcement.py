@@ -33,7 +33,7 @@ class Vow:
 
     def __init__(self, folder: Path, run_id: bytes, author: bytes) -> None:
         self._path = folder / NAME
-        self.last: Vowed | None = None
+        self.value: SignedAnnouncement | None = None
         check_no_folder(self._path)
         try:
             data = self._path.read_bytes()
@@ -47,9 +47,9 @@ class Vow:
                 f"{self._path} is not this peer's last announcement of this run ({refusal}). Without it the peer may announce "
                 "two payloads for a step, and be excluded for that. Wait until the run is a step further, then delete the file"
             ) from refusal
-        self.last = Vowed(body.step, body.payload_sha256, data)
+        self.value = SignedAnnouncement(body.step, body.payload_sha256, data)
 
-    def keep(self, vowed: Vowed) -> None:
+    def keep(self, signed: SignedAnnouncement) -> None:
         """Durable on return: a power cut does not undo it. Raises DiskError."""
-        write_bytes(self._path, vowed.envelope)
-        self.last = vowed
+        write_bytes(self._path, signed.envelope)
+        self.value = signed
