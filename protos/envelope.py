@@ -23,7 +23,7 @@ M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True)
-class Opened:
+class VerifiedEnvelope:
     """A verified envelope: its signer and its body. `raw` is the serialised envelope, to be passed on unchanged."""
 
     kind: int
@@ -56,7 +56,9 @@ def seal_bytes(identity: Identity, kind: int, run_id: bytes, data: bytes) -> env
     )
 
 
-def open_envelope(data: bytes, *, kind: int, run_id: bytes, bytes_max: int, signer: bytes | None = None) -> Opened:
+def open_envelope(
+    data: bytes, *, kind: int, run_id: bytes, bytes_max: int, signer: bytes | None = None
+) -> VerifiedEnvelope:
     """Verify a serialised envelope, or raise `Refusal` with the reason.
 
     `bytes_max` bounds the whole envelope; `signer` is the only key that may have signed, if given.
@@ -74,7 +76,7 @@ def check(
     run_id: bytes,
     signer: bytes | None = None,
     raw: bytes | None = None,
-) -> Opened:
+) -> VerifiedEnvelope:
     """The same for an envelope that is parsed already (a field of a gRPC request, bounded there)."""
     if envelope.kind != kind:
         raise Refusal(Reason.WRONG_KIND, f"kind {envelope.kind}, expected {kind}")
@@ -90,7 +92,7 @@ def check(
     if not verify(envelope.public_key, envelope.signature, message):
         raise Refusal(Reason.BAD_SIGNATURE, "the signature does not verify")
     serialised = raw if raw is not None else envelope.SerializeToString(deterministic=True)
-    return Opened(envelope.kind, envelope.run_id, envelope.public_key, envelope.body, serialised)
+    return VerifiedEnvelope(envelope.kind, envelope.run_id, envelope.public_key, envelope.body, serialised)
 
 
 def parse(message_type: type[M], data: bytes) -> M:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protos import limits
-from protos.envelope import Kind, Opened, open_envelope, parse
+from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse
 from protos.errors import Reason, Refusal
 from protos.identity import short
 from protos.log import Equivocation, Exclusion
@@ -61,7 +61,7 @@ def prove_exclusion(exclusion: Exclusion, run_id: bytes) -> Offence:
     return offence
 
 
-def _open(data: bytes, run_id: bytes) -> tuple[Opened, update_pb2.Announcement]:
+def _open(data: bytes, run_id: bytes) -> tuple[VerifiedEnvelope, update_pb2.Announcement]:
     opened = open_envelope(data, kind=Kind.KIND_ANNOUNCEMENT, run_id=run_id, bytes_max=BYTES_MAX)
     body = parse(update_pb2.Announcement, opened.body)
     if len(body.payload_sha256) != limits.HASH_BYTES or len(body.parent_hash) != limits.HASH_BYTES:

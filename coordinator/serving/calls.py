@@ -18,7 +18,7 @@ from coordinator.serving.runtime import RunRuntime
 from coordinator.serving.sessions import Sessions
 from coordinator.serving.streams import BehindError, FullError, NotJoinedError
 from coordinator.store.journal import JournalError
-from protos.envelope import NO_RUN, Kind, Opened, check
+from protos.envelope import NO_RUN, Kind, VerifiedEnvelope, check
 from protos.errors import Reason, Refusal, SwarmentumError
 from protos.v1 import envelope_pb2
 
@@ -108,7 +108,7 @@ class Calls:
             raise UnknownRunError(f"no run {name} here; ask its operator for a new invite")
         return self.hub.runs[run_id]
 
-    def opened(self, envelope: envelope_pb2.SignedEnvelope, kind: int, signer: bytes | None = None) -> Opened:
+    def opened(self, envelope: envelope_pb2.SignedEnvelope, kind: int, signer: bytes | None = None) -> VerifiedEnvelope:
         """A verified envelope of this kind. Raises Refusal. Envelopes of the operator belong to no run."""
         run_id = NO_RUN if kind == Kind.KIND_ADMIN else envelope.run_id
         return check(envelope, kind=kind, run_id=run_id, signer=signer)

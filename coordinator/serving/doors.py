@@ -12,7 +12,7 @@ from coordinator.clock.events import Claim, EntriesReturned, HeldPlaces, JoinAsk
 from coordinator.clock.records import EntryCommitted, SnapshotFact
 from protos import limits
 from protos.address import usable
-from protos.envelope import Kind, Opened, check, parse
+from protos.envelope import Kind, VerifiedEnvelope, check, parse
 from protos.equivocation import prove
 from protos.errors import Reason, Refusal
 from protos.holdings import mask_from_bytes
@@ -54,7 +54,9 @@ def ticket(data: bytes, run_id: bytes, coordinator: bytes) -> Ticket | None:
     return open_ticket(data, run_id=run_id, coordinator=coordinator) if data else None
 
 
-def joined(opened: Opened, body: pb.JoinBody, coordinator: bytes, now_unix_ms: int, network: str) -> JoinAsked:
+def joined(
+    opened: VerifiedEnvelope, body: pb.JoinBody, coordinator: bytes, now_unix_ms: int, network: str
+) -> JoinAsked:
     """A request to join. `network`: the block of public addresses that the peer calls from."""
     sized(body.layout_digest, limits.HASH_BYTES, "layout digest")
     return JoinAsked(
@@ -70,7 +72,9 @@ def joined(opened: Opened, body: pb.JoinBody, coordinator: bytes, now_unix_ms: i
     )
 
 
-def returned(opened: Opened, request: pb.OfferEntriesRequest, coordinator: bytes, head_step: int) -> EntriesReturned:
+def returned(
+    opened: VerifiedEnvelope, request: pb.OfferEntriesRequest, coordinator: bytes, head_step: int
+) -> EntriesReturned:
     """Entries beyond the head with the coordinator's own signature.
 
     The newest is verified first, so a peer that has none costs one verification.
@@ -83,7 +87,7 @@ def returned(opened: Opened, request: pb.OfferEntriesRequest, coordinator: bytes
     return EntriesReturned(opened.public_key, entries, newest.entry.step)
 
 
-def reported(opened: Opened, body: pb.ReportBody) -> Reported:
+def reported(opened: VerifiedEnvelope, body: pb.ReportBody) -> Reported:
     """A report with each of its parts within its limits."""
     bounded(len(body.holdings), limits.HOLDINGS_MAX, "holdings")
     bounded(len(body.applied), limits.APPLIED_MAX, "applied states")
@@ -158,7 +162,7 @@ def _abstained(body: pb.Abstention) -> tuple[int, str]:
     return body.step, body.reason
 
 
-def _claim(opened: Opened, envelope: envelope_pb2.SignedEnvelope) -> Claim:
+def _claim(opened: VerifiedEnvelope, envelope: envelope_pb2.SignedEnvelope) -> Claim:
     """The author's own announcement. The key that signed the report must have signed the announcement, too."""
     inner = check(envelope, kind=Kind.KIND_ANNOUNCEMENT, run_id=opened.run_id, signer=opened.public_key)
     bounded(len(inner.body), limits.ANNOUNCEMENT_BYTES_MAX, "bytes in an announcement")

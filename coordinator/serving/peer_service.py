@@ -31,7 +31,7 @@ from coordinator.serving.runtime import RunRuntime
 from coordinator.serving.sessions import Sessions
 from protos import limits
 from protos.address import block_of, network_of, site
-from protos.envelope import Kind, Opened, parse
+from protos.envelope import Kind, VerifiedEnvelope, parse
 from protos.holdings import mask_bytes
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
@@ -109,7 +109,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
         )
 
-    def _join(self, envelope: envelope_pb2.SignedEnvelope) -> tuple[Opened, pb.JoinBody]:
+    def _join(self, envelope: envelope_pb2.SignedEnvelope) -> tuple[VerifiedEnvelope, pb.JoinBody]:
         """A request to join that answers a challenge of this coordinator. Raises Refusal."""
         opened = self.opened(envelope, Kind.KIND_JOIN)
         body = parse(pb.JoinBody, opened.body)
@@ -170,7 +170,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
 
     def _report(
         self, envelope: envelope_pb2.SignedEnvelope, context: Context, what: str
-    ) -> tuple[Opened, pb.ReportBody]:
+    ) -> tuple[VerifiedEnvelope, pb.ReportBody]:
         """A report whose connection has not sent too many. Raises BusyError or Refusal."""
         if not self.sessions.may_report(context.peer(), clocks.monotonic_ms()):
             raise BusyError(f"your connection sends too many {what}; send again in a second")
@@ -211,7 +211,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         page = await runtime.entries(first, follows=False)
         return pb.ListEntriesResponse(entries=page, head_step=runtime.run.head_step)
 
-    def _in_session(self, opened: Opened, session_id: bytes, sequence: int) -> None:
+    def _in_session(self, opened: VerifiedEnvelope, session_id: bytes, sequence: int) -> None:
         """The call belongs to a session of its signer. Raises NoSessionError, or Refusal for a number used before."""
         if not self.sessions.check(session_id, opened.run_id, opened.public_key, sequence):
             raise NoSessionError("no such session: join again")

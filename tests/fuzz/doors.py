@@ -37,7 +37,7 @@ from node.wire.codec import Update, encode_update
 from node.wire.validate import UpdateDoor
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, Share
-from protos.envelope import Kind, Opened, open_envelope, parse, seal_bytes
+from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse, seal_bytes
 from protos.errors import NetworkError, OperatorError, Refusal
 from protos.identity import Identity
 from protos.invite import SCHEME, Invite
@@ -197,7 +197,7 @@ def foreign_text(data: bytes) -> None:
 
 
 def requests(data: bytes) -> None:
-    opened = Opened(Kind.KIND_REPORT, RUN, STRANGER.public_key, data, b"")
+    opened = VerifiedEnvelope(Kind.KIND_REPORT, RUN, STRANGER.public_key, data, b"")
     for attempt in (
         lambda: coordinator_doors.joined(opened, parse(coordinator_pb2.JoinBody, data), STRANGER.public_key, 0, ""),
         lambda: coordinator_doors.reported(opened, parse(coordinator_pb2.ReportBody, data)),
