@@ -67,20 +67,20 @@ def verify(
     verdict = Verdict()
     try:
         replay = Replay.of(folder, from_step)
-        verdict.run = replay.genesis.run_id.hex()
-        _replay(replay, verdict, told)
+        result.run = replay.genesis.run_id.hex()
+        _replay(replay, result, told)
         if (exported / WEIGHTS).is_file():
-            verdict.weights = _compare(replay, exported)
+            result.weights = _compare(replay, exported)
     except BadStepError as bad:
-        verdict.first_bad_step, verdict.reason = bad.step, bad.reason
-        verdict.signed_by = None if bad.signer is None else peer_id(bad.signer)
-        return verdict
+        result.first_bad_step, result.reason = bad.step, bad.reason
+        result.signed_by = None if bad.signer is None else peer_id(bad.signer)
+        return result
     except Refusal as refusal:
-        verdict.first_bad_step, verdict.reason = (verdict.last_step or 0) + 1, f"the archive: {refusal}"
-        return verdict
-    verdict.ok = True
-    verdict.reason = f"{verdict.steps} steps hold"
-    return verdict
+        result.first_bad_step, result.reason = (result.last_step or 0) + 1, f"the archive: {refusal}"
+        return result
+    result.ok = True
+    result.reason = f"{result.steps} steps hold"
+    return result
 
 
 def show(work: Callable[[Callable[[Replayed, int], None]], Verdict], *, as_json: bool) -> Verdict:
@@ -94,9 +94,9 @@ def show(work: Callable[[Callable[[Replayed, int], None]], Verdict], *, as_json:
             if not as_json:
                 progress.console.print(line(step))
 
-        verdict = work(told)
-    print(verdict.json() if as_json else text(verdict), flush=True)
-    return verdict
+        result = work(told)
+    print(result.json() if as_json else text(result), flush=True)
+    return result
 
 
 def line(step: Replayed) -> str:
@@ -115,40 +115,40 @@ def line(step: Replayed) -> str:
     )
 
 
-def text(verdict: Verdict) -> str:
-    """The verdict, for people."""
-    if verdict.ok:
+def text(result: Verification) -> str:
+    """The result, for people."""
+    if result.ok:
         return (
-            f"OK: steps {verdict.first_step} to {verdict.last_step} of run {verdict.run[:16]} hold: {verdict.votes} payloads "
-            f"({verdict.votes_signed_by_author} signed by their author), {verdict.digests_checked} digests as the log says.\n"
-            f"{_exclusions(verdict)}State digest {verdict.state_digest[:16]}; weights: {verdict.weights}."
+            f"OK: steps {result.first_step} to {result.last_step} of run {result.run[:16]} hold: {result.votes} payloads "
+            f"({result.votes_signed_by_author} signed by their author), {result.digests_checked} digests as the log says.\n"
+            f"{_exclusions(result)}State digest {result.state_digest[:16]}; weights: {result.weights}."
         )
-    signer = f" Signed by {verdict.signed_by}." if verdict.signed_by else ""
-    return f"FAILED at step {verdict.first_bad_step}: {verdict.reason}.{signer} {verdict.steps} steps before it hold."
+    signer = f" Signed by {result.signed_by}." if result.signed_by else ""
+    return f"FAILED at step {result.first_bad_step}: {result.reason}.{signer} {result.steps} steps before it hold."
 
 
-def _exclusions(verdict: Verdict) -> str:
-    if not verdict.exclusions + verdict.readmissions:
+def _exclusions(result: Verification) -> str:
+    if not result.exclusions + result.readmissions:
         return ""
     return (
-        f"{verdict.exclusions} peers excluded, {verdict.exclusions_proven} of them proven by two payloads that they signed "
-        f"for one step, {verdict.exclusions_by_operator} on the operator's word alone; {verdict.readmissions} readmitted.\n"
+        f"{result.exclusions} peers excluded, {result.exclusions_proven} of them proven by two payloads that they signed "
+        f"for one step, {result.exclusions_by_operator} on the operator's word alone; {result.readmissions} readmitted.\n"
     )
 
 
-def _replay(replay: Replay, verdict: Verdict, told: Callable[[Replayed, int], None]) -> None:
+def _replay(replay: Replay, result: Verification, told: Callable[[Replayed, int], None]) -> None:
     total = replay.entries
     for step in replay.steps():
-        verdict.steps += 1
-        verdict.first_step = verdict.first_step or step.step
-        verdict.last_step = step.step
-        verdict.votes += step.votes
-        verdict.votes_signed_by_author += step.proven
-        verdict.digests_checked += step.digest_checked
-        verdict.exclusions += step.excluded
-        verdict.exclusions_proven += step.excluded_proven
-        verdict.exclusions_by_operator += step.excluded_by_operator
-        verdict.readmissions += step.readmitted
+        result.steps += 1
+        result.first_step = result.first_step or step.step
+        result.last_step = step.step
+        result.votes += step.votes
+        result.votes_signed_by_author += step.proven
+        result.digests_checked += step.digest_checked
+        result.exclusions += step.excluded
+        result.exclusions_proven += step.excluded_proven
+        result.exclusions_by_operator += step.excluded_by_operator
+        result.readmissions += step.readmitted
         told(step, total)
     if not verdict.steps:
         raise OperatorError("the archive holds no step to verify; name the archive of a run that has made steps")

@@ -8,7 +8,7 @@ this test share set the pace, and a peer that starts again slows down all others
 all that a peer runs, and a cut that lets no packet of one or two peers through; with `--coordinator` also kill -9 of the
 coordinator and back. Prints one JSON object: steps a minute quiet and under faults and their ratio, memory of a peer that
 lives through it, loss of both swarms after the same step, and whether any two digests ever differed. Exit code 1 if they did.
-The ratio is a measurement, not a verdict.
+The ratio is a measurement, not a test.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file, save_model
 
 from node.archive import files, ledger
 from node.archive.record import Recorder
-from node.archive.verify import Verdict, text, verify
+from node.archive.verify import Verification, text, verify
 from node.archive.verify import line as line_of
 from node.training.replica import Replica
 from node.wire.validate import UpdateDoor
@@ -23,8 +23,17 @@ from protos.envelope import Kind, seal
 from protos.errors import OperatorError, Refusal
 from protos.identity import Identity, peer_id
 from protos.limits import PAYLOAD_BYTES_MAX
-from protos.log import Contribution, Entry, Equivocation, Exclusion, SignedEntry, lr_to_bits, run_id_of, seal_entry
-from protos.log import Verdict as Finding
+from protos.log import (
+    Contribution,
+    Entry,
+    Equivocation,
+    Exclusion,
+    SignedEntry,
+    Verdict,
+    lr_to_bits,
+    run_id_of,
+    seal_entry,
+)
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import RunConfig
 from protos.v1 import archive_pb2, log_pb2, update_pb2
@@ -121,7 +130,7 @@ class Life:
         (folder / "swarmentum.json").write_text(json.dumps({"steps": self.ada.step}))
         return folder
 
-    def verdict(self, from_step: int | None = None) -> Verdict:
+    def verify(self, from_step: int | None = None) -> Verification:
         self.recorder.close()
         return verify(self.folder, from_step, None)
 
@@ -147,7 +156,7 @@ def test_a_run_is_replayed_to_the_same_bits(tmp_path: Path, optimizer: Optimizer
     life = Life(tmp_path, RunConfig(optimizer=optimizer))
     life.steps(6)
     exported = life.export()
-    found = life.verdict()
+    found = life.verify()
     assert found.ok, found.reason
     assert (found.steps, found.first_step, found.last_step) == (6, 1, 6)
     assert (found.votes, found.votes_signed_by_author, found.digests_checked) == (12, 12, 5)
@@ -158,7 +167,7 @@ def test_a_run_is_replayed_to_the_same_bits(tmp_path: Path, optimizer: Optimizer
 
 def test_what_nobody_heard_is_not_called_proven(life: Life) -> None:
     life.steps(2, heard=False)
-    found = life.verdict()
+    found = life.verify()
     assert found.ok
     assert found.votes_signed_by_author == 0
 
@@ -166,7 +175,7 @@ def test_what_nobody_heard_is_not_called_proven(life: Life) -> None:
 def test_the_log_s_own_word_about_the_state_is_checked(tmp_path: Path) -> None:
     life = Life(tmp_path, false_digest_at=4)
     life.steps(6)
-    found = life.verdict()
+    found = life.verify()
     assert not found.ok
     assert (found.first_bad_step, found.steps) == (3, 3)
     assert found.signed_by == peer_id(COORDINATOR.public_key)
@@ -183,13 +192,13 @@ def offence(life: Life, who: Identity, against: bytes) -> Exclusion:
 
 def test_the_evidence_of_an_exclusion_is_checked_and_in_the_ledger(life: Life) -> None:
     eve = Identity.from_seed(b"e" * 32)
-    verdicts = tuple(Finding(2, who.public_key, BOB.public_key, bytes(32), 0.0, 0.0) for who in (ADA, eve))
+    verdicts = tuple(Verdict(2, who.public_key, BOB.public_key, bytes(32), 0.0, 0.0) for who in (ADA, eve))
     life.exclusions = {
         3: offence(life, eve, eve.public_key),
         4: Exclusion(BOB.public_key, "votes do not fit", verdicts),
     }
     life.steps(5)
-    found = life.verdict()
+    found = life.verify()
     assert found.ok, found.reason
     assert (found.exclusions, found.exclusions_proven) == (2, 1)
     told = ledger.of(str(life.folder))
@@ -233,7 +242,7 @@ def test_an_exclusion_without_evidence_is_found(life: Life, what: str) -> None:
     false = offence(life, ADA, BOB.public_key) if what == "against another" else Exclusion(BOB.public_key, "so", ())
     life.exclusions = {3: false}
     life.steps(4)
-    found = life.verdict()
+    found = life.verify()
     assert (found.ok, found.first_bad_step, found.steps) == (False, 3, 2)
     assert found.signed_by == peer_id(COORDINATOR.public_key)
     if what == "against another":
@@ -307,7 +316,7 @@ def test_a_changed_payload_is_found_at_its_step(life: Life, name: str) -> None:
     life.steps(5)
     change, reason = PAYLOAD_CHANGES[name]
     rewrite(files.segments(life.archive)[0].path(files.PAYLOADS), change(life))
-    found = life.verdict()
+    found = life.verify()
     assert not found.ok
     assert (found.first_bad_step, found.steps) == (3, 2), found.reason
     assert reason in found.reason
@@ -326,7 +335,7 @@ def test_a_changed_entry_is_found_at_its_step(life: Life, name: str) -> None:
     life.steps(5)
     change, reason = LOG_CHANGES[name]
     rewrite(files.segments(life.archive)[0].path(files.LOG), change)
-    found = life.verdict()
+    found = life.verify()
     assert not found.ok
     assert (found.first_bad_step, found.steps) == (3, 2)
     assert reason in found.reason
@@ -336,7 +345,7 @@ def test_another_coordinator_s_entry_is_not_taken(life: Life) -> None:
     life.steps(3)
     forged = seal_entry(ADA, life.run_id, life.entries[2].entry).envelope
     rewrite(files.segments(life.archive)[0].path(files.LOG), lambda r: [*r[:2], forged])
-    found = life.verdict()
+    found = life.verify()
     assert found.first_bad_step == 3
     assert "unknown_signer" in found.reason
 
@@ -347,14 +356,14 @@ def test_a_changed_state_or_model_is_found(life: Life) -> None:
     weights = load_file(exported)
     weights["weight"].view(torch.int32)[3, 3] ^= 1
     save_file(weights, exported)
-    found = life.verdict()
+    found = life.verify()
     assert not found.ok
     assert found.first_bad_step == 3
     assert "weight differs" in found.reason
 
     state = files.segments(life.archive)[0].path(files.STATE)
     state.write_bytes(flipped(state.read_bytes(), 200))
-    found = life.verdict()
+    found = life.verify()
     assert found.first_bad_step == 0
     assert "hash_mismatch" in found.reason
 
@@ -378,7 +387,7 @@ def test_a_crash_in_the_middle_of_a_record_loses_that_record_alone(life: Life, f
         end.write((500).to_bytes(4, "big") + b"half of it")
     life.recorder = life.open()
     life.steps(2)
-    found = life.verdict()
+    found = life.verify()
     assert found.ok, found.reason
     assert found.steps == 5
 
@@ -403,7 +412,7 @@ def test_payloads_of_an_entry_that_was_not_written_do_no_harm(life: Life) -> Non
     ]
     life.recorder.record(life.entries[2], payloads[4:6], {})
     assert list(files.records(log, files.ENTRY_RECORD_BYTES_MAX)) == kept
-    assert life.verdict().ok
+    assert life.verify().ok
 
 
 def test_a_gap_is_not_proven(life: Life) -> None:
@@ -411,12 +420,12 @@ def test_a_gap_is_not_proven(life: Life) -> None:
     life.steps(2, record=False)
     life.recorder.begin(life.ada)
     life.steps(2)
-    found = life.verdict()
+    found = life.verify()
     assert not found.ok
     assert (found.first_bad_step, found.steps) == (3, 2)
     assert "steps 3 to 4 are not in this archive" in found.reason
-    assert life.verdict(from_step=4).ok
-    assert life.verdict(from_step=4).steps == 2
+    assert life.verify(from_step=4).ok
+    assert life.verify(from_step=4).steps == 2
     with pytest.raises(OperatorError, match="does not hold at entry 3"):
         ledger.ledger(*ledger.archived_entries(life.archive))
 
@@ -431,7 +440,7 @@ def test_a_bounded_archive_forgets_its_oldest_part_and_can_still_be_replayed(lif
     assert total <= room + state_bytes  # the newest segment may be about to be full
     first = files.segments(life.archive)[0].step
     assert first > 0
-    found = life.verdict()
+    found = life.verify()
     assert found.ok, found.reason
     assert (found.first_step, found.last_step) == (first + 1, 400)
 
