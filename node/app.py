@@ -213,7 +213,7 @@ class _Peer:
             if metrics is not None:
                 metrics.shutdown()
                 metrics.server_close()
-        summary.take(swarm.counters)
+        summary.copy_counters(swarm.counters)
         return Outcome(summary, 0 if finished or trainer.wishes.ending is not None else EXIT_INTERRUPTED)
 
     def _session(self, emit: Callable[[Event], Awaitable[None]]) -> Session:

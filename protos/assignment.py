@@ -37,11 +37,11 @@ def assign(pool: Sequence[Range], roster: Sequence[Share]) -> dict[bytes, tuple[
     rest = [part for part in pool if len(part)]
     ranges: dict[bytes, tuple[Range, ...]] = {}
     for share in roster:
-        ranges[share.public_key], rest = take(rest, share.samples)
+        ranges[share.public_key], rest = split_samples(rest, share.samples)
     return ranges
 
 
-def take(pool: list[Range], samples: int) -> tuple[tuple[Range, ...], list[Range]]:
+def split_samples(pool: list[Range], samples: int) -> tuple[tuple[Range, ...], list[Range]]:
     """The first `samples` samples of the pool (all of it, if it has fewer), and the rest."""
     taken: list[Range] = []
     for index, part in enumerate(pool):

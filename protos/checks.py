@@ -12,7 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 
-from protos.assignment import Range, take
+from protos.assignment import Range, split_samples
 from protos.log import Entry
 
 CHECK_ALWAYS = 1000
@@ -53,8 +53,8 @@ def checked_samples(entry_hash: bytes, subject: bytes, ranges: tuple[Range, ...]
     spare = sum(map(len, ranges)) - count
     if spare <= 0:
         return ranges
-    _, rest = take(list(ranges), _lot(entry_hash, subject, b"samples") % (spare + 1))
-    return take(rest, count)[0]
+    _, rest = split_samples(list(ranges), _lot(entry_hash, subject, b"samples") % (spare + 1))
+    return split_samples(rest, count)[0]
 
 
 def _lot(entry_hash: bytes, *who: bytes) -> int:

@@ -384,7 +384,7 @@ class Chain:
         """Verify an envelope, whatever its step; raises `Refusal`."""
         return open_entry(data, run_id=self.run_id, coordinator=self.coordinator)
 
-    def take(self, signed: SignedEntry) -> None:
+    def accept(self, signed: SignedEntry) -> None:
         """Move the head to a verified entry that follows it; raises `Refusal`, nothing changed, if it does not."""
         if signed.entry.step != self.step + 1:
             raise Refusal(Reason.WRONG_STEP, f"entry of step {signed.entry.step}, expected {self.step + 1}")
@@ -393,7 +393,7 @@ class Chain:
         self.step, self.head = signed.entry.step, signed.hash
 
     def extend(self, data: bytes) -> SignedEntry:
-        """`open`, then `take`."""
+        """`open`, then `accept`."""
         signed = self.open(data)
-        self.take(signed)
+        self.accept(signed)
         return signed

@@ -110,7 +110,7 @@ def claimed(step: OpenStep, author: bytes, payload: bytes) -> OpenStep:
     return step
 
 
-def taken(step: OpenStep, said: HeldPlaces) -> tuple[OpenStep, bool]:
+def compare_mask(step: OpenStep, said: HeldPlaces) -> tuple[OpenStep, bool]:
     """Whether every payload in a report's mask is the one that its author claimed. The step remembers the last mask."""
     if not said.mask or said.mask & ~step.claimed:
         return step, False

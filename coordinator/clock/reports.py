@@ -100,7 +100,7 @@ def _checked(run: Run, event: Reported) -> Run:
     for verdict in event.verdicts:
         drawn = run.checks.get(verdict.step)
         if drawn is not None and verdict.checker == event.public_key:
-            run = replace(run, checks={**run.checks, verdict.step: drawn.taken(verdict)})
+            run = replace(run, checks={**run.checks, verdict.step: drawn.with_verdict(verdict)})
     return run
 
 
@@ -130,7 +130,7 @@ def _by_places(current: OpenStep, event: Reported, said: HeldPlaces, *, anchor: 
     if said.mask >> members:
         text = f"place {said.mask.bit_length() - 1} held of step {said.step}, whose roster has {members} places"
         return current, [Refuse(event.public_key, text)]
-    current, right = holdings.taken(current, said)
+    current, right = holdings.compare_mask(current, said)
     return (holdings.hold(current, event.public_key, said.mask, anchor=anchor) if right else current), []
 
 

@@ -90,7 +90,7 @@ class StepChecks:
     arrival: tuple[bytes, ...] = ()
     verdicts: Mapping[tuple[bytes, bytes], Verdict] = field(default_factory=dict)
 
-    def taken(self, verdict: Verdict) -> StepChecks:
+    def with_verdict(self, verdict: Verdict) -> StepChecks:
         """With one more verdict; the same if it was not drawn, is of another payload or is not the checker's first."""
         name = verdict.checker, verdict.subject
         wanted = verdict.checker in self.drawn.get(verdict.subject, ())

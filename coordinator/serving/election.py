@@ -70,7 +70,7 @@ class Election:
             try:
                 here = await self._look()
                 await self._call(folds.catch_up)
-                held = await self._call(self._lease.take)
+                held = await self._call(self._lease.acquire)
                 if held is not None:
                     return held
                 why = f"{here[0]} acts"

@@ -134,7 +134,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def _enter(self, lane: Lane, context: Context) -> Place:
         at = site(network_of(context.peer()))
-        place = self._places.take(lane, Caller(at, context.peer(), self._known(at)), 1000 * time.monotonic())
+        place = self._places.acquire(lane, Caller(at, context.peer(), self._known(at)), 1000 * time.monotonic())
         if isinstance(place, str):
             self._metrics.refused.labels(Reason.TOO_MANY.value).inc()
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, place)

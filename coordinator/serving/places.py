@@ -88,7 +88,7 @@ class Places:
         if not self._connections[connection]:
             del self._connections[connection]
 
-    def take(self, lane: Lane, caller: Caller, now_ms: float) -> Place | str:
+    def acquire(self, lane: Lane, caller: Caller, now_ms: float) -> Place | str:
         """A place, or why there is none."""
         limits, key, own = self._limits[lane], (lane, caller.site), caller.connection in self._connections
         if own and self._own[caller.connection] >= SESSION_CALLS_MAX:
@@ -106,7 +106,7 @@ class Places:
         self._all[lane] += 1
         return Place(self, lane, caller.site)
 
-    def give(self, lane: Lane | None, where: str) -> None:
+    def release(self, lane: Lane | None, where: str) -> None:
         """A place is free again: of a lane and site, or (without a lane) of a session's connection."""
         if lane is None:
             _less(self._own, where)
@@ -135,7 +135,7 @@ class Place:
         """The call needs it no more."""
         if self._held:
             self._held = False
-            self._places.give(self._lane, self._where)
+            self._places.release(self._lane, self._where)
 
 
 def _less(counter: Counter[str] | Counter[Lane] | Counter[tuple[Lane, str]], key: object) -> None:

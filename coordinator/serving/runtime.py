@@ -134,7 +134,7 @@ class RunRuntime:
                     await self._restore()
                 if isinstance(event, Disconnected) and not event.leaving and event.public_key in self.streams.newest:
                     return Refusals()  # the peer has a newer stream
-                return await self._take(event)
+                return await self._carry_out(event)
             except FencedError as error:
                 self._log.warning(
                     "the database refused a write, because another coordinator acts",
@@ -148,7 +148,7 @@ class RunRuntime:
                 self._arm(monotonic_ms() + JOURNAL_RETRY_MS)
                 raise
 
-    async def _take(self, event: Event) -> Refusals:
+    async def _carry_out(self, event: Event) -> Refusals:
         before = self.run
         run, effects = machine.step(before, event, monotonic_ms())
         refusals = Refusals()
@@ -206,7 +206,7 @@ class RunRuntime:
 
     def _written(self, run: Run, record: Record) -> None:
         """Note that a record is in the journal."""
-        self._folded.take(record)
+        self._folded.append(record)
         if isinstance(record, EntryCommitted):
             self._due = self._folded.due() or self._due
             self._entry = self._journal.seal(run.run_id, record).envelope

@@ -44,7 +44,7 @@ class Folded:
     """The step of the newest checkpoint."""
     waiting: list[Record] = field(default_factory=list)
 
-    def take(self, record: Record) -> None:
+    def append(self, record: Record) -> None:
         """The next record of the journal."""
         self.number += 1
         if isinstance(record, EntryCommitted):
@@ -55,7 +55,7 @@ class Folded:
     def read(self, journal: Journal) -> None:
         """Read the further records of the journal. JournalError: what was read so far stays."""
         for record in journal.records(self.run.run_id, self.number):
-            self.take(record)
+            self.append(record)
 
     def at(self, now_ms: int) -> Run:
         """The run as of now. An open step stays open, with a whole deadline from now."""

@@ -109,7 +109,7 @@ class Lease:
         _check_owner("identity.key", public_key, owner.public_key)
         _check_owner("tls.key and tls.crt", certificate_sha256, owner.certificate_sha256)
 
-    def take(self) -> Held | None:
+    def acquire(self) -> Held | None:
         """The lease if it is free, under a new token."""
         asked_at = time.monotonic()
         with _statement(self._engine) as connection:

@@ -57,7 +57,7 @@ class Streams:
         self.kept: dict[bytes, list[Stream]] = {}
         self.opening, self.answering = Times(), Times()
 
-    async def take(self, holder: bytes) -> Stream:
+    async def acquire(self, holder: bytes) -> Stream:
         """A kept stream, or a new one. NetworkError if the holder cannot be reached."""
         kept = self.kept.get(holder, [])
         while kept:

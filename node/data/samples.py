@@ -20,7 +20,7 @@ from node.data.errors import DataError
 from node.data.files import FileTokens
 from node.data.permutation import permute
 from node.data.tokens import Tokens
-from protos.assignment import Range, take
+from protos.assignment import Range, split_samples
 
 HELD_OUT_FRACTION: Final = 0.01
 BATCH_SAMPLES_MAX: Final = 1 << 20
@@ -64,7 +64,7 @@ class Samples:
         assert micro_batch >= 1
         rest = [part for part in ranges if len(part)]
         while rest:
-            parts, rest = take(rest, micro_batch)
+            parts, rest = split_samples(rest, micro_batch)
             began = time.monotonic()
             batch = np.concatenate([self.batch(part.start, part.stop) for part in parts])
             self.reading_seconds += time.monotonic() - began

@@ -68,7 +68,7 @@ class SnapshotStore:
                 path.unlink(missing_ok=True)
             elif match and match[2] == STATE:
                 if path.stat().st_size == manifest.total_bytes:
-                    self._take(manifest)
+                    self._index(manifest)
                 else:
                     path.unlink()
 
@@ -79,7 +79,7 @@ class SnapshotStore:
             return None
         return manifest if manifest.root == root else None
 
-    def _take(self, manifest: Manifest) -> None:
+    def _index(self, manifest: Manifest) -> None:
         self._manifests[manifest.root] = manifest
         for index, digest in enumerate(manifest.piece_hashes):
             self._places.setdefault(digest, (manifest.root, index))
@@ -183,7 +183,7 @@ class SnapshotStore:
         path.replace(self._path(manifest.root, STATE))
         sync_folder(self._folder)
         with self._lock:
-            self._take(manifest)
+            self._index(manifest)
 
     def _write_manifest(self, manifest: Manifest) -> None:
         fresh = self._folder / f"{TEMPORARY}{next(self._serial)}"

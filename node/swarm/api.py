@@ -145,12 +145,12 @@ class Swarm:
             event = self._events.get(timeout=seconds_max)
         except queue.Empty:
             return None
-        self._loop.call_soon_threadsafe(self._taken, event)
+        self._loop.call_soon_threadsafe(self._release, event)
         return event
 
-    def _taken(self, event: Event) -> None:
+    def _release(self, event: Event) -> None:
         self._room.release()
-        self._session.taken(event)
+        self._session.release(event)
 
     def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
         """Offer this peer's payload of a step."""

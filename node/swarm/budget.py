@@ -22,14 +22,14 @@ class Budget:
         """Bytes of all entries that wait."""
         return sum(self._held.values())
 
-    async def take(self, step: int, size: int) -> None:
+    async def reserve(self, step: int, size: int) -> None:
         """Wait for room for the entry of `step`. For one caller at a time, in order of the steps."""
         while self._held and self.held_bytes + size > self._bytes_max:
             self._changed.clear()
             await self._changed.wait()
         self._held[step] = size
 
-    def give(self, step: int) -> None:
+    def release(self, step: int) -> None:
         """The entry of `step` waits no more."""
         self._held.pop(step, None)
         self._changed.set()

@@ -55,7 +55,7 @@ class Entries:
         self._collecting: _Collecting | None = None
         self._extending = asyncio.Lock()
         self._budget = Budget()
-        self._overheard: set[asyncio.Task[None]] = set()
+        self._gossiped: set[asyncio.Task[None]] = set()
         self._accusing = False
 
     @property
@@ -81,9 +81,9 @@ class Entries:
             tasks.append(queue.get_nowait())
         return tasks
 
-    def taken(self, step: int) -> None:
+    def release(self, step: int) -> None:
         """The training thread has the entry of a step."""
-        self._budget.give(step)
+        self._budget.release(step)
 
     async def take(self, data: bytes) -> None:
         """An entry from the coordinator's stream. Returns when the entry has its place in the queue."""
@@ -109,8 +109,8 @@ class Entries:
         signed = self._view.chain.open(data)
         if self._compare(signed) and signed.entry.step == self._view.step + 1:
             task = self._runtime.spawn(self._extend(signed, gossip=False))
-            self._overheard.add(task)
-            task.add_done_callback(self._overheard.discard)
+            self._gossiped.add(task)
+            task.add_done_callback(self._gossiped.discard)
 
     async def deliver_forever(self) -> None:
         """Deliver entries in order, each once its payloads are here. Ends when this peer has asked for a re-sync."""
@@ -135,7 +135,7 @@ class Entries:
         # This peer has the entry already, or it comes again in order; or the coordinator has signed another one meanwhile.
         if step != self._view.step + 1 or not self._compare(signed):
             return
-        self._view.chain.take(signed)
+        self._view.chain.accept(signed)
         self._witness.saw(signed)
         for exclusion in signed.entry.exclusions:
             self._outbox.excluded(exclusion.public_key)
@@ -149,7 +149,7 @@ class Entries:
             self._runtime.spawn(self._topic.say(envelope))
         self._announcements.move_head(step, signed.hash)
         self._outbox.move_head(step)
-        await self._budget.take(step, self._collector.bytes_of(signed))
+        await self._budget.reserve(step, self._collector.bytes_of(signed))
         if queue is not self._collecting:
             return  # the training thread dropped the queue while this entry waited for room
         task = self._runtime.spawn(self._collector.collect(signed, said))

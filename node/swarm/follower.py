@@ -73,7 +73,7 @@ class Follower:
                     await self._give_back()
                 async for event in self._client.follow(self._view.step):
                     delay, heard = patience.RETRY_SECONDS_MIN, time.monotonic()
-                    await self._take(event)
+                    await self._handle(event)
                 problem: SwarmentumError = NetworkError("the coordinator ended the stream")
                 away = True
             except SessionLostError as error:
@@ -121,10 +121,10 @@ class Follower:
         text = "the coordinator's journal had lost its end: this peer gave entries back"
         self._runtime.log.warning(text, step=step, entries=head - first)
 
-    async def _take(self, event: pb.FollowResponse) -> None:
+    async def _handle(self, event: pb.FollowResponse) -> None:
         what = event.WhichOneof("event")
         if what == "entry":
-            await self._entries.take(event.entry.SerializeToString(deterministic=True))
+            await self._entries.receive(event.entry.SerializeToString(deterministic=True))
             return
         self._reporter.resume()
         if what == "tick":
@@ -134,9 +134,9 @@ class Follower:
         ):  # it contradicts a payload that this peer holds; this peer takes it as if it were gossiped
             self._listener.hear(event.announcement.SerializeToString(deterministic=True))
         elif what == "notice":
-            await self._take_notice(event.notice)
+            await self._handle_notice(event.notice)
 
-    async def _take_tick(self, event: pb.TickEvent) -> None:
+    async def _handle_tick(self, event: pb.TickEvent) -> None:
         data, chain = event.envelope.SerializeToString(deterministic=True), self._view.chain
         try:
             tick = open_tick(data, run_id=chain.run_id, coordinator=chain.coordinator)
@@ -152,7 +152,7 @@ class Follower:
         ranges = assign(tick.pool, tick.roster).get(self._public_key)
         await self._runtime.emit(Opened(tick, ranges, event.deadline_ms))
 
-    async def _take_notice(self, notice: pb.Notice) -> None:
+    async def _handle_notice(self, notice: pb.Notice) -> None:
         snapshot = snapshot_of(notice.snapshot) if notice.HasField("snapshot") else None
         self._snapshots.withdraw(notice.withdrawn)
         if snapshot is not None:

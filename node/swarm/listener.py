@@ -25,7 +25,7 @@ class Listener:
         try:
             envelope = parse(envelope_pb2.SignedEnvelope, data)
             if envelope.kind == Kind.KIND_LOG_ENTRY:
-                self._entries.overhear(data)
+                self._entries.receive_gossiped(data)
             elif envelope.public_key != self._public_key:
                 self._announcements.offer(data)
         except Refusal as refusal:

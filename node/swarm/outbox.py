@@ -45,7 +45,7 @@ WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.1, 0.3
 
 @dataclass
 class Outbox:
-    """Facts by kind: each method that adds one wakes `changed`; `take` makes a report of new facts; `sent` marks exactly those.
+    """Facts by kind: each method that adds one wakes `changed`; `next_report` reports new facts; `sent` marks exactly those.
 
     Other modules read the fields and change them through the methods.
     """
@@ -94,11 +94,11 @@ class Outbox:
     def abstain(self, step: int, reason: str) -> None:
         """This peer sends no votes for a step. The reason is cut to one line of ABSTENTION_REASON_BYTES_MAX bytes."""
         line = "".join(c if c.isprintable() else " " for c in reason).encode()[: limits.ABSTENTION_REASON_BYTES_MAX]
-        self.take_part()
+        self.withdraw_abstention()
         self.abstained = Abstained(step, line.decode(errors="ignore"))
         self._news.set()
 
-    def take_part(self) -> None:
+    def withdraw_abstention(self) -> None:
         """This peer has votes for the step after all: an abstention does not hold any more."""
         if self.abstained is not None:
             self._told.discard(self.abstained)
@@ -153,7 +153,7 @@ class Outbox:
         if self.announcement is not None and self.announcement.step <= step:
             self.announcement = None
         if self.abstained is not None and self.abstained.step <= step:
-            self.take_part()
+            self.withdraw_abstention()
         self.holdings = {held: at for held, at in self.holdings.items() if at > step}
         self._by_name &= self.holdings.keys()
         self.verdicts = {name: verdict for name, verdict in self.verdicts.items() if name.step > step - VERDICT_STEPS}
@@ -186,7 +186,7 @@ class Outbox:
 
     # ---- reports -----------------------------------------------------------------------------------------------------
 
-    def take(self) -> tuple[pb.ReportBody, list[Fact]] | None:
+    def next_report(self) -> tuple[pb.ReportBody, list[Fact]] | None:
         """A report of every new fact, and those facts; None if there is none."""
         body, facts = self._untold()
         self._taken_in = self._generation

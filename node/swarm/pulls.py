@@ -104,5 +104,5 @@ class Pulls:
         if size_max is not None:  # the author comes last, because a dishonest author gains when others wait
             holders = [*dict.fromkeys(key for key in holders if key != author), author]
         data = await self._fetcher.fetch(sha256, size, holders, size_max, hasty=hasty)
-        self.taken(step, sha256, data)
+        self.keep(step, sha256, data)
         return data

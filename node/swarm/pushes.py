@@ -53,11 +53,11 @@ class PushServer:
         self,
         announcements: Announcements,
         view: View,
-        take: Callable[[int, bytes, bytes], None],
+        keep: Callable[[int, bytes, bytes], None],
         wire: WireBytes,
         refused: Callable[[Refusal], None],
     ) -> None:
-        self._announcements, self._view, self._take = announcements, view, take
+        self._announcements, self._view, self._keep = announcements, view, keep
         self._wire, self._refused = wire, refused
         self._streams: dict[str, int] = {}
         self._rate = Rate(PUSHES_MAX_AT_ONCE, PUSH_MS, contract.ROSTER_PEERS_MAX)
@@ -114,7 +114,7 @@ class PushServer:
             if hashlib.sha256(data).digest() != announced.payload_sha256:
                 raise Refusal(Reason.HASH_MISMATCH, "a pushed payload has other bytes than its announcement names")
             self._wire.blob_received += length
-            self._take(announced.step, announced.payload_sha256, data)
+            self._keep(announced.step, announced.payload_sha256, data)
 
 
 @dataclass

@@ -54,7 +54,7 @@ class Reporter:
             await self._outbox.changed()
             if self._telling:
                 await self._wait_for_more()
-            report = self._outbox.take() if self._telling else None
+            report = self._outbox.next_report() if self._telling else None
             if report is None:
                 continue
             body, facts = report

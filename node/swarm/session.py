@@ -158,7 +158,7 @@ def build(
         view, runtime,
     )  # fmt: skip
     blob_server = BlobServer(Shelf(publication, pieces).get, wire, refused, audience, counters.arrivals)
-    push_server = PushServer(announcements, view, pulls.taken, wire, refused)
+    push_server = PushServer(announcements, view, pulls.keep, wire, refused)
     parts = Parts(
         invite, patience, counters, view, outbox, runtime, host, client, snapshots, fetcher, topic, pusher, publication,
         announcements, entries, neighbours, connections, membership, listener, reporter, follower, blob_server, push_server,
@@ -290,7 +290,7 @@ class Session:
     def taken(self, event: Event) -> None:
         """The training thread has taken an event: its share of the bytes that may wait is free."""
         if isinstance(event, Committed):
-            self.parts.entries.taken(event.signed.entry.step)
+            self.parts.entries.release(event.signed.entry.step)
 
     async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
         """See `Publication.publish`."""

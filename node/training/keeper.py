@@ -111,7 +111,7 @@ class Keeper:
             self._written.wait_for(lambda: self._failed is not None or self._archiving_bytes <= WAITING_BYTES_MAX)
             self._archiving_bytes += size
         self._submit(partial(self._record, recorder, signed, payloads, announcements, size), None)
-        if recorder.take_due():
+        if recorder.pop_due():
             image = self._replica.image()
             describe = self._replica.describer(image.total_bytes)
             pieces = partial(self._paced, image, SNAPSHOT_PIECE_BYTES)

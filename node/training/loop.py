@@ -328,7 +328,7 @@ class Trainer:
         summary.step, summary.loss = entry.step, loss
         summary.steps_applied += 1
         summary.votes_accepted += accepted
-        summary.take(self.swarm.counters)
+        summary.copy_counters(self.swarm.counters)
         peers, samples = len(entry.contributions), sum(c.samples for c in entry.contributions)
         self.standing.decided(entry.step, accepted=accepted, samples=samples, peers=peers)
         self.log.info("step", step=entry.step, loss=round(loss, 4), lr=entry.lr, peers=peers, accepted=accepted)

@@ -31,7 +31,7 @@ from node.snapshot.pieces import Manifest, describe, load, pack, parameters_of
 from node.snapshot.private import PrivateState, image_of, load_private, write_private
 from node.training.methods import demo_config, local_config, paper_config
 from node.wire.codec import Update, encode_update, payload_hash
-from protos.assignment import Range, take
+from protos.assignment import Range, split_samples
 from protos.errors import OperatorError
 from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
@@ -118,7 +118,7 @@ def cut(ranges: Iterable[Range], parts: int) -> Iterator[tuple[Range, ...]]:
     rest = [part for part in ranges if len(part)]
     total = sum(map(len, rest))
     for part in range(parts):
-        run, rest = take(rest, total * (part + 1) // parts - total * part // parts)
+        run, rest = split_samples(rest, total * (part + 1) // parts - total * part // parts)
         if run:
             yield run
 

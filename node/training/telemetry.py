@@ -41,7 +41,7 @@ class Summary:
     resyncs: int = 0
     checkpoint: str | None = None
 
-    def take(self, counters: Counters) -> None:
+    def copy_counters(self, counters: Counters) -> None:
         """Copy the network side's figures."""
         self.payload_bytes_sent = counters.payload_bytes_sent
         self.payload_bytes_received = counters.payload_bytes_received

@@ -117,22 +117,24 @@ class _Follower:
                 news = self._inbox.get(timeout=WAKE_SECONDS)
             except queue.Empty:
                 continue
-            for event in self._take(news):
+            for event in self._handle(news):
                 self._screen.show(event)
             self._ask()
 
-    def _take(self, news: News) -> list[Event]:
+    def _handle(self, news: News) -> list[Event]:
         if isinstance(news, Gossiped):
             self._contact = time.monotonic()
-            events = self._watch.take(news.data) if news.data is not None else self._watch.take_oversized(news.size)
+            events = (
+                self._watch.receive(news.data) if news.data is not None else self._watch.refuse_oversized(news.size)
+            )
             return events + (self._watch.anchor() if self._scene.coordinator.startswith("away") else [])
         if isinstance(news, OverlayStatus):
-            self._take_status(news)
+            self._handle_status(news)
             return []
         if isinstance(news, Denied):
             raise news.error
         if isinstance(news, Away):
-            return self._take_away(news)
+            return self._handle_away(news)
         self._contact = time.monotonic()
         self._asked = None  # the watcher may ask again for entries that the last page lacked
         self._watch.told_head(news.head_step)
@@ -141,9 +143,9 @@ class _Follower:
             self._scene.total_steps = news.config.clock.steps
             self._overlay.dial(tuple(dict.fromkeys([*self._invite.bootstrap, *news.bootstrap])))
             return self._watch.begin()
-        return [event for entry in news.entries for event in self._watch.take_listed(entry)]
+        return [event for entry in news.entries for event in self._watch.receive_listed(entry)]
 
-    def _take_status(self, status: OverlayStatus) -> None:
+    def _handle_status(self, status: OverlayStatus) -> None:
         if status.fatal and "cannot be imported" in status.problem:
             raise OperatorError(f"{NEEDS_EXTRA}; {status.problem}")
         if status.peers:
@@ -152,7 +154,7 @@ class _Follower:
             self._scene.overlay = status
             self._screen.overlay(status)
 
-    def _take_away(self, away: Away) -> list[Event]:
+    def _handle_away(self, away: Away) -> list[Event]:
         if self._scene.coordinator == "asking" and not self._invite.bootstrap:
             raise away.error  # nothing to start from
         self._scene.coordinator = f"away ({away.error})"

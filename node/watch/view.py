@@ -157,14 +157,14 @@ class Watch:
 
     # ---- the door ----------------------------------------------------------------------------------------------------
 
-    def take(self, data: bytes) -> list[Event]:
+    def receive(self, data: bytes) -> list[Event]:
         """A message of the gossip topic. Raises DivergedError if it proves that the coordinator signed two histories."""
         try:
             if len(data) > limits.GOSSIP_MESSAGE_BYTES_MAX:
                 raise Refusal(Reason.TOO_LARGE, f"message of {len(data)} bytes")
             if parse(envelope_pb2.SignedEnvelope, data).kind == Kind.KIND_LOG_ENTRY:
-                return self._take_entry(data, Source.GOSSIP)
-            announcement = self._take_announcement(data)
+                return self._receive_entry(data, Source.GOSSIP)
+            announcement = self._receive_announcement(data)
             return [announcement] if announcement is not None else []
         except Refusal as refusal:
             return [self._refused(refusal)]
@@ -172,7 +172,7 @@ class Watch:
     def take_listed(self, data: bytes) -> list[Event]:
         """An entry that the coordinator listed. The watcher trusts it no more than gossip."""
         try:
-            return self._take_entry(data, Source.COORDINATOR)
+            return self._receive_entry(data, Source.COORDINATOR)
         except Refusal as refusal:
             return [self._refused(refusal)]
 
@@ -186,7 +186,7 @@ class Watch:
 
     # ---- entries -----------------------------------------------------------------------------------------------------
 
-    def _take_entry(self, data: bytes, source: Source) -> list[Event]:
+    def _receive_entry(self, data: bytes, source: Source) -> list[Event]:
         signed = open_entry(data, run_id=self.run_id, coordinator=self.coordinator)
         step = signed.entry.step
         waiting = self._waiting.get(step)
@@ -243,7 +243,7 @@ class Watch:
 
     # ---- announcements -----------------------------------------------------------------------------------------------
 
-    def _take_announcement(self, data: bytes) -> AnnouncementSeen | None:
+    def _receive_announcement(self, data: bytes) -> AnnouncementSeen | None:
         bound = limits.ANNOUNCEMENT_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
         opened = open_envelope(data, kind=Kind.KIND_ANNOUNCEMENT, run_id=self.run_id, bytes_max=bound)
         body = parse(update_pb2.Announcement, opened.body)

@@ -174,32 +174,32 @@ async def test_places_are_given_back_and_a_session_needs_none(tmp_path: Path, mo
 def test_lanes_do_not_take_each_others_places_and_peers_find_room() -> None:
     made = Places({lane: Limits(2, 3, 4, 1000, 1) for lane in Lane})
 
-    def take(lane: Lane, site: str, connection: str = "", *, known: bool = False) -> Place | str:
-        return made.take(lane, Caller(site, connection or site, known), 0)
+    def acquire(lane: Lane, site: str, connection: str = "", *, known: bool = False) -> Place | str:
+        return made.acquire(lane, Caller(site, connection or site, known), 0)
 
-    held = [take(Lane.READING, "a") for _ in range(2)]
-    assert "of your network address" in str(take(Lane.READING, "a", known=True))
-    assert isinstance(take(Lane.PEERS, "a"), Place)
-    assert all(isinstance(take(Lane.READING, "loopback"), Place) for _ in range(2))
-    assert "calls are under way" in str(take(Lane.READING, "b")), "of all addresses"
-    assert isinstance(take(Lane.READING, "b", known=True), Place), "a peer with a session is there"
+    held = [acquire(Lane.READING, "a") for _ in range(2)]
+    assert "of your network address" in str(acquire(Lane.READING, "a", known=True))
+    assert isinstance(acquire(Lane.PEERS, "a"), Place)
+    assert all(isinstance(acquire(Lane.READING, "loopback"), Place) for _ in range(2))
+    assert "calls are under way" in str(acquire(Lane.READING, "b")), "of all addresses"
+    assert isinstance(acquire(Lane.READING, "b", known=True), Place), "a peer with a session is there"
     for place in held:
         assert isinstance(place, Place)
         place.leave()
         place.leave()
-    assert made.taken(Lane.READING) == 3
+    assert made.in_use(Lane.READING) == 3
     made.met(b"session", "a:1")
-    assert all(isinstance(take(Lane.READING, "a", "a:1"), Place) for _ in range(places.SESSION_CALLS_MAX))
-    assert made.taken(Lane.READING) == 3, "a session's connection has places of its own"
-    assert "of your connection" in str(take(Lane.READING, "a", "a:1"))
+    assert all(isinstance(acquire(Lane.READING, "a", "a:1"), Place) for _ in range(places.SESSION_CALLS_MAX))
+    assert made.in_use(Lane.READING) == 3, "a session's connection has places of its own"
+    assert "of your connection" in str(acquire(Lane.READING, "a", "a:1"))
     made.met(b"session", "a:2")
-    assert isinstance(take(Lane.READING, "a", "a:1"), Place)
-    assert made.taken(Lane.READING) == 4, "a session has one connection"
+    assert isinstance(acquire(Lane.READING, "a", "a:1"), Place)
+    assert made.in_use(Lane.READING) == 4, "a session has one connection"
 
 
 def test_calls_of_one_address_have_a_rate() -> None:
     slow = Places({lane: Limits(9, 9, 9, 2, 100) for lane in Lane})
-    taken = [slow.take(Lane.JOINING, Caller("a", "a:1"), now) for now in (0, 0, 0, 150)]
+    taken = [slow.acquire(Lane.JOINING, Caller("a", "a:1"), now) for now in (0, 0, 0, 150)]
     assert [isinstance(place, Place) for place in taken] == [True, True, False, True]
 
 

@@ -38,7 +38,7 @@ from node.optim.votes.values import EIGHT_BIT
 from node.training.checks import Seen, agreement, difference, earlier, find, overlap, seen_votes, transformed
 from node.training.replica import cut
 from protos import checks
-from protos.assignment import Range, assign, take
+from protos.assignment import Range, assign, split_samples
 from protos.log import Entry, Tick, Verdict
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from tests.bench.convergence import SHAKESPEARE
@@ -328,7 +328,7 @@ def observations(
     found: list[dict[str, object]] = []
     whole = [crowd.seen_gradient(part) for part in ranges]
     # what a checker can afford
-    few = [crowd.seen_gradient(take(list(part), crowd.options.checked)[0]) for part in ranges]
+    few = [crowd.seen_gradient(split_samples(list(part), crowd.options.checked)[0]) for part in ranges]
     for index, kind in enumerate(LINEUP):
         checker = 1 + index % 5 if kind != "honest" else (index + 1) % 6
         own, theirs, cheap = whole[index], whole[checker], few[index]

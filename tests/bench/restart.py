@@ -107,7 +107,7 @@ def built(home: Path, steps: int, peers: int, body_bytes: int) -> None:
     folded = Folded(genesis, head, number, head.head_step)
     for record in records(head, 2 * checkpoint.CHECKPOINT_EVERY - 1, peers):
         journal.append(run_id, record)
-        folded.take(record)
+        folded.append(record)
         if (due := folded.due()) is not None:
             journal.keep(run_id, Checkpoint(due.number, due.head_hash, due.body))
             folded.kept_step = folded.at(0).head_step

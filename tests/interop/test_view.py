@@ -30,8 +30,8 @@ def new_watch() -> Watch:
 def test_the_order_and_the_source_of_entries_do_not_matter(order: list[int], listed: list[bool]) -> None:
     watch, steps = new_watch(), []
     for n in order:
-        take = watch.take_listed if listed[n] else watch.take
-        steps += [event.signed.entry.step for event in take(ENTRIES[n].envelope) if isinstance(event, EntrySeen)]
+        receive = watch.receive_listed if listed[n] else watch.receive
+        steps += [event.signed.entry.step for event in receive(ENTRIES[n].envelope) if isinstance(event, EntrySeen)]
     assert steps == [1, 2, 3, 4, 5, 6]
     assert watch.head == (6, ENTRIES[5].hash)
     assert watch.wanted() is None
@@ -40,7 +40,7 @@ def test_the_order_and_the_source_of_entries_do_not_matter(order: list[int], lis
 @given(st.binary(max_size=400))
 def test_random_bytes_are_refused_and_counted(data: bytes) -> None:
     watch = new_watch()
-    (event,) = watch.take(data)
+    (event,) = watch.receive(data)
     assert isinstance(event, Refused)
     assert watch.tally.refused == {event.reason: 1}
     assert watch.head == (0, RUN_ID)
@@ -51,18 +51,18 @@ def test_no_byte_of_an_entry_can_be_changed(at: int, by: int) -> None:
     data = bytearray(ENTRIES[0].envelope)
     data[at] ^= by
     watch = new_watch()
-    watch.take(bytes(data))
+    watch.receive(bytes(data))
     assert watch.head == (0, RUN_ID)
 
 
 def test_what_is_missing_is_asked_for_until_it_is_there() -> None:
     watch = new_watch()
     assert watch.wanted() is None
-    watch.take(ENTRIES[2].envelope)
+    watch.receive(ENTRIES[2].envelope)
     assert watch.wanted() == 1
-    watch.take_listed(ENTRIES[0].envelope)
+    watch.receive_listed(ENTRIES[0].envelope)
     assert watch.wanted() == 2
-    watch.take_listed(ENTRIES[1].envelope)
+    watch.receive_listed(ENTRIES[1].envelope)
     assert (watch.wanted(), watch.head[0]) == (None, 3)
     watch.told_head(5)
     assert watch.wanted() == 4
@@ -72,17 +72,17 @@ def test_entries_that_wait_are_bounded_and_the_nearest_are_kept() -> None:
     log, watch = Log(RUN_ID, COORDINATOR), new_watch()
     far = [log.commit() for _ in range(view.ENTRIES_WAITING_MAX + 10)]
     for signed in reversed(far[1:]):
-        watch.take(signed.envelope)
-    watch.take(far[0].envelope)
+        watch.receive(signed.envelope)
+    watch.receive(far[0].envelope)
     assert watch.head[0] == view.ENTRIES_WAITING_MAX
 
 
 def test_a_table_of_peers_is_bounded_and_keeps_who_contributes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "PEERS_MAX", 5)
     log, watch = Log(RUN_ID, COORDINATOR), new_watch()
-    watch.take(log.commit().envelope)
+    watch.receive(log.commit().envelope)
     for n in range(20, 40):  # whoever holds the invite can make up keys
-        assert isinstance(watch.take(log.announce(Identity.from_seed(bytes([n]) * 32)))[0], AnnouncementSeen)
+        assert isinstance(watch.receive(log.announce(Identity.from_seed(bytes([n]) * 32)))[0], AnnouncementSeen)
     assert len(watch.peers) == 5
     assert {peer.public_key for peer in log.peers} < watch.peers.keys()
 
@@ -90,7 +90,7 @@ def test_a_table_of_peers_is_bounded_and_keeps_who_contributes(monkeypatch: pyte
 def test_announcements_of_a_step_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protos.limits.ROSTER_PEERS_MAX", 2)
     log, watch = Log(RUN_ID, COORDINATOR), new_watch()
-    events = [watch.take(log.announce(Identity.from_seed(bytes([n]) * 32)))[0] for n in range(20, 26)]
+    events = [watch.receive(log.announce(Identity.from_seed(bytes([n]) * 32)))[0] for n in range(20, 26)]
     assert [isinstance(event, Refused) and event.reason is Reason.OUT_OF_RANGE for event in events] == [False] * 4 + [
         True
     ] * 2
@@ -99,20 +99,20 @@ def test_announcements_of_a_step_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_fork_of_an_old_step_is_noticed_also_through_the_coordinator() -> None:
     watch = new_watch()
     for signed in ENTRIES:
-        watch.take(signed.envelope)
+        watch.receive(signed.envelope)
     with pytest.raises(DivergedError, match="two different entries of step 1"):
-        watch.take_listed(Log(RUN_ID, COORDINATOR).entry(next_sample=7).envelope)
+        watch.receive_listed(Log(RUN_ID, COORDINATOR).entry(next_sample=7).envelope)
 
 
 def test_nothing_is_concluded_before_it_is_known_where_the_chain_starts() -> None:
     watch = Watch(RUN_ID, COORDINATOR.public_key)
-    assert watch.take(ENTRIES[3].envelope) == []
+    assert watch.receive(ENTRIES[3].envelope) == []
     assert watch.wanted() is None
     (first,) = watch.anchor()
     assert isinstance(first, EntrySeen)
     assert (first.signed.entry.step, watch.anchored_at) == (4, 4)
     assert watch.begin() == []  # too late to start elsewhere
-    assert isinstance(watch.take(ENTRIES[4].envelope)[0], EntrySeen)
+    assert isinstance(watch.receive(ENTRIES[4].envelope)[0], EntrySeen)
 
 
 @given(

@@ -196,7 +196,7 @@ class SimSwarm(Swarm):
             event: Event = self._peer.thread.wait(asyncio.wait_for(self._queue.get(), seconds_max))
         except TimeoutError:
             return None
-        self._session.taken(event)
+        self._session.release(event)
         return event
 
     def applied(self, step: int, digest: bytes) -> None:

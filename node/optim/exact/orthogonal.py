@@ -89,7 +89,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
         diagonal = _taken(rest)
         # (XX^T)^2 = rest^2 + rest * (d_i + d_j), and d_i^2 on the diagonal
         quartic = _square(_digits(rest)).add_(rest * (diagonal[:, None] + diagonal))
-        square = _taken(quartic).add_(diagonal * diagonal)
+        square = _pop_diagonal(quartic).add_(diagonal * diagonal)
         inner = quartic.mul_(c).add_(rest.mul_(b))
         x.mul_(square.mul_(c).add_(diagonal.mul_(b)).add_(a)[:, None])
         x.add_(_product(inner, own)).clamp_(-ENTRY_MAX, ENTRY_MAX)
@@ -97,7 +97,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     return (result.T if tall else result).contiguous()
 
 
-def _taken(matrix: Tensor) -> Tensor:
+def _pop_diagonal(matrix: Tensor) -> Tensor:
     """The diagonal, which becomes zeros: fp32 [side]."""
     diagonal = matrix.diagonal().clone()
     matrix.fill_diagonal_(0)

@@ -48,7 +48,7 @@ class Cut:
         rows, columns = _matrix(self.shape)
         return rows // self.high * (columns // self.wide)
 
-    def taken(self, k: int) -> int:
+    def sent(self, k: int) -> int:
         """Components of a chunk that travel: `k`, or all if there are fewer."""
         return min(k, self.elements)
 

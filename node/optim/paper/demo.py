@@ -217,5 +217,5 @@ def _forward(side: int, device: torch.device) -> Tensor:
 def _largest(cut: Cut, momentum: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each chunk: int64 indices [chunks, k], ascending, and their values."""
     flat = momentum.view(cut.chunks, cut.elements)
-    where = flat.abs().topk(cut.taken(k), dim=1, sorted=False).indices.sort(dim=1).values
+    where = flat.abs().topk(cut.sent(k), dim=1, sorted=False).indices.sort(dim=1).values
     return where, flat.gather(1, where)

@@ -70,7 +70,7 @@ class PaperForm:
         """Components of one payload. Raises `VotesError` for a k that is not offered."""
         if size not in self.sizes:
             raise VotesError(f"k {size} is none of {self.sizes}")
-        return sum(cut.chunks * cut.taken(size) for cut in self.cuts)
+        return sum(cut.chunks * cut.sent(size) for cut in self.cuts)
 
     def body_bytes(self, chunks: int, size: int) -> int:
         """Every payload of this k has this length."""
@@ -82,7 +82,7 @@ class PaperForm:
         """The bytes of a model's components: int64 indices [chunks, k], ascending, and fp32 coefficients of each tensor."""
         exponents, indices, values = [], [], []
         for cut, (where, coefficients) in zip(self.cuts, tensors, strict=True):
-            assert where.shape == (cut.chunks, cut.taken(size)), cut.name
+            assert where.shape == (cut.chunks, cut.sent(size)), cut.name
             largest = coefficients.abs().amax(1, keepdim=True)
             exponent = torch.frexp(largest).exponent.clamp_(-EXPONENT_MAX, EXPONENT_MAX)
             scaled = torch.ldexp(coefficients.double(), VALUE_BITS - exponent).round_().clamp_(-VALUE_MAX, VALUE_MAX)
@@ -110,7 +110,7 @@ class PaperForm:
         values = np.frombuffer(data, "<i2", components, total + 2 * components)
         chunk = at = 0
         for cut in self.cuts:
-            k = cut.taken(size)
+            k = cut.sent(size)
             here = slice(at, at + cut.chunks * k)
             codes = exponents[chunk : chunk + cut.chunks]
             yield _spoken(cut, codes, indices[here].reshape(-1, k), values[here].reshape(-1, k))

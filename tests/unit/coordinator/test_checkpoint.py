@@ -90,7 +90,7 @@ def journal_of(home: Path, swarm: Harness, every: int, monkeypatch: pytest.Monke
     folded = Folded(genesis, machine.new_run(RUN_ID, swarm.settings))
     for record in swarm.journal:
         journal.append(RUN_ID, record)
-        folded.take(record)
+        folded.append(record)
         if (due := folded.due()) is not None:
             journal.keep(RUN_ID, due)
             folded.kept_step = folded.at(0).head_step
@@ -206,7 +206,7 @@ def test_a_standby_reads_on_and_numbers_have_no_gaps(
     replay, folded = FoldedRuns(standby), Folded(genesis, machine.new_run(RUN_ID, played.settings))
     for count, record in enumerate(played.journal, 1):
         acting.append(RUN_ID, record)
-        folded.take(record)
+        folded.append(record)
         if (due := folded.due()) is not None:
             acting.keep(RUN_ID, due)
             folded.kept_step = folded.at(0).head_step

@@ -77,30 +77,30 @@ def test_a_lease_ends_by_the_clock_from_before_it_was_asked_for() -> None:
 
 def test_one_holds_it_until_it_ends_or_is_given_back(place: Place) -> None:
     one, other = place.lease(0), place.lease(1)
-    held = one.take()
+    held = one.acquire()
     assert held is not None
-    assert other.take() is None
-    assert one.take() is None, "who holds it renews it"
+    assert other.acquire() is None
+    assert one.acquire() is None, "who holds it renews it"
     renewed = one.renew(held)
     assert renewed is not None
     assert renewed.token == held.token
     assert renewed.until > held.until
     one.release(renewed)
-    taken = other.take()
+    taken = other.acquire()
     assert taken is not None
     assert taken.token == held.token + 1
     assert one.renew(renewed) is None
     one.release(renewed)  # no longer its own
-    assert one.take() is None
+    assert one.acquire() is None
 
 
 @pytest.mark.usefixtures("quick")
 def test_an_ended_lease_is_taken_by_another(place: Place) -> None:
     one, other = place.lease(0), place.lease(1)
-    held = one.take()
+    held = one.acquire()
     assert held is not None
     until = time.monotonic() + 10
-    while (taken := other.take()) is None:
+    while (taken := other.acquire()) is None:
         assert time.monotonic() < until
     assert taken.token == held.token + 1
     assert held.left(time.monotonic()) == 0.0, "the old holder knew before that it had ended"
@@ -112,7 +112,7 @@ def test_those_who_are_here_with_the_one_that_acts_first(place: Place) -> None:
     one.say_here()
     other.say_here()
     assert set(one.coordinators()) == {"here:0", "here:1"}
-    assert other.take() is not None
+    assert other.acquire() is not None
     one.say_here()
     assert one.coordinators() == other.coordinators() == ("here:1", "here:0")
 
@@ -136,14 +136,14 @@ def test_a_stalled_holder_writes_nothing(place: Place) -> None:
     swarm = Swarm(settings, 2)
     swarm.finish()
     records = [r for r in swarm.journal if isinstance(r, TickOpened)]
-    held = one.take()
+    held = one.acquire()
     assert held is not None
     old = place.journal()
     stalled = old.fenced(held.token)
     stalled.create_run(run_id, genesis)
     stalled.append(run_id, records[0])
     one.release(held)
-    taken = other.take()
+    taken = other.acquire()
     assert taken is not None
     acting = place.journal().fenced(taken.token)
     with pytest.raises(FencedError):
@@ -160,27 +160,27 @@ def test_a_stalled_holder_writes_nothing(place: Place) -> None:
 def test_a_write_holds_no_lock_when_it_is_done(place: Place) -> None:
     """A coordinator that is stopped right after a write must not keep the lease's row."""
     one, other = place.lease(0), place.lease(1)
-    held = one.take()
+    held = one.acquire()
     assert held is not None
     journal = place.journal().fenced(held.token)
     with journal._writing() as connection:  # stopped in the middle of what it thinks is a transaction
         connection.execute(sa.text("SELECT token FROM lease FOR SHARE"))
         one.release(held)
-        assert other.take() is not None
+        assert other.acquire() is not None
 
 
 def test_a_stalled_holder_gives_no_ticket_away(place: Place) -> None:
     """The one place of a ticket was given by the coordinator that acts; the one that was stalled cannot give it again."""
     one, other = place.lease(0), place.lease(1)
     run_id, ticket = bytes([3]) * 32, Ticket(b"t" * 16, 5, 1, "späß")
-    held = one.take()
+    held = one.acquire()
     assert held is not None
     old = place.journal()
     stalled = old.fenced(held.token)
     stalled.create_run(run_id, log_pb2.Genesis(config_json="{}"))
     stalled.append(run_id, TicketMade(ticket))
     one.release(held)
-    taken = other.take()
+    taken = other.acquire()
     assert taken is not None
     acting = place.journal().fenced(taken.token)
     acting.append(run_id, TicketUsed(ticket.ticket_id, bytes([1]) * 32))
@@ -197,7 +197,7 @@ def test_a_stalled_holder_gives_no_ticket_away(place: Place) -> None:
 def test_a_stalled_holder_neither_keeps_nor_drops_a_checkpoint(place: Place) -> None:
     one, other = place.lease(0), place.lease(1)
     run_id = bytes([4]) * 32
-    held = one.take()
+    held = one.acquire()
     assert held is not None
     old = place.journal()
     stalled = old.fenced(held.token)
@@ -205,7 +205,7 @@ def test_a_stalled_holder_neither_keeps_nor_drops_a_checkpoint(place: Place) -> 
     for number in (10, 20, 30):
         stalled.keep(run_id, Checkpoint(number, bytes(32), b"of the first"))
     one.release(held)
-    taken = other.take()
+    taken = other.acquire()
     assert taken is not None
     acting = place.journal().fenced(taken.token)
     acting.keep(run_id, Checkpoint(40, bytes(32), b"of the second"))

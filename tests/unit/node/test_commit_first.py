@@ -99,6 +99,6 @@ async def test_what_the_log_names_is_shown_though_no_answer_came(tmp_path: Path)
     await ada.publish(VOTES, announcement())
     entry = seal_entry(COORDINATOR, RUN, Entry(1, RUN, (), 0, b"", (), 0))
     ada.parts.entries.start(0, RUN)
-    await ada.parts.entries.take(entry.envelope)
+    await ada.parts.entries.receive(entry.envelope)
     assert ada.committed_step == 1
     assert ada.parts.publication.shown(SHA256) == VOTES

@@ -72,7 +72,7 @@ async def test_nothing_overheard_comes_after_a_drop(tmp_path: Path) -> None:
     played, log = Played(tmp_path), log_of(ENTRIES_AHEAD_MAX + 4)
     played.entries.start(0, RUN)
     for signed in log:
-        played.entries.overhear(signed.envelope)
+        played.entries.receive_gossiped(signed.envelope)
         await turns(3)
     assert len(played.collected) == ENTRIES_AHEAD_MAX + 1, "the queue is full, and one entry waits for room"
     assert len(played.runtime.tasks) > ENTRIES_AHEAD_MAX + 1
@@ -87,7 +87,7 @@ async def test_nothing_of_the_stream_comes_after_a_drop(tmp_path: Path) -> None:
 
     async def stream() -> None:
         for signed in log:
-            await played.entries.take(signed.envelope)
+            await played.entries.receive(signed.envelope)
 
     async def follow() -> None:
         async with asyncio.TaskGroup() as group:
@@ -107,11 +107,11 @@ async def test_what_is_overheard_between_two_followings_is_not_delivered_by_the_
     played, log = Played(tmp_path), log_of(6)
     played.entries.start(5, log[4].hash)
     await played.drop()
-    played.entries.overhear(log[5].envelope)
+    played.entries.receive_gossiped(log[5].envelope)
     await turns(5)
     played.entries.start(2, log[1].hash)
     for signed in log[2:]:
-        await played.entries.take(signed.envelope)
+        await played.entries.receive(signed.envelope)
     await turns(5)
     assert played.collected == [3, 4, 5, 6]
     await played.drop()
@@ -123,13 +123,13 @@ async def test_entries_with_large_votes_wait_for_room_and_a_drop_lets_none_in(tm
     played.entry_bytes = WAITING_BYTES_MAX // 2
     played.entries.start(0, RUN)
     for signed in log:
-        played.entries.overhear(signed.envelope)
+        played.entries.receive_gossiped(signed.envelope)
         await turns(5)
     assert played.collected == [1, 2]
-    played.entries.taken(1)
+    played.entries.release(1)
     await turns(5)
     assert played.collected == [1, 2, 3]
-    waits = asyncio.create_task(played.entries.take(log[4].envelope))
+    waits = asyncio.create_task(played.entries.receive(log[4].envelope))
     await turns(5)
     await played.drop(waits)
     assert played.collected == [1, 2, 3]

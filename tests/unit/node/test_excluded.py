@@ -50,7 +50,7 @@ def test_an_exclusion_from_before_it_was_admitted_is_over(tmp_path: Path, admitt
         life._follow_and_deliver = mock.AsyncMock()  # type: ignore[method-assign]
         await life.follow_from(0, RUN)
         for signed in log(excluded_in=2, steps=3):
-            await life.parts.entries.take(signed.envelope)
+            await life.parts.entries.receive(signed.envelope)
         await life.parts.runtime.stop()
         return life.committed_step
 

@@ -92,13 +92,13 @@ def test_evidence_is_told_until_the_log_has_it_and_bounded() -> None:
     for n in range(10):
         box.accuse(bytes([n]), Equivocation(b"1", b"2"))
     assert len(box.equivocations) == EQUIVOCATIONS_MAX
-    report = box.take()
+    report = box.next_report()
     assert report is not None
     assert len(report[0].equivocations) == EQUIVOCATIONS_MAX
     box.sent(report[1])
-    assert box.take() is None
+    assert box.next_report() is None
     box.everything_again()
-    assert box.take() is not None
+    assert box.next_report() is not None
     for author in list(box.equivocations):
         box.excluded(author)
-    assert box.take() is None
+    assert box.next_report() is None

@@ -19,7 +19,7 @@ from protos.log import Equivocation, Tick, Verdict
 
 
 def told(box: Outbox) -> tuple[int, int, int, bool]:
-    report = box.take()
+    report = box.next_report()
     if report is None:
         return 0, 0, 0, False
     body, facts = report
@@ -55,14 +55,14 @@ def test_everything_is_told_once() -> None:
 
 def test_what_the_coordinator_could_not_match_is_told_by_name() -> None:
     box = full()
-    body, facts = box.take() or (None, [])
+    body, facts = box.next_report() or (None, [])
     assert body is not None
     assert body.held.places == b"\x03"
     assert body.held.payloads_sha256 == hashlib.sha256(b"p" * 32 + b"q" * 32).digest()
     unheard = box.name(0b10)
     assert unheard == [Held(b"a" * 32, b"p" * 32), Held(b"b" * 32, b"q" * 32)], "of a mask, all is taken or nothing"
     box.sent([fact for fact in facts if fact not in unheard])
-    body, facts = box.take() or (None, [])
+    body, facts = box.next_report() or (None, [])
     assert body is not None
     assert [(held.step, held.public_key, held.payload_sha256) for held in body.holdings] == [(5, b"b" * 32, b"q" * 32)]
     assert body.held.places == b"\x01", "the other one again, in a mask that can be matched"
@@ -70,7 +70,7 @@ def test_what_the_coordinator_could_not_match_is_told_by_name() -> None:
     box.sent(facts)
     assert told(box) == (0, 0, 0, False)
     box.hold(5, b"c" * 32, b"r" * 32)
-    body, _ = box.take() or (None, [])
+    body, _ = box.next_report() or (None, [])
     assert body is not None
     assert body.held.places == b"\x05", "the one that it named is not said twice"
     assert not body.holdings
@@ -78,7 +78,7 @@ def test_what_the_coordinator_could_not_match_is_told_by_name() -> None:
 
 def test_an_answer_to_another_roster_names_nothing() -> None:
     box = full()
-    box.take()
+    box.next_report()
     box.open_step(opened(5))
     assert box.name(0b11) == []
 
@@ -105,7 +105,7 @@ def test_a_few_payloads_wait_for_more_and_all_do_not() -> None:
 
 def test_a_report_that_failed_is_told_again() -> None:
     box = full()
-    assert box.take() is not None
+    assert box.next_report() is not None
     assert told(box) == (2, 2, 1, True)
 
 
@@ -165,29 +165,29 @@ def test_an_abstention_is_told_once_and_again_to_whoever_has_not_heard_it() -> N
     box.abstain(7, "the gradient is not finite")
     for again in (lambda: None, box.everything_again, lambda: box.open_step(opened(7))):
         again()
-        report = box.take()
+        report = box.next_report()
         assert report is not None
         assert (report[0].abstained.step, report[0].abstained.reason) == (7, "the gradient is not finite")
         box.sent(report[1])
-        assert box.take() is None
+        assert box.next_report() is None
     box.move_head(7)
     assert box.abstained is None
     box.everything_again()
-    assert box.take() is None
+    assert box.next_report() is None
 
 
 def test_votes_that_come_after_all_end_an_abstention() -> None:
     box = Outbox()
     box.abstain(7, "x")
-    box.take_part()
-    assert box.take() is None
+    box.withdraw_abstention()
+    assert box.next_report() is None
 
 
 def test_abstentions_leave_nothing_behind() -> None:
     box = Outbox()
     for step in range(1, 5000):
         box.abstain(step, "not finite")
-        report = box.take()
+        report = box.next_report()
         assert report is not None
         box.sent(report[1])
         box.move_head(step)
@@ -201,12 +201,12 @@ def test_a_new_session_hears_of_the_snapshots_that_are_here() -> None:
         box.add_snapshot(step, step.to_bytes(32, "big"), 1, kept=step == 10)
         told(box)
     box.everything_again()
-    report = box.take()
+    report = box.next_report()
     assert report is not None
     assert [(s.step, s.not_kept) for s in report[0].snapshots] == [(10, False), (30, True), (40, True)]
     box.sent(report[1])
     box.add_snapshot(10, box.snapshots[10][0].root, 1, kept=False)
-    report = box.take()
+    report = box.next_report()
     assert report is not None
     assert [(s.step, s.not_kept) for s in report[0].snapshots] == [(10, True)]
     box.sent(report[1])

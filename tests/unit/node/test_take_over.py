@@ -40,7 +40,7 @@ def holding_all(harness: Harness, number: int) -> Outbox:
 
 def tell(harness: Harness, number: int, box: Outbox) -> bool:
     """One report of new facts, and its answer, as the coordinator's door and the reporter make them; whether there was one."""
-    report = box.take()
+    report = box.next_report()
     if report is None:
         return False
     (body, facts), held = report, None

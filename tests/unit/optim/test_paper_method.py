@@ -231,7 +231,7 @@ def encoded(seed: int, silent: bool = False) -> bytes:
     random = torch.Generator().manual_seed(seed)
     tensors = []
     for cut in FORM.cuts:
-        k = cut.taken(4)
+        k = cut.sent(4)
         where = torch.stack(
             [torch.randperm(cut.elements, generator=random)[:k].sort().values for _ in range(cut.chunks)]
         )

@@ -196,18 +196,18 @@ class Fused:
         starts = range(0, count, RANGE_CHUNKS)
         waiting, results = iter(starts), []
 
-        def take() -> None:
+        def work_off() -> None:
             scratch = _scratch()
             for first in waiting:  # one step of a range's iterator is atomic
                 results.append(work(first, min(first + RANGE_CHUNKS, count), scratch))
 
         helpers = min(torch.get_num_threads(), len(starts)) - 1
         if helpers < 1:
-            take()
+            work_off()
             return results
         with ThreadPoolExecutor(helpers) as pool:
-            taken = [pool.submit(take) for _ in range(helpers)]
-            take()
+            taken = [pool.submit(work_off) for _ in range(helpers)]
+            work_off()
         for helper in taken:
             helper.result()
         return results
