@@ -6,12 +6,19 @@ A disk that refuses a write is the operator's matter: one clear error instead of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from protos.errors import OperatorError
+
+PLAIN_MODE: Final = 0o666
+"""Of most files, before the umask."""
+PRIVATE_MODE: Final = 0o400
+"""Of private keys: the owner alone reads them, and nobody writes them again."""
+SYNC_BYTES: Final = 16 << 20
+"""Bytes of a large file between two syncs: a small file's sync waits for the bytes that are under way on the same disk."""
 
 
 class DiskError(OperatorError):
@@ -22,6 +29,12 @@ def check_no_folder(path: Path) -> None:
     """Raises OperatorError if a folder is at the place of a file. This program neither reads nor removes it."""
     if path.is_dir() and not path.is_symlink():
         raise OperatorError(f"{path} is a folder, and a file belongs there: move it away, and start again")
+
+
+def sync_file(file: BinaryIO) -> None:
+    """Put what was written to an open file on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -45,26 +58,56 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_atomic(path: Path, temporary: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write `temporary` (in the same folder), then give it the name `path`; both are on the disk when this returns.
+def replace_file(
+    path: Path, temporary: Path, write: Callable[[BinaryIO], object], *, mode: int = PLAIN_MODE, synced: bool = True
+) -> None:
+    """Write `temporary` (in the same folder), then give it the name `path`: the one definition of a durable write.
 
-    Raises DiskError, the old `path` untouched.
+    Both are on the disk when this returns. Without `synced`, a loss of power may cost the file, and a kill may not. Raises
+    OSError, the old `path` untouched: for callers whose error says what is lost. The others use `write_atomic`.
     """
     assert temporary.parent == path.parent, "a rename is atomic within a folder"
-    with writing(path):
-        try:
-            with temporary.open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            if synced:
+                sync_file(file)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    if synced:
         sync_folder(path.parent)
+
+
+def replace_bytes(path: Path, data: bytes, *, mode: int = PLAIN_MODE, synced: bool = True) -> None:
+    """`replace_file` of a few bytes, also where several processes write the same file. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    if mode == PRIVATE_MODE:
+        temporary.unlink(missing_ok=True)  # a process that died left it, and nobody may write to it
+    replace_file(path, temporary, lambda file: file.write(data), mode=mode, synced=synced)
+
+
+def write_atomic(path: Path, temporary: Path, write: Callable[[BinaryIO], object]) -> None:
+    """`replace_file`, synced. Raises DiskError."""
+    with writing(path):
+        replace_file(path, temporary, write)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """`write_atomic` of a few bytes, in the folder of `path`. Raises DiskError."""
     write_atomic(path, path.with_name(f".{path.name}.new"), lambda file: file.write(data))
+
+
+def write_synced(file: BinaryIO, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Write `pieces` one after the other, sync them every SYNC_BYTES, and give each back. The caller syncs the last ones."""
+    waiting = 0
+    for piece in pieces:
+        file.write(piece)
+        waiting += len(piece)
+        if waiting >= SYNC_BYTES:
+            sync_file(file)
+            waiting = 0
+        yield piece

@@ -5,7 +5,6 @@ Refuses to make or overwrite key files that others may read. Crypto is `cryptogr
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from protos.disk import check_no_folder, sync_folder
+from protos.disk import PRIVATE_MODE, check_no_folder, replace_bytes
 from protos.errors import OperatorError
 from protos.limits import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
 
@@ -61,7 +60,8 @@ class Identity:
         try:
             if not path.exists():
                 identity = Identity.generate()
-                _write_private(path, identity.to_libp2p())
+                path.parent.mkdir(parents=True, exist_ok=True)
+                replace_bytes(path, identity.to_libp2p(), mode=PRIVATE_MODE)
                 return identity
             data = path.read_bytes()
         except OSError as error:
@@ -94,18 +94,6 @@ class Identity:
 
 def _of(private_key: Ed25519PrivateKey) -> Identity:
     return Identity(private_key, private_key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o400)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    sync_folder(path.parent)
 
 
 @lru_cache(maxsize=4096)  # spelled for every log line and reason; base58 is slow

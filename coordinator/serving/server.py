@@ -38,6 +38,7 @@ from coordinator.store.journal import Journal
 from coordinator.store.known_runs import KnownRuns
 from coordinator.store.lease import Lease
 from protos.console import lock_home
+from protos.disk import replace_bytes
 from protos.errors import OperatorError
 from protos.identity import Identity
 from protos.limits import REQUEST_BYTES_MAX
@@ -89,9 +90,7 @@ class Serving:
 
     def write(self, home: Path) -> None:
         """So that the operator's commands find it, whole at any moment."""
-        temporary = home / f".serving.json.{os.getpid()}"
-        temporary.write_text(json.dumps(asdict(self)))
-        temporary.rename(home / "serving.json")
+        replace_bytes(home / "serving.json", json.dumps(asdict(self)).encode(), synced=False)
 
     @staticmethod
     def read(home: Path) -> Serving:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from protos.disk import check_no_folder, sync_folder
+from protos.disk import PRIVATE_MODE, check_no_folder, replace_bytes
 from protos.errors import OperatorError
 
 # The name that peers expect, whatever the address: the pin decides, not the name.
@@ -45,16 +44,9 @@ def load_or_create(home: Path) -> Certificate:
     if not (key_path.exists() and certificate_path.exists()):
         made = _create()
         home.mkdir(parents=True, exist_ok=True)
-        key_path.unlink(missing_ok=True)
-        certificate_path.unlink(missing_ok=True)
-        with os.fdopen(os.open(key_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file:
-            file.write(made.key_pem)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary = certificate_path.with_name(f".{certificate_path.name}.{os.getpid()}")
-        temporary.write_bytes(made.certificate_pem)
-        temporary.rename(certificate_path)  # the pair is made again unless both are there, whole
-        sync_folder(home)
+        certificate_path.unlink(missing_ok=True)  # the pair is made again unless both are there, whole
+        replace_bytes(key_path, made.key_pem, mode=PRIVATE_MODE)
+        replace_bytes(certificate_path, made.certificate_pem)
     certificate = Certificate(key_path.read_bytes(), certificate_path.read_bytes())
     _check(certificate, key_path, certificate_path)
     return certificate

@@ -7,11 +7,10 @@ journal is the right one. A coordinator with a shared database, which is backed 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection
 from pathlib import Path
 
-from protos.disk import check_no_folder, sync_folder, writing
+from protos.disk import check_no_folder, write_bytes
 from protos.errors import OperatorError
 
 NAME = "runs.json"
@@ -51,11 +50,4 @@ class KnownRuns:
         if self._names.get(run_id.hex()) == name:
             return
         self._names[run_id.hex()] = name
-        fresh = self._path.with_suffix(f".{os.getpid()}")
-        with writing(self._path):
-            with fresh.open("w", encoding="utf-8") as file:
-                json.dump(self._names, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
-            sync_folder(self._path.parent)
+        write_bytes(self._path, json.dumps(self._names, indent=1).encode())

@@ -18,10 +18,9 @@ import structlog
 
 from node.archive import files
 from node.archive.files import Segment
-from node.snapshot.atomic import written
 from node.snapshot.pieces import open_manifest
 from node.training.replica import Describe, Replica
-from protos.disk import write_atomic, write_bytes, writing
+from protos.disk import write_atomic, write_bytes, write_synced, writing
 from protos.envelope import parse
 from protos.errors import OperatorError
 from protos.limits import SNAPSHOT_PIECE_BYTES
@@ -108,7 +107,7 @@ class Recorder:
             hashes: list[bytes] = []
 
             def write(file: BinaryIO) -> None:
-                hashes.extend(hashlib.sha256(piece).digest() for piece in written(file, pieces()))
+                hashes.extend(hashlib.sha256(piece).digest() for piece in write_synced(file, pieces()))
 
             write_atomic(fresh / files.STATE, fresh / "state.new", write)
             for name, content in (

@@ -13,7 +13,7 @@ import re
 from collections import OrderedDict
 from pathlib import Path
 
-from protos.disk import check_no_folder, writing
+from protos.disk import check_no_folder, replace_file, writing
 from protos.limits import PAYLOADS_GB
 
 PAYLOADS_BYTES_MAX = int(PAYLOADS_GB * 10**9)
@@ -89,8 +89,9 @@ class Payloads:
         return True
 
     def _write(self, temporary: Path, data: bytes, path: Path) -> None:
-        temporary.write_bytes(data)
-        temporary.rename(path)
+        replace_file(
+            path, temporary, lambda file: file.write(data), synced=False
+        )  # a payload is checked when it is read
 
     def forget_until(self, step: int) -> None:
         """Drop the payloads of this step and of all before."""

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.snapshot.atomic import written
 from node.snapshot.image import DTYPES, LENGTH_BYTES, Image
-from protos.disk import write_atomic
+from protos.disk import write_atomic, write_synced
 from protos.errors import OperatorError
 
 FORMAT: Final = "swarmentum private state 4"
@@ -81,7 +80,7 @@ def save_private(state: PrivateState, path: Path) -> None:
 def _write(pieces: Callable[[int], Iterator[bytes]], file: BinaryIO) -> None:
     file.write(bytes(HEAD_BYTES))
     sha256 = hashlib.sha256()
-    for block in written(file, pieces(BLOCK_BYTES)):
+    for block in write_synced(file, pieces(BLOCK_BYTES)):
         sha256.update(block)
     file.seek(0)
     file.write(_head(sha256.digest()))

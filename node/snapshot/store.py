@@ -24,9 +24,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from node.snapshot.atomic import written
 from node.snapshot.pieces import Manifest, check_piece, open_manifest
-from protos.disk import check_no_folder, sync_folder, write_atomic, writing
+from protos.disk import check_no_folder, sync_file, sync_folder, write_atomic, write_synced, writing
 from protos.errors import OperatorError, Refusal
 
 MANIFEST: Final = ".manifest"
@@ -152,9 +151,8 @@ class SnapshotStore:
         The disk has the whole snapshot when this returns. Raises StoreFullError, DiskError."""
         with self._room(total_bytes, PART) as path:
             with path.open("wb") as file:
-                hashes = tuple(hashlib.sha256(piece).digest() for piece in written(file, pieces))
-                file.flush()
-                os.fsync(file.fileno())
+                hashes = tuple(hashlib.sha256(piece).digest() for piece in write_synced(file, pieces))
+                sync_file(file)
             manifest = describe(hashes)
             self._name(manifest, path)
         return manifest

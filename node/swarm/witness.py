@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
+from protos.disk import replace_bytes
 from protos.errors import DivergedError
 from protos.limits import ENTRIES_PAGE_MAX
 from protos.log import SignedEntry

@@ -101,7 +101,7 @@ def test_file_that_cannot_be_read_or_made_is_told(tmp_path: Path) -> None:
 def test_a_new_key_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rename alone may be lost with the power: the journal would be there, and the key that signed it gone."""
     synced: list[Path] = []
-    monkeypatch.setattr("protos.identity.sync_folder", synced.append)
+    monkeypatch.setattr("protos.disk.sync_folder", synced.append)
     Identity.load_or_create(tmp_path / "identity.key")
     assert synced == [tmp_path]
 

@@ -1,0 +1,86 @@
+"""Durable writes: what is on the disk at which moment, who may read it, and what a failure leaves."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from protos import disk
+from protos.disk import PRIVATE_MODE, replace_bytes, replace_file
+
+
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happened to the disk, in order; it happens, too."""
+    done: list[str] = []
+    sync_file, sync_folder, replace = disk.sync_file, disk.sync_folder, Path.replace
+
+    def file_synced(file: BinaryIO) -> None:
+        done.append("file")
+        sync_file(file)
+
+    def folder_synced(folder: Path) -> None:
+        done.append("folder")
+        sync_folder(folder)
+
+    def named(path: Path, target: Path) -> Path:
+        done.append("name")
+        return replace(path, target)
+
+    monkeypatch.setattr(disk, "sync_file", file_synced)
+    monkeypatch.setattr(disk, "sync_folder", folder_synced)
+    monkeypatch.setattr(Path, "replace", named)
+    return done
+
+
+def test_a_file_is_synced_before_it_has_its_name_and_the_name_after(tmp_path: Path, order: list[str]) -> None:
+    replace_bytes(tmp_path / "f", b"content")
+    assert order == ["file", "name", "folder"]
+    assert (tmp_path / "f").read_bytes() == b"content"
+
+
+def test_what_need_not_outlive_the_power_costs_no_sync(tmp_path: Path, order: list[str]) -> None:
+    replace_bytes(tmp_path / "f", b"content", synced=False)
+    assert order == ["name"]
+    assert (tmp_path / "f").read_bytes() == b"content"
+
+
+def test_the_owner_alone_reads_a_private_file_from_its_first_byte(tmp_path: Path) -> None:
+    modes: list[int] = []
+
+    def write(file: BinaryIO) -> None:
+        modes.append(stat.S_IMODE((tmp_path / ".f").stat().st_mode))
+        file.write(b"key")
+
+    replace_file(tmp_path / "f", tmp_path / ".f", write, mode=PRIVATE_MODE)
+    assert modes == [0o400]
+    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o400
+
+
+def test_a_private_file_replaces_what_a_dead_process_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getpid", lambda: 7)
+    left = tmp_path / ".f.7"
+    left.write_bytes(b"half of a longer key")
+    left.chmod(0o644)
+    for data in (b"first", b"second"):
+        replace_bytes(tmp_path / "f", data, mode=PRIVATE_MODE)
+        assert (tmp_path / "f").read_bytes() == data
+        assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o400, "not the mode of what was left"
+    assert list(tmp_path.iterdir()) == [tmp_path / "f"]
+
+
+def test_a_failure_is_the_callers_to_name_and_leaves_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"old")
+
+    def fail(file: BinaryIO) -> None:
+        file.write(b"new")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left") as found:
+        replace_file(tmp_path / "f", tmp_path / ".f", fail)
+    assert type(found.value) is OSError, "not a DiskError"
+    assert (tmp_path / "f").read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [tmp_path / "f"]
