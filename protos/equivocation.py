@@ -9,13 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protos import limits
-from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse
+from protos.announcement import open_announcement
 from protos.errors import Reason, Refusal
 from protos.identity import short
 from protos.log import Equivocation, Exclusion
-from protos.v1 import update_pb2
-
-BYTES_MAX = limits.ANNOUNCEMENT_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -39,8 +36,8 @@ class Offence:
 
 def prove(equivocation: Equivocation, run_id: bytes) -> Offence:
     """The offence that two announcements of this run prove, or `Refusal`."""
-    first, one = _open(equivocation.first, run_id)
-    second, other = _open(equivocation.second, run_id)
+    first, one = open_announcement(equivocation.first, run_id=run_id)
+    second, other = open_announcement(equivocation.second, run_id=run_id)
     if first.public_key != second.public_key:
         raise Refusal(Reason.UNKNOWN_SIGNER, "the two announcements have two authors")
     if one.step != other.step or not 1 <= one.step <= limits.STEP_MAX:
@@ -59,11 +56,3 @@ def prove_exclusion(exclusion: Exclusion, run_id: bytes) -> Offence:
     if offence.author != exclusion.public_key:
         raise Refusal(Reason.UNKNOWN_SIGNER, f"the evidence is against {short(offence.author)}")
     return offence
-
-
-def _open(data: bytes, run_id: bytes) -> tuple[VerifiedEnvelope, update_pb2.Announcement]:
-    opened = open_envelope(data, kind=Kind.KIND_ANNOUNCEMENT, run_id=run_id, bytes_max=BYTES_MAX)
-    body = parse(update_pb2.Announcement, opened.body)
-    if len(body.payload_sha256) != limits.HASH_BYTES or len(body.parent_hash) != limits.HASH_BYTES:
-        raise Refusal(Reason.MALFORMED, "a hash has the wrong length")
-    return opened, body

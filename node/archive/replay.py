@@ -22,15 +22,15 @@ from node.training.methods import optimizer_of
 from node.training.replica import BASE_PREFIX
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
+from protos.announcement import open_announcement
 from protos.checks import VERDICTS_NEEDED
-from protos.envelope import Kind, open_envelope, parse
+from protos.envelope import parse
 from protos.equivocation import prove_exclusion
 from protos.errors import OperatorError, Reason, Refusal
 from protos.identity import peer_id, short
-from protos.limits import ANNOUNCEMENT_BYTES_MAX, ENVELOPE_OVERHEAD_BYTES_MAX
 from protos.log import Chain, Contribution, SignedEntry, run_id_of
 from protos.run_config import RunConfig, config_from_json
-from protos.v1 import archive_pb2, log_pb2, update_pb2
+from protos.v1 import archive_pb2, log_pb2
 
 
 class BadStepError(Exception):
@@ -266,9 +266,7 @@ def _check_announcement(run_id: bytes, step: int, contribution: Contribution, en
     """Check that the author itself announced this payload for the step. Raises BadStepError if not."""
     author = contribution.public_key
     try:
-        bound = ANNOUNCEMENT_BYTES_MAX + ENVELOPE_OVERHEAD_BYTES_MAX
-        opened = open_envelope(envelope, kind=Kind.KIND_ANNOUNCEMENT, run_id=run_id, bytes_max=bound, signer=author)
-        body = parse(update_pb2.Announcement, opened.body)
+        _, body = open_announcement(envelope, run_id=run_id, author=author)
     except Refusal as refusal:
         raise BadStepError(step, f"the announcement of {peer_id(author)}: {refusal}") from refusal
     if body.step != step or body.payload_sha256 != contribution.payload_sha256:

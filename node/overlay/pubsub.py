@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 
 from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
@@ -69,19 +69,28 @@ class Pubsub:
             self._tasks.spawn(self._listen(topic))
 
     async def _listen(self, topic: str) -> None:
-        reader, writer = await self._daemon.connection()
+        subscribe = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.SUBSCRIBE, topic=topic)
         try:
-            subscribe = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.SUBSCRIBE, topic=topic)
-            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=subscribe))
-            response = p2pd_pb2.Response()
-            await read_pbmsg_safe(reader, response)
-            while True:
-                message = p2pd_pb2.PSMessage()
-                await read_pbmsg_safe(reader, message)
-                if len(message.data) <= GOSSIP_MESSAGE_BYTES_MAX:
-                    self._hear(topic, getattr(message, "from"), message.data, pushed=False)
+            async with self._asked(subscribe) as (_, reader):
+                while True:
+                    message = p2pd_pb2.PSMessage()
+                    await read_pbmsg_safe(reader, message)
+                    if len(message.data) <= GOSSIP_MESSAGE_BYTES_MAX:
+                        self._hear(topic, getattr(message, "from"), message.data, pushed=False)
         except FAILURES:
             return  # the daemon died; `Daemon` starts the next one, and `register` subscribes again
+
+    @asynccontextmanager
+    async def _asked(
+        self, request: p2pd_pb2.PSRequest
+    ) -> AsyncIterator[tuple[p2pd_pb2.Response, asyncio.StreamReader]]:
+        """The daemon's answer to a request on a connection of its own, and what comes after the answer."""
+        reader, writer = await self._daemon.connection()
+        try:
+            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=request))
+            response = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, response)
+            yield response, reader
         finally:
             writer.close()
 
@@ -96,32 +105,19 @@ class Pubsub:
 
     async def publish_unchecked(self, topic: str, data: bytes) -> None:
         """One message of any size to GossipSub only, without a deadline."""
-        reader, writer = await self._daemon.connection()
-        try:
-            publish = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.PUBLISH, topic=topic, data=data)
-            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=publish))
-            response = p2pd_pb2.Response()
-            await read_pbmsg_safe(reader, response)
+        publish = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.PUBLISH, topic=topic, data=data)
+        async with self._asked(publish) as (response, _):
             if response.type == p2pd_pb2.Response.ERROR:
                 raise NetworkError(f"gossip failed: {response.error.msg}")
-        finally:
-            writer.close()
 
     async def subscribers(self, topic: str) -> set[str]:
         """Ids of the directly connected peers that listen to a topic. Empty if the daemon does not say: it starts again."""
+        listed = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.LIST_PEERS, topic=topic)
         try:
-            async with asyncio.timeout(GOSSIP_SECONDS_MAX):
-                reader, writer = await self._daemon.connection()
-                try:
-                    listed = p2pd_pb2.PSRequest(type=p2pd_pb2.PSRequest.LIST_PEERS, topic=topic)
-                    await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=listed))
-                    response = p2pd_pb2.Response()
-                    await read_pbmsg_safe(reader, response)
-                finally:
-                    writer.close()
+            async with asyncio.timeout(GOSSIP_SECONDS_MAX), self._asked(listed) as (response, _):
+                return {PeerID(peer).to_base58() for peer in response.pubsub.peerIDs}
         except FAILURES:
             return set()
-        return {PeerID(peer).to_base58() for peer in response.pubsub.peerIDs}
 
     async def publish_to_each(self, topic: str, data: bytes) -> None:
         """Gossip a message, and send it on a stream to every connected peer: it has to arrive before this peer stops."""

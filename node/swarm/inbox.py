@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protos import limits
-from protos.envelope import Kind, open_envelope, parse
+from protos.announcement import open_announcement
 from protos.errors import Reason, Refusal
 from protos.log import Entry
 from protos.v1 import update_pb2
@@ -102,11 +102,7 @@ class Inbox:
 
         `payload_bytes_max` is the longest payload that can be valid.
         """
-        bound = limits.ANNOUNCEMENT_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
-        opened = open_envelope(data, kind=Kind.KIND_ANNOUNCEMENT, run_id=self._run_id, bytes_max=bound)
-        body = parse(update_pb2.Announcement, opened.body)
-        if len(body.payload_sha256) != limits.HASH_BYTES or len(body.parent_hash) != limits.HASH_BYTES:
-            raise Refusal(Reason.MALFORMED, "a hash has the wrong length")
+        opened, body = open_announcement(data, run_id=self._run_id)
         if not 0 < body.payload_bytes <= payload_bytes_max:
             raise Refusal(Reason.OUT_OF_RANGE, f"payload of {body.payload_bytes} bytes, at most {payload_bytes_max}")
         head_step, head_hash = self._head

@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from protos.announcement import open_announcement
 from protos.disk import check_no_folder, write_bytes
-from protos.envelope import Kind, open_envelope, parse
-from protos.equivocation import BYTES_MAX
 from protos.errors import OperatorError, Refusal
-from protos.v1 import update_pb2
 
 NAME = "announced"
 
@@ -40,8 +38,7 @@ class Vow:
         except FileNotFoundError:
             return
         try:
-            opened = open_envelope(data, kind=Kind.KIND_ANNOUNCEMENT, run_id=run_id, bytes_max=BYTES_MAX, signer=author)
-            body = parse(update_pb2.Announcement, opened.body)
+            _, body = open_announcement(data, run_id=run_id, author=author)
         except Refusal as refusal:
             raise OperatorError(
                 f"{self._path} is not this peer's last announcement of this run ({refusal}). Without it the peer may announce "

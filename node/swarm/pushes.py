@@ -25,6 +25,7 @@ from node.swarm.announcements import Announcements
 from node.swarm.gossip import Topic
 from node.swarm.view import View
 from protos import limits as contract
+from protos.announcement import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of
 from protos.rate import Rate
@@ -41,7 +42,6 @@ PUSHES_MAX_AT_ONCE = 32
 PUSH_MS = 20
 
 PROTOCOL = "/swarmentum/push-votes/1"
-ENVELOPE_BYTES_MAX = contract.ANNOUNCEMENT_BYTES_MAX + contract.ENVELOPE_OVERHEAD_BYTES_MAX
 TAKEN = b"\x01"
 _FAILURES = (NetworkError, OSError, asyncio.IncompleteReadError, TimeoutError)
 

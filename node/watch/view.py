@@ -13,7 +13,8 @@ from enum import Enum
 from typing import TypeAlias
 
 from protos import limits
-from protos.envelope import Kind, open_envelope, parse
+from protos.announcement import open_announcement
+from protos.envelope import Kind, parse
 from protos.errors import DivergedError, Reason, Refusal
 from protos.log import Chain, Entry, SignedEntry, open_entry
 from protos.v1 import envelope_pb2, update_pb2
@@ -244,9 +245,7 @@ class Watch:
     # ---- announcements -----------------------------------------------------------------------------------------------
 
     def _receive_announcement(self, data: bytes) -> AnnouncementSeen | None:
-        bound = limits.ANNOUNCEMENT_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
-        opened = open_envelope(data, kind=Kind.KIND_ANNOUNCEMENT, run_id=self.run_id, bytes_max=bound)
-        body = parse(update_pb2.Announcement, opened.body)
+        opened, body = open_announcement(data, run_id=self.run_id)
         self._check_ranges(body)
         late = self._chain is not None and body.step <= self._chain.step
         if not late:
@@ -275,8 +274,6 @@ class Watch:
         )
 
     def _check_ranges(self, body: update_pb2.Announcement) -> None:
-        if len(body.payload_sha256) != limits.HASH_BYTES or len(body.parent_hash) != limits.HASH_BYTES:
-            raise Refusal(Reason.MALFORMED, "a hash has the wrong length")
         if not 1 <= body.step <= limits.STEP_MAX:
             raise Refusal(Reason.OUT_OF_RANGE, f"step {body.step}")
         if not 0 < body.payload_bytes <= limits.PAYLOAD_BYTES_MAX:
