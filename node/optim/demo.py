@@ -23,7 +23,7 @@ from node.optim.backends.choose import choose, compiles, wanted
 from node.optim.base import Base, BaseConfig, is_table
 from node.optim.exact import transforms
 from node.optim.exact.transforms import Transform
-from node.optim.layout import Layout, Source, kinds_of, named_tensors
+from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
 from node.optim.saved import check_state, private_state
 from node.optim.second_moment import SecondMoment
 from node.optim.step import Decay, NonFiniteGradient, Votes, clip_scale, exact_float32
@@ -143,12 +143,7 @@ class DeMo:
 
     def __init__(self, source: Source, config: DeMoConfig, kinds: Mapping[str, str] | None = None) -> None:
         """`kinds`: what modules say of the parameters (`layout.kinds_of`), where `source` has none."""
-        named = named_tensors(source)
-        if not any(tensor.numel() for _, tensor in named):
-            raise ValueError("no parameter to train")
-        for name, tensor in named:
-            if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device != named[0][1].device:
-                raise ValueError(f"parameter {name} is not contiguous fp32 on {named[0][1].device}")
+        named = trainable_tensors(source)
         self.config = config
         shapes = ((name, tuple(tensor.shape)) for name, tensor in named)
         self.layout = Layout.of_shapes(shapes, kinds_of(source) if kinds is None else kinds)

@@ -42,6 +42,17 @@ def named_tensors(source: Source) -> list[tuple[str, Tensor]]:
     return unique
 
 
+def trainable_tensors(source: Source) -> list[tuple[str, Tensor]]:
+    """`named_tensors`, of which there is one: all contiguous fp32, on one device. Raises ValueError."""
+    named = named_tensors(source)
+    if not any(tensor.numel() for _, tensor in named):
+        raise ValueError("no parameter to train")
+    for name, tensor in named:
+        if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device != named[0][1].device:
+            raise ValueError(f"parameter {name} is not contiguous fp32 on {named[0][1].device}")
+    return named
+
+
 TABLE, CONVOLUTION = "table", "convolution"
 KINDS = (TABLE, CONVOLUTION)
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node.optim.layout import Layout, Source, kinds_of, named_tensors
+from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
 from node.optim.paper.cut import CHUNK_SIDES, Cut
 from node.optim.paper.form import PaperForm
 from node.optim.paper.mean import directions, orthonormal
@@ -75,12 +75,7 @@ class PaperDeMo:
 
     def __init__(self, source: Source, config: PaperConfig, kinds: Mapping[str, str] | None = None) -> None:
         """`kinds`: what modules say of the parameters (`layout.kinds_of`), if `source` has none."""
-        named = named_tensors(source)
-        if not any(tensor.numel() for _, tensor in named):
-            raise ValueError("no parameter to train")
-        for name, tensor in named:
-            if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device != named[0][1].device:
-                raise ValueError(f"parameter {name} is not contiguous fp32 on {named[0][1].device}")
+        named = trainable_tensors(source)
         self.config = config
         shapes = ((name, tuple(tensor.shape)) for name, tensor in named)
         self.layout = Layout.of_shapes(shapes, kinds_of(source) if kinds is None else kinds)
