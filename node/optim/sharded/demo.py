@@ -239,7 +239,7 @@ class ShardedDeMo:
 
     @contextmanager
     def ahead(self, lr: float) -> Iterator[None]:
-        """As `DeMo.ahead` by the residual, on every rank at once."""
+        """As `DeMo.ahead`, on every rank at once."""
         self.config.check_ahead()
         parts = [local_part(parameter).detach() for parameter in self.parameters]
         with torch.no_grad():
