@@ -107,8 +107,8 @@ class Life:
         if record:
             words = {who.public_key: self.word(who, step, payloads[who.public_key]) for who in (ADA, BOB)}
             self.recorder.record(signed, [payloads[key] for key in keys], words if heard else {})
-            if self.recorder.take_due():
-                assert not self.recorder.take_due(), "said once"
+            if self.recorder.pop_due():
+                assert not self.recorder.pop_due(), "said once"
                 image = self.ada.image()
                 describe = self.ada.describer(image.total_bytes)
                 self.recorder.segment(self.ada.step, image.total_bytes, lambda: image.pieces(1 << 20), describe)
