@@ -239,8 +239,9 @@ class DeMo:
         """Parameters at the point that this peer expects a step later, for the gradient of a step that is late.
 
         `p - lr * sign(inverse(m))`, with m the momentum without the open votes, as DisTrO does. Two other rules gave the same
-        loss (docs/benchmarks.md), so they are in tests/bench alone. The end undoes it bit for bit. It costs a copy of the parameters, and one of the momentum if its votes are still in it. Private: no other
-        peer computes it. Raises `ValueError` with `magnitudes`.
+        loss (docs/benchmarks.md), so they are in tests/bench alone. The end undoes it bit for bit. It costs a copy of the
+        parameters, and one of the momentum if its votes are still in it. Private: no other peer computes it. Raises
+        `ValueError` with `magnitudes`.
         """
         self.config.check_ahead()
         with torch.no_grad():
