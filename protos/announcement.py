@@ -1,4 +1,4 @@
-"""The door for announcements: size, parse, kind, run, signature, and the lengths of its hashes, in this order.
+"""The door for announcements: size, parse, kind, run, signature, in this order; then the lengths of the hashes.
 
 The other ranges depend on the caller's place in the log, and are the caller's to check.
 """
@@ -19,7 +19,10 @@ def open_announcement(
 ) -> tuple[VerifiedEnvelope, update_pb2.Announcement]:
     """Verify a signed announcement, or raise `Refusal`. `author`: the only key that may have signed, if given."""
     opened = open_envelope(data, kind=Kind.KIND_ANNOUNCEMENT, run_id=run_id, bytes_max=BYTES_MAX, signer=author)
-    body = parse(update_pb2.Announcement, opened.body)
+    return opened, parse(update_pb2.Announcement, opened.body)
+
+
+def check_hashes(body: update_pb2.Announcement) -> None:
+    """Raises `Refusal` if a hash has the wrong length. For announcements that may come from strangers."""
     if len(body.payload_sha256) != limits.HASH_BYTES or len(body.parent_hash) != limits.HASH_BYTES:
         raise Refusal(Reason.MALFORMED, "a hash has the wrong length")
-    return opened, body

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protos import limits
-from protos.announcement import open_announcement
+from protos.announcement import check_hashes, open_announcement
 from protos.errors import Reason, Refusal
 from protos.identity import short
 from protos.log import Equivocation, Exclusion
@@ -37,7 +37,9 @@ class Offence:
 def prove(equivocation: Equivocation, run_id: bytes) -> Offence:
     """The offence that two announcements of this run prove, or `Refusal`."""
     first, one = open_announcement(equivocation.first, run_id=run_id)
+    check_hashes(one)
     second, other = open_announcement(equivocation.second, run_id=run_id)
+    check_hashes(other)
     if first.public_key != second.public_key:
         raise Refusal(Reason.UNKNOWN_SIGNER, "the two announcements have two authors")
     if one.step != other.step or not 1 <= one.step <= limits.STEP_MAX:

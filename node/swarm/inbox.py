@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protos import limits
-from protos.announcement import open_announcement
+from protos.announcement import check_hashes, open_announcement
 from protos.errors import Reason, Refusal
 from protos.log import Entry
 from protos.v1 import update_pb2
@@ -103,6 +103,7 @@ class Inbox:
         `payload_bytes_max` is the longest payload that can be valid.
         """
         opened, body = open_announcement(data, run_id=self._run_id)
+        check_hashes(body)
         if not 0 < body.payload_bytes <= payload_bytes_max:
             raise Refusal(Reason.OUT_OF_RANGE, f"payload of {body.payload_bytes} bytes, at most {payload_bytes_max}")
         head_step, head_hash = self._head

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from protos import limits
-from protos.announcement import open_announcement
+from protos.announcement import check_hashes, open_announcement
 from protos.envelope import Kind, parse
 from protos.errors import DivergedError, Reason, Refusal
 from protos.log import Chain, Entry, SignedEntry, open_entry
@@ -246,6 +246,7 @@ class Watch:
 
     def _receive_announcement(self, data: bytes) -> AnnouncementSeen | None:
         opened, body = open_announcement(data, run_id=self.run_id)
+        check_hashes(body)
         self._check_ranges(body)
         late = self._chain is not None and body.step <= self._chain.step
         if not late:
