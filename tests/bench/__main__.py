@@ -6,11 +6,24 @@ Each subcommand is a module of this package with `arguments(parser)` and `measur
 import argparse
 import json
 
-from tests.bench import adversaries, codec, convergence, coordinator, loop, optimizer, race, restart, swarm, traffic
+from tests.bench import (
+    adversaries,
+    codec,
+    convergence,
+    coordinator,
+    loop,
+    optimizer,
+    plain,
+    race,
+    restart,
+    swarm,
+    traffic,
+)
 
 SUBCOMMANDS = {
     "optimizer": optimizer,
     "codec": codec,
+    "plain": plain,
     "swarm": swarm,
     "convergence": convergence,
     "adversaries": adversaries,
