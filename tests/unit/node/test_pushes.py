@@ -91,7 +91,7 @@ async def receiving(folder: Path) -> AsyncIterator[Receiver]:
     announcements.open_step(view.tick)
     found = Receiver(payloads, outbox, cast(PushServer, None))
     found.server = PushServer(
-        announcements, view, pulls.taken, WireBytes(), lambda refusal: found.refused.append(refusal.reason.value)
+        announcements, view, pulls.keep, WireBytes(), lambda refusal: found.refused.append(refusal.reason.value)
     )
     yield found
     await runtime.stop()
