@@ -38,7 +38,7 @@ class Commands:
         if not isinstance(count, int) or not 1 <= count <= STEPS_KEPT:
             raise ValueError(f"steps {count!r}: give a number from 1 to {STEPS_KEPT}")
         trainer, summary, swarm = self._trainer, self._trainer.summary, self._trainer.swarm
-        summary.take(swarm.counters)
+        summary.copy_counters(swarm.counters)
         told = {name: value for name, value in asdict(summary).items() if name not in {"digest", "checkpoint"}}
         return {
             **told,

@@ -136,7 +136,7 @@ class Trainer:
             event = self.swarm.next_event(EVENT_SECONDS_MAX)
             self.keeper.check()
             self._heed()
-            self._take(event)
+            self._handle(event)
             if self.finished and self.replica.step >= self.config.clock.steps:
                 return True
             if self.wishes.ends(awaits_entry=self.announced_step > self.replica.step):
@@ -148,7 +148,7 @@ class Trainer:
                     self.opened = None
         return False
 
-    def _take(self, event: Event | None) -> None:
+    def _handle(self, event: Event | None) -> None:
         match event:
             case Opened():
                 self.opened = event
