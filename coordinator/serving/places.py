@@ -114,7 +114,7 @@ class Places:
             _less(self._taken, (lane, where))
             _less(self._all, lane)
 
-    def taken(self, lane: Lane) -> int:
+    def in_use(self, lane: Lane) -> int:
         """The number of strangers' places of a lane that are taken."""
         return self._all[lane]
 

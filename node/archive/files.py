@@ -38,7 +38,8 @@ PAYLOADS: Final = "payloads"
 STEP_DIGITS: Final = 13  # of protos.limits.STEP_MAX
 LENGTH_BYTES: Final = 4
 ENTRY_RECORD_BYTES_MAX: Final = ENTRY_BYTES_MAX + ENVELOPE_OVERHEAD_BYTES_MAX
-# Votes hardly compress: a frame may be a little longer than its content.
+ZSTD_LEVEL: Final = 3  # zstd's default
+# A frame may be a little longer than its content.
 PAYLOAD_RECORD_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + PAYLOAD_BYTES_MAX // 128 + 4096
 
 

@@ -91,7 +91,7 @@ class Recorder:
             pieces = partial(image.pieces, SNAPSHOT_PIECE_BYTES)
             self.segment(replica.step, image.total_bytes, pieces, replica.describer(image.total_bytes))
 
-    def take_due(self) -> bool:
+    def pop_due(self) -> bool:
         """Whether a new segment should begin with the present state: true once for each segment. From any thread."""
         due, self._due = self._due, False
         self._taken = self._taken or due

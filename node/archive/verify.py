@@ -1,6 +1,6 @@
-"""`swarmentum verify`: replay an archive, compare its end with the exported model, and give one verdict.
+"""`swarmentum verify`: replay an archive, compare its end with the exported model, and give one result.
 
-The verdict names the first step that does not hold, and the signer of the wrong statement.
+The result names the first step that does not hold, and the signer of the wrong statement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WEIGHTS = "model.safetensors"
 
 
 @dataclass
-class Verdict:
+class Verification:
     """The result. `steps`: how many steps were replayed and hold; `first_step`, `last_step`: the first and last of them."""
 
     run: str = ""
@@ -54,7 +54,7 @@ class Verdict:
 
 def verify(
     run: Path, from_step: int | None, model: Path | None, told: Callable[[Replayed, int], None] = lambda step, of: None
-) -> Verdict:
+) -> Verification:
     """Replay the archive in or at `run`. `told` gets each step that holds, and the number of steps.
 
     The exported model is that of `model`, or the folder `model` beside the archive if there is one. Raises OperatorError
@@ -64,7 +64,7 @@ def verify(
     exported = model if model is not None else folder.parent / "model"
     if model is not None and not (exported / WEIGHTS).is_file():
         raise OperatorError(f"--model {model}: the folder has no {WEIGHTS}; name the folder of an exported model")
-    verdict = Verdict()
+    result = Verification()
     try:
         replay = Replay.of(folder, from_step)
         result.run = replay.genesis.run_id.hex()
@@ -83,8 +83,8 @@ def verify(
     return result
 
 
-def show(work: Callable[[Callable[[Replayed, int], None]], Verdict], *, as_json: bool) -> Verdict:
-    """Run `work` and print a line for each step and the verdict; with `as_json`, only the verdict is on stdout."""
+def show(work: Callable[[Callable[[Replayed, int], None]], Verification], *, as_json: bool) -> Verification:
+    """Run `work` and print a line for each step and the result; with `as_json`, only the result is on stdout."""
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("verifying", total=None)
@@ -150,9 +150,9 @@ def _replay(replay: Replay, result: Verification, told: Callable[[Replayed, int]
         result.exclusions_by_operator += step.excluded_by_operator
         result.readmissions += step.readmitted
         told(step, total)
-    if not verdict.steps:
+    if not result.steps:
         raise OperatorError("the archive holds no step to verify; name the archive of a run that has made steps")
-    verdict.state_digest = replay.digest.hex()
+    result.state_digest = replay.digest.hex()
 
 
 def _compare(replay: Replay, exported: Path) -> str:

@@ -128,7 +128,7 @@ class Asking:
 
     async def ask(self, attempt: Attempt) -> Said:
         """Fill the attempt's buffer. Raises one of _FAILURES; bytes that have come by then stay in the buffer."""
-        stream = await self.streams.take(attempt.holder)
+        stream = await self.streams.acquire(attempt.holder)
         attempt.opened, attempt.progress_at = True, _now()
         attempt.usual_seconds = self.streams.answering.usual(attempt.holder)
         try:

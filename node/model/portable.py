@@ -1,9 +1,13 @@
 """Random draws for a model's initial weights that are the same bits on every machine.
 
-PyTorch's own `normal_` uses logarithm and cosine, and their last bit depends on the processor's vector instructions. The same
-seed gave other weights with AVX2 than without it (measured, torch 2.13). A replicated state must begin equal. So the draws of
-a model's weights come from whole numbers. The whole numbers are NumPy's Philox bits (stable by NumPy's documented policy),
-exact sums, and single correctly rounded operations.
+A peer of an open run without an anchor loads no initial state but its own (`node/training/recovery.py`), and more than half
+of the first peers have to report one root (ADR 5). Such a run needs equal bits. Other runs save a download with them.
+
+PyTorch's own `normal_` has one path for AVX2, with its own logarithm, sine and cosine, and one for other processors
+(`normal_fill_AVX2` and `normal_fill` in aten/src/ATen/native/cpu/DistributionTemplates.h). With one seed, 1,597 of 4,096
+numbers differ (torch 2.13, ATEN_CPU_CAPABILITY=avx2 and =default); uniform numbers do not. So the draws of a model's weights
+come from whole numbers. The whole numbers are NumPy's Philox bits (stable by NumPy's documented policy), exact sums, and
+single correctly rounded operations.
 
 Refuses nothing. Draws that the module does not cover keep PyTorch's own bits: the inverse error function of truncated normals,
 the QR of orthogonal initialisers, permutations. Runs with such draws agree on step 0 through its snapshot.

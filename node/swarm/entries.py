@@ -74,7 +74,7 @@ class Entries:
 
     def drop(self) -> list[asyncio.Task[Any]]:
         """Deliver nothing more, and take no entry until the next start. Returns the waiting tasks, for the caller to cancel."""
-        tasks: list[asyncio.Task[Any]] = list(self._overheard)
+        tasks: list[asyncio.Task[Any]] = list(self._gossiped)
         queue, self._collecting = self._collecting, None
         self._budget.clear()
         while queue is not None and not queue.empty():
@@ -85,7 +85,7 @@ class Entries:
         """The training thread has the entry of a step."""
         self._budget.release(step)
 
-    async def take(self, data: bytes) -> None:
+    async def receive(self, data: bytes) -> None:
         """An entry from the coordinator's stream. Returns when the entry has its place in the queue."""
         try:
             signed = self._view.chain.open(data)
@@ -104,7 +104,7 @@ class Entries:
         """Whether the coordinator's entry can be in one log with the entries that this peer follows. Raises `Refusal`."""
         return self._compare(self._view.chain.open(data))
 
-    def overhear(self, data: bytes) -> None:
+    def receive_gossiped(self, data: bytes) -> None:
         """An entry that other peers gossip. Raises `Refusal`."""
         signed = self._view.chain.open(data)
         if self._compare(signed) and signed.entry.step == self._view.step + 1:

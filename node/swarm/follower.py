@@ -128,7 +128,7 @@ class Follower:
             return
         self._reporter.resume()
         if what == "tick":
-            await self._take_tick(event.tick)
+            await self._handle_tick(event.tick)
         elif (
             what == "announcement"
         ):  # it contradicts a payload that this peer holds; this peer takes it as if it were gossiped

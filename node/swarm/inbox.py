@@ -4,8 +4,8 @@ The inbox takes each announcement once, and only for the next two steps: an auth
 Only members of the step's roster are taken, so a peer never pulls a stranger's payload. ADR 8.
 
 The inbox keeps a second announcement of one author and step as evidence, and its payload is not pulled. No honest peer signs
-two (node/swarm/vow.py). The inbox also keeps an announcement of the step that was decided last, if its author announced another
-payload of that step here (ADR 31).
+two (last_announcement.py). The inbox also keeps an announcement of the step that was decided last, if its author announced
+another payload of that step here (ADR 31).
 
 An announcement that comes before its step's tick waits for the tick. The roster limit bounds all that the inbox remembers, and
 the inbox forgets it with the step.

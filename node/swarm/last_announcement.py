@@ -18,7 +18,7 @@ NAME = "announced"
 
 
 @dataclass(frozen=True)
-class Vowed:
+class SignedAnnouncement:
     """A signed announcement: its step, its payload's hash, and its envelope."""
 
     step: int
@@ -26,7 +26,7 @@ class Vowed:
     envelope: bytes
 
 
-class Vow:
+class LastAnnouncement:
     """One file in the folder of a peer's run. Raises OperatorError if the file is not this peer's announcement of this run."""
 
     def __init__(self, folder: Path, run_id: bytes, author: bytes) -> None:

@@ -1,7 +1,7 @@
 """A peer's own payload of a step: signed once, shown to other peers when it may be, re-announced until the step is decided.
 
-Refuses to sign a second announcement for a step (node/swarm/vow.py). In a run with checks, and in an open run, no peer sees a
-payload before the coordinator has its announcement. A peer that copies the payload is therefore later. ADR 22.
+Refuses to sign a second announcement for a step (last_announcement.py). In a run with checks, and in an open run, no peer sees
+a payload before the coordinator has its announcement. A peer that copies the payload is therefore later. ADR 22.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Publication:
         """Announce this peer's payload of a step, or re-announce the payload that this peer signed before for the step."""
         if announcement.step <= self._view.step:
             return  # the log has decided the step while this peer computed
-        vowed = await self._vowed(data, announcement)
-        if vowed is None or vowed.step <= self._view.step:
+        signed = await self._sign_once(data, announcement)
+        if signed is None or signed.step <= self._view.step:
             return
         again = self._outbox.announcement == Published(signed.step, signed.envelope)
         self._outbox.announce(signed.step, signed.envelope)
@@ -72,9 +72,9 @@ class Publication:
         if self._withheld is None:
             await self._say(signed.envelope, data if signed.payload_sha256 == payload_hash(data) else None)
 
-    async def _vowed(self, data: bytes, announcement: update_pb2.Announcement) -> Vowed | None:
+    async def _sign_once(self, data: bytes, announcement: update_pb2.Announcement) -> SignedAnnouncement | None:
         """The one announcement that this peer ever signs for a step, with its payload kept; None if the payload is lost."""
-        step, sha256, last = announcement.step, payload_hash(data), self._vow.last
+        step, sha256, last = announcement.step, payload_hash(data), self._last_announcement.value
         if last is not None and step <= last.step and (step, sha256) != (last.step, last.payload_sha256):
             held = step == last.step and self._payloads.get(last.payload_sha256) is not None
             what = "announcing them again" if held else "their payload is not here, so this peer sits the step out"
@@ -115,9 +115,9 @@ class Publication:
             return []
         return said
 
-    async def _show(self, vowed: Vowed) -> None:
+    async def _show(self, signed: SignedAnnouncement) -> None:
         """The coordinator has the announcement: other peers may see it, too."""
-        if self._withheld == vowed:
+        if self._withheld == signed:
             self._withheld = None
             await self._say(signed.envelope, self._payloads.get(signed.payload_sha256))
 
@@ -132,7 +132,7 @@ class Publication:
 
     def _own(self, step: int) -> bytes | None:
         """The payload that this peer announced for this step, if it is here."""
-        last = self._vow.last
+        last = self._last_announcement.value
         return self._payloads.get(last.payload_sha256) if last is not None and last.step == step else None
 
     async def say_again_forever(self) -> None:

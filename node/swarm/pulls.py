@@ -88,7 +88,7 @@ class Pulls:
                 delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
         return data
 
-    def taken(self, step: int, sha256: bytes, data: bytes) -> None:
+    def keep(self, step: int, sha256: bytes, data: bytes) -> None:
         """Keep a payload that came without a request. The caller has checked its hash."""
         if self._payloads.put(step, sha256, data):
             self._runtime.counters.payload_bytes_received += len(data)

@@ -47,7 +47,7 @@ _FAILURES = (NetworkError, OSError, asyncio.IncompleteReadError, TimeoutError)
 
 
 class PushServer:
-    """The receiving side of pushes. `take` keeps a payload of a step by its hash."""
+    """The receiving side of pushes. `keep` keeps a payload of a step by its hash."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class PushServer:
 
     async def _one(self, author: bytes, size: int, reader: asyncio.StreamReader) -> None:
         """One announcement and its payload. A push that this peer refuses ends the stream before its payload is read."""
-        if size > ENVELOPE_BYTES_MAX:
-            raise Refusal(Reason.TOO_LARGE, f"pushed announcement of {size} bytes, at most {ENVELOPE_BYTES_MAX}")
+        if size > ANNOUNCEMENT_BYTES_MAX:
+            raise Refusal(Reason.TOO_LARGE, f"pushed announcement of {size} bytes, at most {ANNOUNCEMENT_BYTES_MAX}")
         envelope = await reader.readexactly(size)
         length = int.from_bytes(await reader.readexactly(4), "big")
         if length > PUSHED_BYTES_MAX:

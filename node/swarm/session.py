@@ -287,14 +287,14 @@ class Session:
         """Tell the coordinator that an agreed snapshot does not hold what the log says."""
         self.parts.outbox.add_bad_snapshot(snapshot.step, snapshot.root, snapshot.total_bytes)
 
-    def taken(self, event: Event) -> None:
+    def release(self, event: Event) -> None:
         """The training thread has taken an event: its share of the bytes that may wait is free."""
         if isinstance(event, Committed):
             self.parts.entries.release(event.signed.entry.step)
 
     async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
         """See `Publication.publish`."""
-        self.parts.outbox.take_part()
+        self.parts.outbox.withdraw_abstention()
         await self.parts.publication.publish(data, announcement)
 
     async def applied(self, step: int, digest: bytes) -> None:

@@ -97,7 +97,7 @@ class Witness:
             ],
         }
         try:
-            path.write_text(json.dumps(evidence, indent=1) + "\n")
+            replace_bytes(path, (json.dumps(evidence, indent=1) + "\n").encode())
             kept = f"both, signed by the coordinator, are in {path}"
         except OSError as error:
             kept = f"the evidence could not be written to {path}: {error.strerror}"

@@ -170,14 +170,14 @@ class Watch:
         except Refusal as refusal:
             return [self._refused(refusal)]
 
-    def take_listed(self, data: bytes) -> list[Event]:
+    def receive_listed(self, data: bytes) -> list[Event]:
         """An entry that the coordinator listed. The watcher trusts it no more than gossip."""
         try:
             return self._receive_entry(data, Source.COORDINATOR)
         except Refusal as refusal:
             return [self._refused(refusal)]
 
-    def take_oversized(self, size: int) -> list[Event]:
+    def refuse_oversized(self, size: int) -> list[Event]:
         """A message that was too long to hand on."""
         return [self._refused(Refusal(Reason.TOO_LARGE, f"message of {size} bytes"))]
 

@@ -86,7 +86,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
         own = _digits(x)
         x = _whole(own)  # numbers too small for the digits go: the products do not see them, and would let them grow
         rest = _square(own)  # XX^T; its diagonal is much larger, and is taken out
-        diagonal = _taken(rest)
+        diagonal = _pop_diagonal(rest)
         # (XX^T)^2 = rest^2 + rest * (d_i + d_j), and d_i^2 on the diagonal
         quartic = _square(_digits(rest)).add_(rest * (diagonal[:, None] + diagonal))
         square = _pop_diagonal(quartic).add_(diagonal * diagonal)

@@ -69,4 +69,4 @@ def test_a_torn_announcement_says_what_to_do(tmp_path: Path, size: int) -> None:
     me = Identity.from_seed(bytes(32))
     (tmp_path / "announced").write_bytes(os.urandom(size) if size else b"")
     with pytest.raises(OperatorError, match="Wait until the run is a step further, then delete the file"):
-        Vow(tmp_path, hashlib.sha256(b"run").digest(), me.public_key)
+        LastAnnouncement(tmp_path, hashlib.sha256(b"run").digest(), me.public_key)
