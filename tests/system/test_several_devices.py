@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from protos.identity import Identity
+from protos.invite import Invite
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -219,7 +221,8 @@ def test_a_method_for_one_device_is_refused_and_nobody_waits(make: Make) -> None
 
 
 def test_devices_that_are_not_a_ranks_own_are_refused(tmp_path: Path) -> None:
-    link = "swarmentum://nowhere"
+    coordinator = Identity.from_seed(bytes(32)).public_key
+    link = Invite(bytes(32), ("127.0.0.1:1",), coordinator, bytes(32), (), "nowhere").link()
     command = ("torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "node", "join", link)
     process = Process(tmp_path / "log", *command, "--home", str(tmp_path / "duo"), "--device", "cuda:1")
     code, _ = process.finish(60)
