@@ -50,6 +50,7 @@ from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError, RefusedError, StoppedError
 from protos.identity import Identity
 from protos.invite import Invite
+from protos.optimizer_config import SIZE_KEYS
 from protos.run_config import RunConfig
 from protos.signals import EXIT_INTERRUPTED, asked_to_stop, leave
 from protos.v1 import coordinator_pb2 as pb
@@ -289,17 +290,20 @@ class _Peer:
                 f"this peer has {self.lead.ranks} devices, and the run's optimizer.method is paper, which works on one device: "
                 "join without torchrun"
             )
-        own, local = demo_config(optimizer, size), local_config(optimizer)
+        own, local = demo_config(optimizer, size, self.invite.run_id), local_config(optimizer)
         order = Order(spec, config.seed, vocabulary, context, own, local, settings.precision, effort)
         return RanksReplica(self.invite.run_id, self.lead, order, optimizer, size)
 
     def _size(self, config: RunConfig) -> int:
-        """This peer's group size, or its k in a run with top-k: the peer's own setting, or the run's."""
-        groups = config.optimizer.selection == "groups"
-        own, other = ("group_size", "top_k") if groups else ("top_k", "group_size")
-        if getattr(self.settings, other) is not None:
-            self.log.warning(f"{other} has no effect: the run selects by {config.optimizer.selection}; see {own}")
-        return getattr(self.settings, own) or config.optimizer.vote_size
+        """This peer's group size, k or `one_in`, whichever the run's votes have: its own setting, or the run's."""
+        selection = config.optimizer.selection
+        own = SIZE_KEYS.get(selection)
+        for other in sorted({*SIZE_KEYS.values()} - {own}):
+            if getattr(self.settings, other) is not None:
+                see = "its votes have one size" if own is None else f"see {own}"
+                self.log.warning(f"{other} has no effect: the run selects by {selection}; {see}")
+        chosen = None if own is None else getattr(self.settings, own)
+        return chosen or config.optimizer.vote_size
 
     def _trainer(
         self, config: RunConfig, replica: Replica, swarm: Swarm, samples: Samples | None, facts: pb.GetRunResponse

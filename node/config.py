@@ -17,7 +17,7 @@ from node.overlay.settings import OverlaySettings
 from protos import toml_file
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB
-from protos.optimizer_config import GroupSize, TopK
+from protos.optimizer_config import GroupSize, OneIn, TopK
 from protos.run_config import Address
 
 PORT_MAX = 65535
@@ -59,6 +59,9 @@ class PeerSettings(BaseSettings):
 
     top_k: TopK | None = None
     """Components of a chunk of 4096 in a run that selects by top-k. By default the run's."""
+
+    one_in: OneIn | None = None
+    """One coefficient in so many has a vote of this peer, in a run with random, striding or slicing. By default the run's."""
 
     fit_uplink: bool = False
     """Let the size of the votes follow the measured uplink, starting from the size above. Larger votes learn more per step."""

@@ -12,11 +12,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 GROUP_SIZES = (8, 16, 32, 64, 128)
 
-TOP_K_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
+TOP_K_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 640, 1024, 1536, 2048)
+
+ONE_IN_SIZES = (2, 4, 8, 16, 32, 64, 128)
 
 GroupSize = Literal[8, 16, 32, 64, 128]
 
-TopK = Literal[4, 8, 16, 32, 64, 128, 256, 512]
+TopK = Literal[4, 8, 16, 32, 64, 128, 256, 512, 640, 1024, 1536, 2048]
+
+OneIn = Literal[2, 4, 8, 16, 32, 64, 128]
+
+DRAWN = ("random", "striding", "slicing", "full")
+"""Selections whose places follow from the run and the step, and so have no bits in a payload (`node/optim/votes/places.py`)."""
 
 
 class Section(BaseModel):
@@ -26,8 +33,26 @@ class Section(BaseModel):
 PAPER_SETS: dict[str, Any] = {"beta": 0.999, "beta2": 0.0, "selection": "topk", "values": "16bit"}
 """Defaults of `optimizer` with `method = "paper"`, if they differ from those of `demo`: the published ones."""
 
+RECIPES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "diloco-demo": {
+        "lr": 0.7,
+        "beta": 0.95,
+        "beta2": 0.0,
+        "nesterov": 0.9,
+        "selection": "topk",
+        "top_k": 640,
+        "values": "8bit",
+        "magnitudes": True,
+        "base": {"name": "sgd"},
+        "local": {"steps": 30, "lr": 4e-4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1},
+    },
+}
+"""Settings of `optimizer` that a recipe has unless they are set; docs/optimizers.md says which of the numbers are published."""
+
 PAPER_HAS_NOT: dict[str, tuple[Any, str]] = {
     "beta2": (0.0, "the paper has no second moment"),
+    "nesterov": (0.0, "the paper's momentum is plain"),
     "selection": ("topk", "the paper sends the largest coefficients of a chunk, wherever they are"),
     "values": ("16bit", "the paper sends values, here with 16 bits"),
     "transform": ("dct", "the paper's transform is the DCT"),
@@ -92,6 +117,10 @@ class OptimizerConfig(Section):
     """`demo`: the family with its parts below. `paper`: DeMo v1 as published, which has beta 0.999, beta2 0 and top_k 32 unless
     they are set, and refuses the parts that it does not have."""
 
+    recipe: Literal["none", "diloco-demo"] = "none"
+    """A whole method by name: its settings count where this file sets none. `diloco-demo` is arXiv 2510.03371: 30 local steps,
+    Nesterov momentum of .9 in each peer, top-640 after the DCT with 8 bits, outer rate .7 (docs/optimizers.md)."""
+
     chunk: Literal[8, 16, 32, 64, 128] = 64
     """Of method paper: the longest side of a chunk."""
 
@@ -114,6 +143,10 @@ class OptimizerConfig(Section):
     """Decay of each peer's private second moment: gradients are divided by it before they become momentum (as in Adam). 0
     for none; it learns better (docs/benchmarks.md), and costs a peer 4 bytes a parameter."""
 
+    nesterov: float = Field(default=0.0, ge=0, lt=1)
+    """Decay of each peer's own Nesterov momentum, which its gradient, or where its local steps led, passes before the votes see
+    it. 0 for none; otherwise it needs `beta2 = 0`, and costs a peer 4 bytes a parameter."""
+
     weight_decay: float = Field(default=0.0, ge=0, lt=1)
     """Decoupled weight decay."""
 
@@ -123,8 +156,10 @@ class OptimizerConfig(Section):
     clip_norm: float = Field(default=1.0, gt=0)
     """Gradient norm a peer clips to before its momentum sees the gradient."""
 
-    selection: Literal["groups", "topk"] = "groups"
-    """`groups`: the largest coefficient of every group; `topk`: the largest of a chunk, wherever they are."""
+    selection: Literal["groups", "topk", "random", "striding", "slicing", "full"] = "groups"
+    """`groups`: the largest coefficient of every group; `topk`: the largest of a chunk, wherever they are. The other four
+    (arXiv 2502.06728) send no places, since the run and the step decide these: coefficients at random (`random`), at equal
+    distances (`striding`) or next to each other (`slicing`), one in `one_in`; or all of them (`full`)."""
 
     group_size: GroupSize = 128
     """For groups: the number of coefficients that a vote chooses from, unless a peer sets its own. 128 is a byte a vote; 16
@@ -132,6 +167,10 @@ class OptimizerConfig(Section):
 
     top_k: TopK = 32
     """For topk: components of a chunk of 4096, unless a peer sets its own."""
+
+    one_in: OneIn = 16
+    """For random, striding and slicing: one coefficient in so many has a vote in a step, unless a peer sets its own. A vote is
+    its value alone, one bit for a sign: 16 costs as many bytes as group_size 128."""
 
     values: Literal["sign", "2bit", "8bit", "16bit"] = "sign"
     """The value of a vote, beside its place. `16bit` belongs to method paper, which has it unless it is set."""
@@ -155,9 +194,13 @@ class OptimizerConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _published(cls, values: Any) -> Any:
-        """The paper's defaults in place of the settings that are not given."""
-        paper = isinstance(values, dict) and values.get("method") == "paper"
-        return {**PAPER_SETS, **values} if paper else values
+        """The defaults of the method or recipe in place of the settings that are not given."""
+        if not isinstance(values, dict):
+            return values
+        if values.get("method") == "paper":
+            values = {**PAPER_SETS, **values}
+        sets = RECIPES.get(str(values.get("recipe", "none")), {})
+        return {key: _over(sets.get(key), values.get(key)) for key in {**sets, **values}}
 
     @model_validator(mode="after")
     def _of_the_method(self) -> OptimizerConfig:
@@ -182,11 +225,21 @@ class OptimizerConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _of_the_recipe(self) -> OptimizerConfig:
+        if self.recipe != "none" and self.method != "demo":
+            raise ValueError(
+                f'`recipe = "{self.recipe}"` is made of the parts of `method = "demo"`: remove one of the two'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> OptimizerConfig:
         if self.magnitudes and self.base.name != "sgd":
             raise ValueError(f"`magnitudes` have no effect with base {self.base.name!r}: only sgd keeps sizes")
         if self.magnitudes and self.beta2:
             raise ValueError("`magnitudes` needs `beta2 = 0`: divided gradients have no size of their own")
+        if self.nesterov and self.beta2:
+            raise ValueError("`nesterov` needs `beta2 = 0`: the second moment divides plain gradients")
         if self.local.steps > 1 and not self.magnitudes:
             raise ValueError(
                 "local steps need `magnitudes = true` and base sgd: how far a peer went is the update's size"
@@ -197,5 +250,21 @@ class OptimizerConfig(Section):
 
     @property
     def vote_size(self) -> int:
-        """Group size or k, whichever the selection has."""
-        return self.group_size if self.selection == "groups" else self.top_k
+        """Group size, k or one_in, whichever the selection has; 1 for `full`."""
+        return getattr(self, SIZE_KEYS[self.selection]) if self.selection in SIZE_KEYS else 1
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the places of votes follow from the run and the step."""
+        return self.selection in DRAWN
+
+
+SIZE_KEYS = {"groups": "group_size", "topk": "top_k", "random": "one_in", "striding": "one_in", "slicing": "one_in"}
+"""The setting that says how large the votes of a selection are; `full` has none."""
+
+
+def _over(default: Any, given: Any) -> Any:
+    """A setting that is given, or else the recipe's; of a table key by key."""
+    if isinstance(default, dict) and isinstance(given, dict):
+        return {**default, **given}
+    return default if given is None else given

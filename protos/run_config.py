@@ -204,6 +204,11 @@ class RunConfig(Section):
                 '`trust.enabled` does not work with `optimizer.method = "paper"`: a mean is as large as its largest sender '
                 "wants, and the checks judge signs; set trust.enabled to false, or use method demo"
             )
+        if self.trust.enabled and self.optimizer.drawn:
+            raise ValueError(
+                f'`trust.enabled` does not work with `optimizer.selection = "{self.optimizer.selection}"`: all peers vote for '
+                "the same coefficients, and honest votes look like copies; set trust.enabled to false, or select groups or topk"
+            )
         if self.trust.enabled and self.optimizer.overlap:
             raise ValueError(
                 "`trust` checks votes on the samples of their step: not with `overlap`, which votes a step later"

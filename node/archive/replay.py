@@ -108,7 +108,9 @@ class Replay:
     def __post_init__(self) -> None:
         tensors = [(place.name, torch.zeros(place.shape, requires_grad=True)) for place in self.genesis.layout.places]
         optimizer = self.genesis.config.optimizer
-        self.demo = optimizer_of(tensors, optimizer, optimizer.vote_size, self.genesis.layout.kinds)
+        self.demo = optimizer_of(
+            tensors, optimizer, optimizer.vote_size, self.genesis.run_id, self.genesis.layout.kinds
+        )
         self._door = UpdateDoor(
             self.genesis.run_id, self.genesis.layout.digest(), self.demo.layout.chunks, self.demo.form
         )
@@ -197,7 +199,7 @@ class Replay:
             update, signed_by_author = self._vote(entry.step, contribution, payloads)
             updates += [update] if update is not None else []
             proven += signed_by_author
-        self.demo.apply([(update.size, update.votes) for update in updates], entry.lr)
+        self.demo.apply([(update.size, update.votes) for update in updates], entry.lr, entry.step)
         self.step = entry.step
         digest = state_digest(self.demo.replicated, self.step)
         checked = bool(entry.parent_state_digest)

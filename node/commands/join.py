@@ -70,7 +70,14 @@ def join(
     top_k: Annotated[
         int | None,
         typer.Option(
-            help="Components that this peer sends of each chunk, in a run with top-k: 4 to 512 (default: what the run says)."
+            help="Components that this peer sends of each chunk, in a run with top-k: 4 to 2048 (default: what the run says)."
+        ),
+    ] = None,
+    one_in: Annotated[
+        int | None,
+        typer.Option(
+            help="In a run with random, striding or slicing: this peer votes for one coefficient in so many, 2 to 128 (default: "
+            "what the run says)."
         ),
     ] = None,
     fit_uplink: Annotated[
@@ -124,6 +131,7 @@ def join(
         compile=compiled or None,
         group_size=group_size,
         top_k=top_k,
+        one_in=one_in,
         fit_uplink=fit_uplink or None,
         data=data,
         listen=listen,

@@ -17,13 +17,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from node.optim import second_moment
-from node.optim.backends.base import Taking
+from node.optim import nesterov, second_moment
+from node.optim.backends.base import Backend, Taking
 from node.optim.backends.choose import choose, compiles, wanted
+from node.optim.backends.family import Family
 from node.optim.base import Base, BaseConfig, is_table
 from node.optim.exact import transforms
 from node.optim.exact.transforms import Transform
 from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
+from node.optim.nesterov import Nesterov
 from node.optim.saved import check_state, private_state
 from node.optim.second_moment import SecondMoment
 from node.optim.step import Decay, NonFiniteGradient, Votes, clip_scale, exact_float32
@@ -31,12 +33,13 @@ from node.optim.tiles import look_ahead
 from node.optim.votes import bits
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format, Selection
+from node.optim.votes.places import Draw
 from node.optim.votes.values import GRIDS
 
 
 @dataclass(frozen=True)
 class DeMoConfig:
-    """A peer's settings. Only `group_size` and `top_k` are its own: on the rest all peers of a run must agree.
+    """A peer's settings. Only `group_size`, `top_k` and `one_in` are its own: on the rest all peers of a run must agree.
 
     The default is DeMo with group votes and signs; every other combination is made of the parts that `payload`, `values`,
     `transforms` and `base` describe.
@@ -49,6 +52,11 @@ class DeMoConfig:
 
     The norm is not clipped then: no element is far above 1. Costs 4 bytes a parameter, and `propose` may write into `.grad`.
     """
+    nesterov: float = 0.0
+    """Decay of the peer's private Nesterov momentum (`nesterov.Nesterov`), in front of the momentum; 0 for none.
+
+    Needs no second moment. Costs 4 bytes a parameter, and `propose` writes into `.grad`.
+    """
     weight_decay: float = 0.0
     """Decoupled, times lr. None by default, as in the reference; every measurement in docs/architecture.md has none."""
     decay: Literal["all", "matrices"] = "all"
@@ -59,9 +67,13 @@ class DeMoConfig:
     group_size: int = 128
     """Coefficients that share a vote; one of `votes.GROUP_SIZES`. Each peer chooses by its uplink."""
     selection: Selection = "groups"
-    """`groups`, or `topk`: the largest of a chunk, wherever they are."""
+    """`groups`, or `topk`: the largest of a chunk, wherever they are. Or one of `places.SCHEMES`."""
     top_k: int = 32
     """Components of a chunk, with `topk`; one of `topk.SIZES`. Each peer chooses by its uplink."""
+    one_in: int = 16
+    """With `random`, `striding` and `slicing`: a vote for one coefficient in so many; one of `places.SIZES`."""
+    seed: bytes = b""
+    """What the places of `places.SCHEMES` follow from, beside the step: a run's id, the same for all peers."""
     values: Literal["sign", "2bit", "8bit"] = "sign"
     """`sign`: a vote says its sign alone. `2bit` and `8bit`: it also says one of 2, or of 128, sizes."""
     transform: str | Transform = "dct"
@@ -81,6 +93,7 @@ class DeMoConfig:
         if not 0 <= self.beta < 1:
             raise ValueError(f"beta {self.beta} is not within 0 <= beta < 1")
         second_moment.checked(self.beta2, magnitudes=self.magnitudes)
+        nesterov.checked(self.nesterov, self.beta2)
         if not (0 <= self.weight_decay < math.inf):
             raise ValueError(f"weight decay {self.weight_decay} is negative or not finite")
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
@@ -96,12 +109,15 @@ class DeMoConfig:
 
     @property
     def size(self) -> int:
-        """Group size or k, whichever the selection has."""
-        return self.group_size if self.selection == "groups" else self.top_k
+        """Group size, k or `one_in`, whichever the selection has; 1 for `full`."""
+        key = SIZE_KEYS.get(self.selection)
+        return 1 if key is None else getattr(self, key)
 
     def with_size(self, size: int) -> DeMoConfig:
-        """The same with another group size or k, whichever the selection has."""
-        return replace(self, group_size=size) if self.selection == "groups" else replace(self, top_k=size)
+        """The same with another size. Raises `ValueError` for one that is not offered."""
+        self.form.votes_a_chunk(size)
+        key = SIZE_KEYS.get(self.selection)
+        return self if key is None else replace(self, **{key: size})
 
     @property
     def form(self) -> Format:
@@ -134,11 +150,16 @@ class DeMoConfig:
             )
 
 
+SIZE_KEYS = {"groups": "group_size", "topk": "top_k", "random": "one_in", "striding": "one_in", "slicing": "one_in"}
+"""The setting that says how large the votes of a selection are; `full` has none."""
+
+
 class DeMo:
     """The optimizer's state between steps: fp32 momentum `[chunks, 64, 64]`, and votes that the log has not judged.
 
     A step is `propose` (own gradient to own votes), then, once the log has spoken, `settle` (were they accepted?) and
-    `apply` (everybody's). Parameters must be fp32, contiguous and on one device; tied weights count once.
+    `apply` (everybody's). Parameters must be fp32, contiguous and on one device; tied weights count once. Steps count from 1,
+    unless a caller says which step of the log its votes are for.
     """
 
     def __init__(self, source: Source, config: DeMoConfig, kinds: Mapping[str, str] | None = None) -> None:
@@ -160,6 +181,8 @@ class DeMo:
         self._taken: Tensor | None = None  # the pending votes' coefficients, if they have left the momentum already
         compiled = compiles(choice, self._device)
         self._second = SecondMoment(self.parameters, config.beta2, compiled=compiled) if config.beta2 else None
+        self._nesterov = Nesterov(self.parameters, config.nesterov) if config.nesterov else None
+        self._step = self._proposed = 0  # of the last entry that was applied, and of the last votes
 
     @property
     def form(self) -> Format:
@@ -202,13 +225,13 @@ class DeMo:
         return self._pending is not None
 
     @torch.no_grad()
-    def propose(self, lr: float) -> Votes:
+    def propose(self, lr: float, step: int | None = None) -> Votes:
         """Take the gradients from `.grad` (None counts as zero) into the momentum and vote for its largest entries.
 
-        `lr` is exact in fp32. The votes stay in the momentum until `settle`, which must come before the next
-        `propose`. Raises `NonFiniteGradient` or `ValueError` before anything is changed, and `votes.NotANumber` once
-        the momentum itself has overflowed. Leaves `.grad` alone, unless there is a second
-        moment (numba's kernels leave it alone then, too).
+        `lr` is exact in fp32; `step` is the log's, by default the one after the last applied. The votes stay in the momentum
+        until `settle`, which must come before the next `propose`. Raises `NonFiniteGradient` or `ValueError` before anything
+        is changed, and `votes.NotANumber` once the momentum itself has overflowed. Leaves `.grad` alone, unless there is a
+        second moment (numba's kernels leave it alone then, too) or a Nesterov momentum.
         """
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
@@ -217,15 +240,25 @@ class DeMo:
         if not math.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {norm}")
         limit = None if self._second is not None else self.config.clip_norm
-        scale = clip_scale(norm, limit) * (1.0 if self.config.magnitudes else lr)
-        size = self.config.size
+        scale = clip_scale(norm, limit)
+        if self._nesterov is not None:
+            self._nesterov.advance(scale)
+            gradients, scale = [dense(parameter.grad) for parameter in self.parameters], 1.0
+        scale *= 1.0 if self.config.magnitudes else lr
+        size, self._proposed = self.config.size, self._step + 1 if step is None else step
+        backend = self._at(self._proposed)
         given = gradients, self._momentum, self.config.beta, scale, size, self._second
-        if isinstance(self._backend, Taking):
-            packed, self._taken = self._backend.take(*given)
+        if isinstance(backend, Taking):
+            packed, self._taken = backend.take(*given)
         else:
-            packed = self._backend.vote(*given)
+            packed = backend.vote(*given)
         self._pending = (size, packed)
         return Votes(votes.to_bytes(packed), size, norm)
+
+    def _at(self, step: int) -> Backend:
+        """The backend for the votes of a step: places may follow from its number."""
+        backend = self._backend
+        return backend.at(Draw(self.config.seed, step)) if isinstance(backend, Family) and self.form.drawn else backend
 
     @property
     def open_votes(self) -> Votes | None:
@@ -260,7 +293,7 @@ class DeMo:
             return self._momentum
         size, packed = self._pending
         rest = self._momentum.clone()
-        self._backend.spend(rest, packed, size)
+        self._at(self._proposed).spend(rest, packed, size)
         return rest
 
     @torch.no_grad()
@@ -271,7 +304,7 @@ class DeMo:
             self._put_back()
         elif self._taken is None:
             size, packed = self._pending
-            self._backend.spend(self._momentum, packed, size)
+            self._at(self._proposed).spend(self._momentum, packed, size)
         self._pending = self._taken = None
 
     @torch.no_grad()
@@ -285,8 +318,8 @@ class DeMo:
             self._taken = None
 
     @torch.no_grad()
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
-        """Move the parameters by the votes of a log entry, `(size, payload)` each, at its learning rate.
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None:
+        """Move the parameters by the votes of a log entry, `(size, payload)` each, at its learning rate, for its `step`.
 
         Bit-identical on every device, for every order of the contributions and number of threads. An empty entry
         still decays the weights. Raises `VotesError` or `ValueError` before anything is changed. Momentum is not
@@ -294,7 +327,9 @@ class DeMo:
         """
         lr = exact_float32(lr)
         parameters = [parameter.detach() for parameter in self.parameters]
-        self._backend.apply(contributions, parameters, lr, self.config.decays(self.layout))
+        step = self._step + 1 if step is None else step
+        self._at(step).apply(contributions, parameters, lr, self.config.decays(self.layout))
+        self._step = step
 
     @property
     def _method(self) -> str:
@@ -306,17 +341,22 @@ class DeMo:
 
         Without `base_state`, which is replicated.
         """
-        return private_state(self.layout, self._method, self.momentum, self._pending, self._second)
+        own = self.layout, self._method, self.momentum, self._pending, self._second
+        return private_state(*own, step=self._step, pending_step=self._proposed, nesterov=self._nesterov)
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state, by copy. Raises `ValueError` if it belongs to another layout or does not fit."""
-        check_state(state, self.layout, self._method, self._momentum.shape, second=self._second is not None)
+        has = {"second": self._second is not None, "nesterov": self._nesterov is not None}
+        check_state(state, self.layout, self._method, self._momentum.shape, **has)
         packed, size = state["pending"], state["pending_size"]
         if packed is not None:
             self.form.check(votes.to_bytes(packed), size, self.layout.chunks)
         if self._second is not None:
             self._second.load_state_dict(state["second"])
+        if self._nesterov is not None:
+            self._nesterov.load_state_dict(state["nesterov"])
+        self._step, self._proposed = state.get("step", 0), state.get("pending_step", 0)
         self._momentum.copy_(state["momentum"])
         self._taken = None
         self._pending = None if packed is None else (size, packed.to(self._device, copy=True))

@@ -8,15 +8,25 @@ from typing import Any
 from torch import Tensor
 
 from node.optim.layout import Layout
+from node.optim.nesterov import Nesterov
 from node.optim.second_moment import SecondMoment
 
 
 def private_state(
-    layout: Layout, method: str, momentum: Tensor, pending: tuple[int, Tensor] | None, second: SecondMoment | None
+    layout: Layout,
+    method: str,
+    momentum: Tensor,
+    pending: tuple[int, Tensor] | None,
+    second: SecondMoment | None,
+    *,
+    step: int = 0,
+    pending_step: int = 0,
+    nesterov: Nesterov | None = None,
 ) -> dict[str, Any]:
     """The state under the keys of every optimizer here; `pending` is `(size, payload as uint8)`.
 
-    `method` says what the tensors mean: a state of another method does not fit, whatever its shapes.
+    `method` says what the tensors mean: a state of another method does not fit, whatever its shapes. `step` is that of
+    the last entry, and `pending_step` that of the pending votes.
     """
     size, packed = pending or (None, None)
     return {
@@ -26,13 +36,25 @@ def private_state(
         "pending": packed,
         "pending_size": size,
         "second": None if second is None else second.state_dict(),
+        "nesterov": None if nesterov is None else nesterov.state_dict(),
+        "step": step,
+        "pending_step": pending_step,
     }
 
 
-def check_state(state: Mapping[str, Any], layout: Layout, method: str, shape: Sequence[int], *, second: bool) -> None:
+def check_state(
+    state: Mapping[str, Any],
+    layout: Layout,
+    method: str,
+    shape: Sequence[int],
+    *,
+    second: bool,
+    nesterov: bool = False,
+) -> None:
     """Raises `ValueError` unless `state` is of this layout and method, and its momentum has this shape.
 
-    The state also has to have a second moment if this optimizer has one (`second`), and otherwise none.
+    The state also has to have a second moment and a Nesterov momentum if this optimizer has them (`second`, `nesterov`), and
+    otherwise none. A state of an earlier version has no Nesterov momentum.
     """
     if state["layout"] != layout.digest().hex():
         raise ValueError(
@@ -50,4 +72,10 @@ def check_state(state: Mapping[str, Any], layout: Layout, method: str, shape: Se
         saved, here = ("no", "a") if second else ("a", "no")
         raise ValueError(
             f"the saved state has {saved} second moment, and this optimizer has {here} second moment: set beta2 as it was"
+        )
+    if nesterov != (state.get("nesterov") is not None):
+        saved, here = ("no", "a") if nesterov else ("a", "no")
+        raise ValueError(
+            f"the saved state has {saved} Nesterov momentum, and this optimizer has {here} Nesterov momentum: set nesterov as "
+            "it was"
         )

@@ -28,15 +28,17 @@ from node.optim.digest import state_digest
 from node.optim.layout import kinds_of
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.paper.demo import PaperConfig, PaperDeMo
-from node.optim.sharded.demo import ShardedDeMo, is_sharded
+from node.optim.sharded.demo import ShardedDeMo
+from node.optim.sharded.rows import is_sharded
 from node.optim.step import NonFiniteGradient
 from node.optim.votes import groups as votes
 
 SETTINGS = {field.name for field in fields(DeMoConfig)} - {
-    "beta", "beta2", "weight_decay", "group_size", "clip_norm", "refused"
+    "beta", "beta2", "weight_decay", "group_size", "clip_norm", "refused", "seed"
 }  # fmt: skip
 """Fields of `DeMoConfig` that `DeMoOptimizer` takes as keywords of that name. No votes are refused here."""
 
+SEED_BYTES = 8
 _LOST = 2**64 - 1
 """Instead of a length: this rank's momentum is no number any more."""
 
@@ -58,10 +60,10 @@ class DeMoOptimizer(torch.optim.Optimizer):
     `process_group` the rank trains alone, whether or not torch.distributed is initialised (pass
     `torch.distributed.group.WORLD` for all ranks).
 
-    `settings` are the other fields of `DeMoConfig` (`decay`, `selection`, `top_k`, `values`, `transform`, `magnitudes`,
-    `base`), the same for all groups and ranks. The defaults are a run's; `beta2` None is 0.99, and 0 with `magnitudes`, which
-    exclude it. Base `muon` and `decay="matrices"` have to know tables: they raise `ValueError` unless they get a module or
-    named parameters.
+    `settings` are the other fields of `DeMoConfig` (`decay`, `selection`, `top_k`, `one_in`, `values`, `transform`,
+    `magnitudes`, `nesterov`, `base`), the same for all groups and ranks. The defaults are a run's; `beta2` None is 0.99, and 0
+    with `magnitudes` or `nesterov`, which exclude it. `seed` is what random places follow from, the same for all ranks. Base
+    `muon` and `decay="matrices"` have to know tables: they raise `ValueError` unless they get a module or named parameters.
 
     `method="paper"` is DeMo v1 as published (`paper.demo`). Then `beta` None is 0.999, `beta2` is 0, and `chunk` is the longest
     side of a chunk. The only other setting is `top_k` (32). Settings of the family raise `ValueError` with it.
@@ -92,6 +94,7 @@ class DeMoOptimizer(torch.optim.Optimizer):
         clip_norm: float | None = DeMoConfig.clip_norm,
         process_group: dist.ProcessGroup | None = None,
         local: LocalConfig | None = None,
+        seed: int = 0,
         **settings: Any,
     ) -> None:
         if lr < 0:
@@ -103,8 +106,9 @@ class DeMoOptimizer(torch.optim.Optimizer):
             raise ValueError(f"method {method!r} with chunk {chunk}: methods are demo, with chunks of 64, and paper")
         if unknown := settings.keys() - SETTINGS:
             raise TypeError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(sorted(SETTINGS))}")
-        default = 0.0 if settings.get("magnitudes") else 0.99
-        own = {"chunk": chunk} if paper else {"beta2": default if beta2 is None else beta2}
+        default = 0.0 if settings.get("magnitudes") or settings.get("nesterov") else 0.99
+        demo = {"beta2": default if beta2 is None else beta2, "seed": seed.to_bytes(SEED_BYTES, "big", signed=True)}
+        own = {"chunk": chunk} if paper else demo
         self._paper, self._settings = paper, {**own, **settings}
         self._kinds = kinds_of(params) if isinstance(params, nn.Module) else {}
         self._local_config = local if local is not None and local.steps > 1 else None

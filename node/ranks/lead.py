@@ -179,18 +179,18 @@ class LedDeMo:
         """See `DeMo`."""
         return {n: Part(self._lead, f"base.{n}", s.shape, s.dtype) for n, s in self._own.base_spread.items()}
 
-    def propose(self, lr: float) -> Votes:
+    def propose(self, lr: float, step: int | None = None) -> Votes:
         """See `DeMo`."""
-        found: Votes = self._lead.do("propose", lr)
+        found: Votes = self._lead.do("propose", lr, step)
         return found
 
     def settle(self, accepted: bool) -> None:
         """See `DeMo`."""
         self._lead.do("settle", accepted)
 
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None:
         """See `DeMo`."""
-        self._lead.do("apply", list(contributions), lr)
+        self._lead.do("apply", list(contributions), lr, step)
 
     @contextmanager
     def ahead(self, lr: float) -> Iterator[None]:
@@ -218,7 +218,7 @@ class LedDeMo:
 
     def state_dict(self) -> dict[str, Any]:
         """As `DeMo.state_dict`, whole: a later life may have another number of ranks."""
-        momentum, *squares = (whole(part) for part in self._private.values())
+        momentum, *rest = (whole(part) for part in self._private.values())
         counts, open_votes = self._own.second_counts, self.open_votes
         payload = None if open_votes is None else torch.frombuffer(bytearray(open_votes.payload), dtype=torch.uint8)
         return {
@@ -227,24 +227,29 @@ class LedDeMo:
             "momentum": momentum,
             "pending": payload,
             "pending_size": None if open_votes is None else open_votes.size,
-            "second": None if counts is None else {"counts": list(counts), "squares": squares},
+            "second": None if counts is None else {"counts": list(counts), "squares": rest},
+            "nesterov": {"momenta": rest} if self.config.nesterov else None,  # a second moment excludes it
+            "step": self._own.step,
+            "pending_step": self._own.pending_step,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a saved state, of any number of devices. Raises `ValueError`, nothing changed, if the state does not fit."""
-        parts, second = list(self._private.values()), state["second"]
-        has_second = self._own.second_counts is not None
-        check_state(state, self.layout, self._own.method, parts[0].shape, second=has_second)
-        saved = [state["momentum"], *(() if second is None else second["squares"])]
+        parts, second, nesterov = list(self._private.values()), state["second"], state.get("nesterov")
+        has = {"second": self._own.second_counts is not None, "nesterov": self.config.nesterov > 0}
+        check_state(state, self.layout, self._own.method, parts[0].shape, **has)
+        rest = () if second is None else second["squares"]
+        saved = [state["momentum"], *(rest if nesterov is None else nesterov["momenta"])]
         if [tuple(tensor.shape) for tensor in saved] != [part.shape for part in parts]:
-            raise ValueError("the saved second moment belongs to other parameters: load a state that this model saved")
+            raise ValueError("the saved moments belong to other parameters: load a state that this model saved")
         pending = None
         if state["pending"] is not None:
             pending = state["pending_size"], votes.to_bytes(state["pending"])
             self.form.check(pending[1], pending[0], self.layout.chunks)
         for part, tensor in zip(parts, saved, strict=True):
             part.copy_(tensor)
-        self._lead.do("resume", pending, None if second is None else counts_of(second))
+        steps = state.get("step", 0), state.get("pending_step", 0)
+        self._lead.do("resume", pending, None if second is None else counts_of(second), steps)
 
 
 class LedLocal:

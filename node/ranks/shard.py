@@ -114,9 +114,9 @@ class Shard:
         """Set another size of the votes."""
         self.demo.config = config
 
-    def propose(self, lr: float) -> Votes:
+    def propose(self, lr: float, step: int | None = None) -> Votes:
         """See `DeMo`. The gradients are freed."""
-        votes = self.demo.propose(lr)
+        votes = self.demo.propose(lr, step)
         self.model.zero_grad(set_to_none=True)
         return votes
 
@@ -124,9 +124,9 @@ class Shard:
         """See `DeMo`."""
         self.demo.settle(accepted)
 
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None:
         """See `DeMo`."""
-        self.demo.apply(contributions, lr)
+        self.demo.apply(contributions, lr, step)
 
     def ahead(self, lr: float) -> None:
         """Enter `DeMo.ahead`."""
@@ -169,9 +169,11 @@ class Shard:
         """Write a whole tensor that rank 0 has."""
         self._spread(name).fill(source)
 
-    def resume(self, pending: tuple[int, bytes] | None, second_counts: list[int] | None) -> None:
+    def resume(
+        self, pending: tuple[int, bytes] | None, second_counts: list[int] | None, steps: tuple[int, int]
+    ) -> None:
         """See `ShardedDeMo.resume`."""
-        self.demo.resume(pending, second_counts)
+        self.demo.resume(pending, second_counts, steps)
 
     def resume_locally(self, groups: list[dict[str, Any]], steps: dict[int, Tensor]) -> None:
         """Load a saved state of the local AdamW: `steps` of each parameter that has some. Rank 0 writes the buffers later."""

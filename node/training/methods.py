@@ -14,28 +14,37 @@ from node.optim.local import LocalConfig
 from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.optim.paper.form import PaperForm
 from node.optim.votes.form import Form
-from protos.optimizer_config import OptimizerConfig
+from protos.optimizer_config import SIZE_KEYS, OptimizerConfig
 
 
-def demo_config(optimizer: OptimizerConfig, size: int) -> DeMoConfig:
-    """A run's settings as the optimizer takes them; `size` is this peer's group size or k."""
+def demo_config(optimizer: OptimizerConfig, size: int, run_id: bytes) -> DeMoConfig:
+    """A run's settings as the optimizer takes them; `size` is this peer's group size, k or `one_in`.
+
+    Places that no peer chooses follow from `run_id`.
+    """
     base, values = optimizer.base, optimizer.values
     assert optimizer.method == "demo" and values != "16bit", "a run of method paper has `paper_config`"  # noqa: PT018
     return DeMoConfig(
         beta=optimizer.beta,
         beta2=optimizer.beta2,
+        nesterov=optimizer.nesterov,
         weight_decay=optimizer.weight_decay,
         decay=optimizer.decay,
         clip_norm=None if optimizer.local.steps > 1 else optimizer.clip_norm,  # local steps clip their own gradients
-        group_size=size if optimizer.selection == "groups" else optimizer.group_size,
+        **{**{key: getattr(optimizer, key) for key in SIZE_KEYS.values()}, **_size(optimizer.selection, size)},
         selection=optimizer.selection,
-        top_k=size if optimizer.selection == "topk" else optimizer.top_k,
+        seed=run_id,
         values=values,
         transform=optimizer.transform,
         magnitudes=optimizer.magnitudes,
         refused=optimizer.refused,
         base=BaseConfig(base.name, base.momentum, base.nesterov, base.beta1, base.beta2, base.eps, tuple(base.tables)),
     )
+
+
+def _size(selection: str, size: int) -> dict[str, int]:
+    """A peer's own size, under the key that the selection has; `full` has none."""
+    return {SIZE_KEYS[selection]: size} if selection in SIZE_KEYS else {}
 
 
 def local_config(optimizer: OptimizerConfig) -> LocalConfig:
@@ -57,12 +66,12 @@ def paper_config(optimizer: OptimizerConfig, size: int) -> PaperConfig:
 
 
 def optimizer_of(
-    source: Source, optimizer: OptimizerConfig, size: int, kinds: Mapping[str, str] | None = None
+    source: Source, optimizer: OptimizerConfig, size: int, run_id: bytes, kinds: Mapping[str, str] | None = None
 ) -> DeMo | PaperDeMo:
     """The optimizer of a run over `source`; `kinds` as `DeMo` takes them."""
     if optimizer.method == "paper":
         return PaperDeMo(source, paper_config(optimizer, size), kinds)
-    return DeMo(source, demo_config(optimizer, size), kinds)
+    return DeMo(source, demo_config(optimizer, size, run_id), kinds)
 
 
 def form_of(source: Source, optimizer: OptimizerConfig) -> tuple[Layout, Form]:
@@ -70,4 +79,4 @@ def form_of(source: Source, optimizer: OptimizerConfig) -> tuple[Layout, Form]:
     layout, size = Layout.of(source), optimizer.vote_size
     if optimizer.method == "paper":
         return layout, PaperForm.of(source, optimizer.chunk)
-    return layout, demo_config(optimizer, size).form
+    return layout, demo_config(optimizer, size, b"").form  # a format has no seed

@@ -58,9 +58,9 @@ class Optimizer(Protocol):
     def open_votes(self) -> Votes | None: ...
     @property
     def base_state(self) -> Mapping[str, Tensor | Pieces]: ...
-    def propose(self, lr: float) -> Votes: ...
+    def propose(self, lr: float, step: int | None = None) -> Votes: ...
     def settle(self, accepted: bool) -> None: ...
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None: ...
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None: ...
     def ahead(self, lr: float) -> AbstractContextManager[None]: ...
     def state_digest(self, step: int | None) -> bytes: ...
     def whole_gradients(self) -> list[Tensor | None]: ...
@@ -94,11 +94,11 @@ class OwnPaperDeMo(PaperDeMo, _Own):
     """The optimizer of a peer with one device, for method `paper`."""
 
 
-def own_optimizer(model: nn.Module, optimizer: OptimizerConfig, size: int) -> OwnDeMo | OwnPaperDeMo:
-    """The optimizer of a run over a model on this device; `size` is this peer's group size or k."""
+def own_optimizer(model: nn.Module, optimizer: OptimizerConfig, size: int, run_id: bytes) -> OwnDeMo | OwnPaperDeMo:
+    """The optimizer of a run over a model on this device; `size` is this peer's group size, k or `one_in`."""
     if optimizer.method == "paper":
         return OwnPaperDeMo(model, paper_config(optimizer, size))
-    return OwnDeMo(model, demo_config(optimizer, size))
+    return OwnDeMo(model, demo_config(optimizer, size, run_id))
 
 
 class Local(Protocol):
@@ -150,7 +150,7 @@ class Replica:
         self.published: tuple[int, bytes] | None = None
         self.announcement = b""
         if demo is None:
-            demo = own = own_optimizer(model, optimizer, size)
+            demo = own = own_optimizer(model, optimizer, size, run_id)
             local = LocalSteps(own.parameters, local_config(optimizer)) if optimizer.local.steps > 1 else None
         self.demo, self.local = demo, local
         self.layout_digest = self.demo.layout.digest()
@@ -165,7 +165,7 @@ class Replica:
 
     @property
     def size(self) -> int:
-        """This peer's group size or k, for its next votes."""
+        """This peer's group size, k or `one_in`, for its next votes."""
         return self.demo.size
 
     @size.setter
@@ -183,7 +183,7 @@ class Replica:
     def vote(self, step: int, lr: float) -> bytes:
         """Turn the gradients in `.grad` into this peer's payload of a step, and free them. The momentum keeps the votes."""
         self._detach(private=True)
-        votes = self.demo.propose(lr)
+        votes = self.demo.propose(lr, step)
         self.model.zero_grad(set_to_none=True)
         data = encode_update(self.run_id, self.layout_digest, Update(step, votes.size, votes.payload))
         self.published = (step, payload_hash(data))
@@ -199,7 +199,7 @@ class Replica:
             self._detach(private=True)
             self.demo.settle(accepted)
         self._detach()
-        self.demo.apply([(update.size, update.votes) for update in updates], entry.lr)
+        self.demo.apply([(update.size, update.votes) for update in updates], entry.lr, entry.step)
         self.step, self.head, self._digest = entry.step, signed.hash, None
         return accepted
 

@@ -52,7 +52,7 @@ class Group:
             (name, torch.randn(shape, generator=generator).requires_grad_()) for name, shape in shapes.items()
         ]
         self.target = [torch.randn(tensor.shape, generator=generator) for _, tensor in self.named]
-        self.demo = DeMo(self.named, demo_config(config.optimizer, 128))
+        self.demo = DeMo(self.named, demo_config(config.optimizer, 128, RUN_ID))
         self.door = UpdateDoor(RUN_ID, self.demo.layout.digest(), self.demo.layout.chunks)
         self.chain = Chain(RUN_ID, COORDINATOR.public_key)
 

@@ -7,6 +7,7 @@ ADR 11.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -22,10 +23,14 @@ from node.optim.second_moment import SecondMoment
 from node.optim.step import Decay, accumulate, apply_real, as_tensor, decayed, spend_ballot
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format
+from node.optim.votes.places import Draw
 
 
 class Family(Portable):
-    """`base.Backend` for one method: `form` of the votes, `transform`, and `base`, whose state is replicated."""
+    """`base.Backend` for one method: `form` of the votes, `transform`, and `base`, whose state is replicated.
+
+    Votes whose places follow from the step need `at` before each call.
+    """
 
     def __init__(
         self, layout: Layout, device: torch.device, tile_chunks: int, form: Format, transform: Transform, base: Base
@@ -34,6 +39,13 @@ class Family(Portable):
         self._buffer = layout.empty(device)  # gradients on the way in, directions on the way out
         self._form, self._transform, self._base = form, transform, base
         self._grows = aggregate.grows(form, base.config)
+        self._draw: Draw | None = None
+
+    def at(self, draw: Draw) -> Family:
+        """The same backend, with the same buffers, for the votes of one step."""
+        found = copy.copy(self)
+        found._draw = draw
+        return found
 
     def vote(
         self,
@@ -51,17 +63,20 @@ class Family(Portable):
         for tile, scratch in self._tiles():
             gradient = self._buffer[tile]
             coefficients = self._transform.forward(gradient, out=gradient, scratch=scratch[0])
-            chosen.append(self._form.choose(accumulate(momentum[tile], coefficients, beta, step), size, scratch))
+            accumulated = accumulate(momentum[tile], coefficients, beta, step)
+            chosen.append(self._form.choose(accumulated, size, scratch, self._draw, tile.start))
         return as_tensor(self._form.encode(chosen, size), self._device)
 
     def spend(self, momentum: Tensor, payload: Tensor, size: int) -> None:
-        flat = momentum.view(-1, CHUNK_ELEMENTS)
-        spend_ballot(flat, self._form.decode(votes.to_bytes(payload), size, len(flat), self._device), self._form)
+        packed = self._form.read(votes.to_bytes(payload), size, len(momentum), self._draw).to(self._device)
+        for tile, _ in self._tiles():
+            ballot = packed.ballot(tile.start, tile.stop)
+            spend_ballot(momentum[tile].view(-1, CHUNK_ELEMENTS), ballot, self._form)
 
     def apply(
         self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
     ) -> None:
-        total = aggregate.VoteSum(self._layout.chunks, self._device, self._form, grows=self._grows)
+        total = aggregate.VoteSum(self._layout.chunks, self._device, self._form, grows=self._grows, draw=self._draw)
         for size, payload in ballots:
             total.add(size, payload)
         weight_decay = decayed(parameters, lr, weight_decay)

@@ -20,14 +20,27 @@ from node.optim.exact.transforms import SUM_MAX, Transform
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
 from node.optim.votes import values
 from node.optim.votes.payload import PLAIN, Format, Packed
+from node.optim.votes.places import Draw
 
 
 class VoteSum:
-    """The votes of one step, of peers that may each have their own size (group size or k)."""
+    """The votes of one step, of peers that may each have their own size (group size, k or n)."""
 
-    def __init__(self, chunks: int, device: torch.device, form: Format = PLAIN, *, grows: bool = False) -> None:
-        """`grows`: sums may grow with the number of peers (`cap`), as for all methods but signs with base `sign`."""
+    def __init__(
+        self,
+        chunks: int,
+        device: torch.device,
+        form: Format = PLAIN,
+        *,
+        grows: bool = False,
+        draw: Draw | None = None,
+    ) -> None:
+        """`grows`: sums may grow with the number of peers (`cap`), as for all methods but signs with base `sign`.
+
+        `draw` is the step's, for votes whose places follow from it.
+        """
         self.chunks = chunks
+        self._draw = draw
         self.form = form
         self._grows = grows
         self._device = device
@@ -50,7 +63,7 @@ class VoteSum:
 
     def add(self, size: int, payload: bytes) -> None:
         """Count one peer's votes for all chunks. Raises `VotesError` if they do not fit, and then counts nothing."""
-        self._payloads.append(self.form.read(payload, size, self.chunks).to(self._device))
+        self._payloads.append(self.form.read(payload, size, self.chunks, self._draw).to(self._device))
 
     def sums(self, first: int, last: int, out: Tensor | None = None) -> Tensor:
         """The capped sums for chunks `first` to `last - 1`: int32 [last - first, 64, 64] (`out` if given)."""

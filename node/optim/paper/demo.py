@@ -118,11 +118,11 @@ class PaperDeMo:
         return None if self._pending is None else Votes(self._pending[1], self._pending[0], math.nan)
 
     @torch.no_grad()
-    def propose(self, lr: float) -> Votes:
+    def propose(self, lr: float, step: int | None = None) -> Votes:
         """Take the gradients from `.grad` (None counts as zero) into the momentum, and vote for its largest entries.
 
-        `lr` is exact in fp32. Raises `NonFiniteGradient` or `ValueError` before anything is changed, and `NotANumber` once
-        the momentum itself has overflowed.
+        `lr` is exact in fp32; the `step` has no effect. Raises `NonFiniteGradient` or `ValueError` before anything is changed,
+        and `NotANumber` once the momentum itself has overflowed.
         """
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
@@ -155,8 +155,8 @@ class PaperDeMo:
         self._pending = None
 
     @torch.no_grad()
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
-        """Move the parameters by the votes of a log entry, `(k, payload)` each, at its learning rate.
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None:
+        """Move the parameters by the votes of a log entry, `(k, payload)` each, at its learning rate; `step` has no effect.
 
         Bit-identical on every device, for every order of the contributions. Raises `VotesError` or `ValueError` before
         anything is changed.

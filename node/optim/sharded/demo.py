@@ -25,9 +25,10 @@ from node.optim.base import Base
 from node.optim.demo import DeMoConfig
 from node.optim.exact import aggregate
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place, kinds_of, named_tensors
+from node.optim.nesterov import Nesterov
 from node.optim.saved import check_state, private_state
 from node.optim.second_moment import SecondMoment, local_part
-from node.optim.sharded.rows import fill_share, matrix_of
+from node.optim.sharded.rows import checked, fill_share, matrix_of
 from node.optim.sharded.spread import Pieces, Spread
 from node.optim.step import (
     NonFiniteGradient,
@@ -43,11 +44,7 @@ from node.optim.step import (
 from node.optim.tiles import tile_chunks
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.payload import Choice, Format
-
-
-def is_sharded(source: Iterable[Tensor]) -> bool:
-    """Whether any of the tensors is a DTensor, as `fully_shard` makes them."""
-    return any(isinstance(tensor, DTensor) for tensor in source)
+from node.optim.votes.places import Draw
 
 
 class ShardedDeMo:
@@ -67,7 +64,7 @@ class ShardedDeMo:
         """`kinds`: what modules say of the parameters (`layout.kinds_of`), where `source` has none."""
         named = named_tensors(source)
         self.config = config
-        self.parameters = [_checked(name, tensor) for name, tensor in named]
+        self.parameters = [checked(name, tensor) for name, tensor in named]
         shapes = ((name, tuple(tensor.shape)) for name, tensor in named)
         self.layout = Layout.of_shapes(shapes, kinds_of(source) if kinds is None else kinds)
         if not self.layout.chunks:
@@ -83,6 +80,8 @@ class ShardedDeMo:
         self._pending: tuple[int, bytes] | None = None
         self._base = Base(config.base, self.layout, self._device, len(self.share))
         self._second = SecondMoment(self.parameters, config.beta2) if config.beta2 else None
+        self._nesterov = Nesterov(self.parameters, config.nesterov) if config.nesterov else None
+        self.step = self.pending_step = 0  # as `DeMo` counts them
 
     def _share(self, rank: int) -> range:
         """The chunks whose momentum a rank keeps: equal shares, each a whole number of bytes in any format."""
@@ -96,7 +95,7 @@ class ShardedDeMo:
 
     @property
     def size(self) -> int:
-        """This peer's group size or k."""
+        """As `DeMo.size`."""
         return self.config.size
 
     @property
@@ -122,8 +121,11 @@ class ShardedDeMo:
 
     @property
     def private_spread(self) -> dict[str, Spread]:
-        """The momentum and, if there is one, the second moment of every parameter, as `DeMo` keeps them."""
+        """The momentum and, if they exist, the second moment and Nesterov momentum of every parameter, as in `DeMo`."""
         spread = {"momentum": self._chunks_of(self._momentum)}
+        if self._nesterov is not None:
+            both = zip(self._nesterov.momenta, self.parameters, strict=True)
+            spread |= {f"nesterov.{i}": self.rows_of(own, parameter) for i, (own, parameter) in enumerate(both)}
         if self._second is not None:
             pairs = zip(self._second.squares, self.parameters, strict=True)
             spread |= {f"square.{i}": self.rows_of(square, parameter) for i, (square, parameter) in enumerate(pairs)}
@@ -159,14 +161,18 @@ class ShardedDeMo:
         """Gradients that the second moment has seen of each parameter; None without one."""
         return None if self._second is None else self._second.counts
 
-    def resume(self, pending: tuple[int, bytes] | None, second_counts: list[int] | None) -> None:
-        """Take over a saved state's parts beside `private_spread`: the open votes `(size, payload)`, and `second_counts`."""
+    def resume(
+        self, pending: tuple[int, bytes] | None, second_counts: list[int] | None, steps: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Take over a saved state's parts beside `private_spread`: open votes `(size, payload)`, `second_counts`, and the
+        steps of the last entry and of the open votes."""
         self._pending = pending
+        self.step, self.pending_step = steps
         if self._second is not None and second_counts is not None:
             self._second.counts = list(second_counts)
 
     @torch.no_grad()
-    def propose(self, lr: float) -> Votes:
+    def propose(self, lr: float, step: int | None = None) -> Votes:
         """As `DeMo.propose`; every rank gets the peer's whole payload."""
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
@@ -177,16 +183,23 @@ class ShardedDeMo:
         if self._second is not None:
             self._second.divide([parameter.grad for parameter in self.parameters])
             limit = None
+        scale = clip_scale(norm, limit)
+        if self._nesterov is not None:
+            self._nesterov.advance(scale)
+            scale = 1.0
         gradients = fill_share(self.layout, self.share, self._whole_gradients(), self._device)
-        step = clip_scale(norm, limit) * (1.0 if self.config.magnitudes else lr)
+        scale *= 1.0 if self.config.magnitudes else lr
         size, form = self.config.size, self.form
+        self.pending_step = self.step + 1 if step is None else step
+        draw = Draw(self.config.seed, self.pending_step)
         chosen: list[Choice] | None = []
         for first in range(0, len(self.share), self._tile_chunks):
             tile = slice(first, first + self._tile_chunks)
             coefficients = self._transform.forward(gradients[tile])
-            accumulated = accumulate(self._momentum[tile], coefficients, self.config.beta, step)
+            accumulated = accumulate(self._momentum[tile], coefficients, self.config.beta, scale)
             try:
-                chosen = None if chosen is None else [*chosen, form.choose(accumulated, size)]
+                at = self.share.start + first
+                chosen = None if chosen is None else [*chosen, form.choose(accumulated, size, draw=draw, first=at)]
             except NotANumber:
                 chosen = None  # all ranks have to hear of it
         payload = form.encode(self._everybodys(chosen), size)
@@ -233,7 +246,7 @@ class ShardedDeMo:
         if not len(self.share):
             return
         size, payload = self._pending
-        packed = self.form.read(payload, size, self.layout.chunks)
+        packed = self.form.read(payload, size, self.layout.chunks, Draw(self.config.seed, self.pending_step))
         ballot = packed.to(self._device).ballot(self.share.start, self.share.stop)
         spend_ballot(momentum.view(-1, CHUNK_ELEMENTS), ballot, self.form)
 
@@ -257,14 +270,16 @@ class ShardedDeMo:
                     part.copy_(was)
 
     @torch.no_grad()
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float) -> None:
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None:
         """As `DeMo.apply`, each rank for its own shard; the same bits as on one device."""
         lr = exact_float32(lr)
-        form = self.form
-        grows = aggregate.grows(form, self.config.base)
-        total = aggregate.VoteSum(self.layout.chunks, self._device, form, grows=grows)
+        step = self.step + 1 if step is None else step
+        grows = aggregate.grows(self.form, self.config.base)
+        draw = Draw(self.config.seed, step)
+        total = aggregate.VoteSum(self.layout.chunks, self._device, self.form, grows=grows, draw=draw)
         for size, payload in contributions:
             total.add(size, payload)
+        self.step = step
         if self.config.base.name != "sign":
             for (rows, direction), own in zip(self._directed(self._advance(total)), self._decays, strict=True):
                 apply_real(rows, direction, lr, own)
@@ -366,25 +381,19 @@ class ShardedDeMo:
         pending = (
             None if self._pending is None else (self._pending[0], as_tensor(self._pending[1], torch.device("cpu")))
         )
-        return private_state(self.layout, self._own_method, self._momentum, pending, self._second)
+        own = self.layout, self._own_method, self._momentum, pending, self._second
+        return private_state(*own, step=self.step, pending_step=self.pending_step, nesterov=self._nesterov)
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state, by copy. Raises `ValueError` if it belongs to another model, method or rank."""
-        check_state(state, self.layout, self._own_method, self._momentum.shape, second=self._second is not None)
+        has = {"second": self._second is not None, "nesterov": self._nesterov is not None}
+        check_state(state, self.layout, self._own_method, self._momentum.shape, **has)
         if self._second is not None:
             self._second.load_state_dict(state["second"])
+        if self._nesterov is not None:
+            self._nesterov.load_state_dict(state["nesterov"])
+        self.step, self.pending_step = state.get("step", 0), state.get("pending_step", 0)
         packed = state["pending"]
         self._momentum.copy_(state["momentum"])
         self._pending = None if packed is None else (state["pending_size"], packed.cpu().numpy().tobytes())
-
-
-def _checked(name: str, tensor: Tensor) -> DTensor:
-    if not isinstance(tensor, DTensor) or tensor.device_mesh.ndim != 1:
-        raise ValueError(f"parameter {name} is not sharded by `fully_shard` over a mesh of one dimension")
-    placement = tensor.placements[0]
-    if isinstance(placement, Shard) and placement.dim != 0:
-        raise ValueError(f"parameter {name} is sharded along dimension {placement.dim}, not 0")
-    if tensor.dtype != torch.float32 or not tensor.to_local().is_contiguous():
-        raise ValueError(f"parameter {name} is not contiguous fp32")
-    return tensor

@@ -1,6 +1,6 @@
 """Gradients of whole parameters cut into one rank's share of the chunks, and chunks put together to whole parameters.
 
-Every function is local: the caller has put the tensors together over the ranks.
+Every function is local: the caller has put the tensors together over the ranks. `checked` refuses other ways to shard.
 """
 
 from __future__ import annotations
@@ -9,8 +9,26 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
 
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place
+
+
+def is_sharded(source: Iterable[Tensor]) -> bool:
+    """Whether any of the tensors is a DTensor, as `fully_shard` makes them."""
+    return any(isinstance(tensor, DTensor) for tensor in source)
+
+
+def checked(name: str, tensor: Tensor) -> DTensor:
+    """The parameter itself. Raises `ValueError` unless it is sharded as `fully_shard` does it, along the first dimension."""
+    if not isinstance(tensor, DTensor) or tensor.device_mesh.ndim != 1:
+        raise ValueError(f"parameter {name} is not sharded by `fully_shard` over a mesh of one dimension")
+    placement = tensor.placements[0]
+    if isinstance(placement, Shard) and placement.dim != 0:
+        raise ValueError(f"parameter {name} is sharded along dimension {placement.dim}, not 0")
+    if tensor.dtype != torch.float32 or not tensor.to_local().is_contiguous():
+        raise ValueError(f"parameter {name} is not contiguous fp32")
+    return tensor
 
 
 def matrix_of(place: Place, core: Tensor, pool: Tensor) -> Tensor:

@@ -3,13 +3,14 @@
     scales      one byte a chunk         only if the method's updates have a size (`values.scales`)
     sizes       1 or 7 bits a vote       only on the 2-bit and 8-bit grid
     votes       `votes.pack`             group votes: positions and signs
-    signs       1 bit a component        top-k: 1 is negative
+    signs       1 bit a vote             all others: 1 is negative
     indices     `topk.encode`            top-k
     silence     `silence.encode`         only if a vote is silent, and never on the 8-bit grid, where the size 0 says it
 
 A silent vote stands for a coefficient of zero and adds nothing. All its codes are 0; a silent component of top-k has the lowest
 index that is free. A scale is 0 where the whole chunk is silent, and nowhere else. A `Format` is the run's; the size (g of
-the groups, k of top-k) is each peer's own. Reading refuses bytes that `encode` does not make: votes have one encoding.
+the groups, k of top-k, n of `places`) is each peer's own. Reading refuses bytes that `encode` does not make: votes have one
+encoding. If places follow from the step (`places`), decoding needs a `Draw`, and the door (`check`) needs none.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import torch
 from torch import Tensor
 
 from node.optim.layout import CHUNK_ELEMENTS
-from node.optim.votes import bits, silence, topk, values
+from node.optim.votes import bits, places, silence, topk, values
 from node.optim.votes import groups as votes
 from node.optim.votes.groups import VotesError
+from node.optim.votes.places import Draw
 from node.optim.votes.values import Grid
 
-Selection = Literal["groups", "topk"]
+Selection = Literal["groups", "topk", "random", "striding", "slicing", "full"]
 
 TILE_CHUNKS = 1024
 """Chunks that are decoded at a time to check them: at most 4 MiB of indices."""
@@ -49,7 +51,7 @@ class Ballot:
 class Choice:
     """A peer's own votes for some chunks, before they are bytes; what a format does not need is None."""
 
-    found: Tensor
+    found: Tensor | None
     """Packed group votes (see `votes.pack`), or the indices of top-k: int64 [chunks, k]."""
     negative: Tensor | None
     sizes: Tensor | None
@@ -59,8 +61,8 @@ class Choice:
 
     def cpu(self) -> Choice:
         """The same in the host's memory."""
-        found, *rest = self.found, self.negative, self.sizes, self.codes, self.silent
-        return Choice(found.cpu(), *(None if part is None else part.cpu() for part in rest))
+        parts = (self.found, self.negative, self.sizes, self.codes, self.silent)
+        return Choice(*(None if part is None else part.cpu() for part in parts))
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,13 @@ class Packed:
 
     form: Format
     size: int
-    found: Tensor
+    chunks: int
+    draw: Draw | None
+    """What the places follow from, if the format has none in its bytes and they are asked for."""
+    found: Tensor | None
     """Packed group votes, uint8 [chunks, bytes], or the indices of top-k: int16 [chunks, k]."""
     negative: Tensor | None
-    """Of top-k, packed: 1 bit a component."""
+    """Packed, of all but group votes: 1 bit a vote."""
     sizes: Tensor | None
     """Packed: `grid.size_bits` a vote."""
     codes: Tensor | None
@@ -83,22 +88,35 @@ class Packed:
     def to(self, device: torch.device) -> Packed:
         """The same in the memory of a device."""
         planes = (self.found, self.negative, self.sizes, self.codes, self.silent)
-        return Packed(self.form, self.size, *(None if plane is None else plane.to(device) for plane in planes))  # type: ignore[arg-type]
+        moved = (None if plane is None else plane.to(device) for plane in planes)
+        return Packed(self.form, self.size, self.chunks, self.draw, *moved)
 
     def ballot(self, first: int, last: int) -> Ballot:
         """The votes of chunks `first` to `last - 1`."""
-        where, signs = self._found(first, last)
+        if self.negative is None:
+            assert self.found is not None
+            where, signed = votes.indices(self.found[first:last].reshape(-1), self.size)
+        else:
+            where, signed = self._where(first, last, self.negative.device), self._signs(self.negative, first, last)
         sizes = self._sizes(first, last)
-        signed = signs if sizes is None else signs * sizes
+        signed = signed if sizes is None else signed * sizes
         silence.hush(signed, None if self.silent is None else self.silent[first:last])
         return Ballot(where, signed, None if self.codes is None else self.codes[first:last])
 
-    def _found(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Coefficients, and signs of 1 and -1: int64 and int8 [chunks, votes]."""
-        if self.negative is None:
-            return votes.indices(self.found[first:last].reshape(-1), self.size)
-        negative = bits.unpack_range(self.negative, 1, first * self.size, last * self.size)
-        return self.found[first:last].to(torch.int64), 1 - 2 * negative.view(-1, self.size).to(torch.int8)
+    def _where(self, first: int, last: int, device: torch.device) -> Tensor:
+        """Coefficients of top-k, or of drawn places: int64 [chunks, votes]."""
+        if self.found is not None:
+            return self.found[first:last].to(torch.int64)
+        assert self.draw is not None, (
+            f"selection {self.form.selection}: places follow from the step, and no step is given"
+        )
+        return places.places(self.form.selection, self.draw, self.size, first, last, device)
+
+    def _signs(self, negative: Tensor, first: int, last: int) -> Tensor:
+        """1 and -1, int8 [chunks, votes]."""
+        count = self.form.votes_a_chunk(self.size)
+        found = bits.unpack_range(negative, 1, first * count, last * count)
+        return 1 - 2 * found.view(-1, count).to(torch.int8)
 
     def _sizes(self, first: int, last: int) -> Tensor | None:
         """int8 [chunks, votes], or None if the format has none."""
@@ -112,26 +130,30 @@ class Packed:
         """The same. Raises `VotesError` if silent votes, or scales, are not as `encode` writes them."""
         if self.silent is None and self.form.grid is not values.EIGHT_BIT and self.codes is None:
             return self
-        chunks = len(self.found)
-        for first in range(0, chunks, TILE_CHUNKS):
-            last = min(first + TILE_CHUNKS, chunks)
-            ballot = self.ballot(first, last)
-            silent = ballot.values == 0
-            if ballot.codes is not None and not torch.equal(ballot.codes == 0, silent.all(1)):
+        for first in range(0, self.chunks, TILE_CHUNKS):
+            last = min(first + TILE_CHUNKS, self.chunks)
+            said, sizes = self._said(first, last), self._sizes(first, last)
+            silent = torch.zeros_like(said) if sizes is None else sizes == 0
+            if self.silent is not None:
+                silent = silent | silence.unpack(self.silent[first:last], said.shape[1])
+            if self.codes is not None and not torch.equal(self.codes[first:last] == 0, silent.all(1)):
                 raise VotesError("a chunk's scale is 0 and a vote of it is not, or the other way round")
-            where, signs = self._found(first, last)
-            sizes = self._sizes(first, last)
-            home = (
-                torch.arange(self.size, device=where.device)
-                if self.negative is not None
-                else _first_of_groups(self.size, where)
-            )
-            said = (where != home) | (signs < 0)
             if sizes is not None and self.form.grid is values.TWO_BIT:
                 said |= sizes != values.TWO_BIT_SMALL
             if bool((said & silent).any()):
                 raise VotesError("a silent vote has a code that is not 0")
         return self
+
+    def _said(self, first: int, last: int) -> Tensor:
+        """Whether a vote's sign or place is another than that of a silent one: bool [chunks, votes]."""
+        if self.negative is None:
+            assert self.found is not None
+            where, signs = votes.indices(self.found[first:last].reshape(-1), self.size)
+            return (where != _first_of_groups(self.size, where)) | (signs < 0)
+        said = self._signs(self.negative, first, last) < 0
+        if self.found is not None:
+            said |= self.found[first:last] != torch.arange(self.size, dtype=self.found.dtype)
+        return said
 
 
 def _first_of_groups(size: int, like: Tensor) -> Tensor:
@@ -160,12 +182,21 @@ class Format:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes that a peer may choose."""
-        return votes.GROUP_SIZES if self.selection == "groups" else topk.SIZES
+        if self.selection == "groups":
+            return votes.GROUP_SIZES
+        return topk.SIZES if self.selection == "topk" else places.sizes(self.selection)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether places follow from the step: payloads have none, and `choose` and `ballot` need a `Draw`."""
+        return self.selection in places.SCHEMES
 
     def votes_a_chunk(self, size: int) -> int:
         """Raises `VotesError` for a size that is not offered."""
         if self.selection == "groups":
             return votes.groups(size)
+        if self.drawn:
+            return places.votes_a_chunk(self.selection, size)
         topk.code(size)
         return size
 
@@ -179,19 +210,21 @@ class Format:
         return self.body_bytes(chunks, size) + tail
 
     def body_bytes(self, chunks: int, size: int) -> int:
-        """The longest payload without a silent vote; group votes then always have exactly this length."""
-        return self._front_bytes(chunks, size) + (
-            votes.vote_bytes(chunks, size) if self.selection == "groups" else topk.bytes_max(chunks, size)
-        )
+        """The longest payload without a silent vote; but for top-k it always has exactly this length."""
+        found = {"groups": votes.vote_bytes, "topk": topk.bytes_max}.get(self.selection)
+        return self._front_bytes(chunks, size) + (0 if found is None else found(chunks, size))
 
     def _front_bytes(self, chunks: int, size: int) -> int:
         """Bytes before the votes or indices."""
-        count = chunks * self.votes_a_chunk(size)
-        signs = bits.packed_bytes(count, 1) if self.selection == "topk" else 0
-        return chunks * self.scaled + bits.packed_bytes(count, self.grid.size_bits) + signs
+        return sum(self._lengths(chunks * self.votes_a_chunk(size), chunks))
 
-    def choose(self, momentum: Tensor, size: int, scratch: Tensor | None = None) -> Choice:
-        """A peer's votes from fp32 momentum [chunks, 64, 64]. Raises `votes.NotANumber` if a coefficient is NaN."""
+    def choose(
+        self, momentum: Tensor, size: int, scratch: Tensor | None = None, draw: Draw | None = None, first: int = 0
+    ) -> Choice:
+        """A peer's votes from fp32 momentum [chunks, 64, 64]. Raises `votes.NotANumber` if a coefficient is NaN.
+
+        Drawn places need the step's `draw`, and which chunk of the model the `first` one here is.
+        """
         flat = momentum.reshape(-1, CHUNK_ELEMENTS)
         if self.selection == "topk":
             where = topk.select(momentum, size)
@@ -199,6 +232,8 @@ class Format:
             sizes, codes = values.quantise(selected, self.grid)
             where, signed = topk.settled(where, sizes.to(torch.int16) * selected.sign().to(torch.int16))
             return self._choice(where, (signed < 0).to(torch.uint8), signed.abs().to(torch.uint8), codes)
+        if self.drawn:
+            return self._drawn(flat, size, draw, first)
         positions, negative, silent = votes.select(momentum, size, scratch)
         packed = votes.pack(positions, negative, size)
         if self.plain:
@@ -208,7 +243,16 @@ class Format:
         packed = votes.pack(positions.masked_fill_(quiet, 0), negative.masked_fill_(quiet, 0), size)
         return self._choice(packed, None, sizes, codes)
 
-    def _choice(self, found: Tensor, negative: Tensor | None, sizes: Tensor, codes: Tensor) -> Choice:
+    def _drawn(self, flat: Tensor, size: int, draw: Draw | None, first: int) -> Choice:
+        assert draw is not None, f"selection {self.selection}: places follow from the step, and no step is given"
+        if bool(flat.isnan().any()):
+            raise votes.NotANumber("the momentum holds NaN")
+        where = places.places(self.selection, draw, size, first, first + len(flat), flat.device)
+        selected = flat.gather(1, where)
+        sizes, codes = values.quantise(selected, self.grid)
+        return self._choice(None, ((selected < 0) & (sizes != 0)).to(torch.uint8), sizes, codes)
+
+    def _choice(self, found: Tensor | None, negative: Tensor | None, sizes: Tensor, codes: Tensor) -> Choice:
         silent = None if self.grid is values.EIGHT_BIT else silence.pack(sizes == 0)
         return Choice(found, negative, sizes if self.grid.size_bits else None, codes if self.scaled else None, silent)
 
@@ -224,21 +268,25 @@ class Format:
         if self.grid.size_bits:
             sizes = whole(tile.sizes for tile in tiles)
             parts.append(bits.pack(sizes & 1 if self.grid is values.TWO_BIT else sizes, self.grid.size_bits))
-        found = whole(tile.found for tile in tiles)
         tail = b"" if self.grid is values.EIGHT_BIT else silence.encode(whole(tile.silent for tile in tiles))
         if self.selection == "groups":
-            return votes.to_bytes(torch.cat([*parts, found])) + tail
+            return votes.to_bytes(torch.cat([*parts, whole(tile.found for tile in tiles)])) + tail
         parts.append(bits.pack(whole(tile.negative for tile in tiles), 1))
-        return votes.to_bytes(torch.cat(parts)) + topk.encode(found, size) + tail
+        indices = b"" if self.drawn else topk.encode(whole(tile.found for tile in tiles), size)
+        return votes.to_bytes(torch.cat(parts)) + indices + tail
 
     def check(self, data: bytes, size: int, chunks: int) -> None:
         """The door: raises `VotesError` for bytes that no peer's `encode` makes."""
         if size not in self.sizes:
-            raise VotesError(f"{'group size' if self.selection == 'groups' else 'k'} {size} is none of {self.sizes}")
+            what = {"groups": "group size", "topk": "k"}.get(self.selection, "one in")
+            raise VotesError(f"{what} {size} is none of {self.sizes}")
         self.read(data, size, chunks)
 
-    def read(self, data: bytes, size: int, chunks: int) -> Packed:
-        """A payload in its planes, on the CPU. Raises `VotesError` if the bytes are not one of this format and size."""
+    def read(self, data: bytes, size: int, chunks: int, draw: Draw | None = None) -> Packed:
+        """A payload in its planes, on the CPU. Raises `VotesError` if the bytes are not one of this format and size.
+
+        `draw` is the step's, for places that follow from it; the bytes are checked without.
+        """
         count = chunks * self.votes_a_chunk(size)
         front, longest = self._front_bytes(chunks, size), self.bytes_max(chunks, size)
         body = self.body_bytes(chunks, size)
@@ -249,9 +297,10 @@ class Format:
         raw = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)]
         lengths = self._lengths(count, chunks)
         codes, sizes, negative, rest = torch.split(raw, [*lengths, len(data) - sum(lengths)])
+        found, tail = None, data[body:]
         if self.selection == "groups":
-            found, tail = rest[: votes.vote_bytes(chunks, size)].view(chunks, -1), data[body:]
-        else:
+            found = rest[: votes.vote_bytes(chunks, size)].view(chunks, -1)
+        elif self.selection == "topk":
             indices, tail = topk.split(data[front:], size, chunks)
             found = torch.from_numpy(topk.decode(indices, size, chunks)).to(torch.int16)
         if not (
@@ -263,8 +312,10 @@ class Format:
         return Packed(
             self,
             size,
+            chunks,
+            draw,
             found,
-            negative if self.selection == "topk" else None,
+            None if self.selection == "groups" else negative,
             sizes if self.grid.size_bits else None,
             codes if self.scaled else None,
             silence.decode(tail, chunks, self.votes_a_chunk(size)),
@@ -272,12 +323,12 @@ class Format:
 
     def _lengths(self, count: int, chunks: int) -> list[int]:
         """Bytes of the scales, the sizes and the signs."""
-        signs = bits.packed_bytes(count, 1) if self.selection == "topk" else 0
+        signs = 0 if self.selection == "groups" else bits.packed_bytes(count, 1)
         return [chunks * self.scaled, bits.packed_bytes(count, self.grid.size_bits), signs]
 
-    def decode(self, data: bytes, size: int, chunks: int, device: torch.device) -> Ballot:
+    def decode(self, data: bytes, size: int, chunks: int, device: torch.device, draw: Draw | None = None) -> Ballot:
         """All of a payload at once, 9 bytes a vote. Raises `VotesError` as `read` does."""
-        return self.read(data, size, chunks).to(device).ballot(0, chunks)
+        return self.read(data, size, chunks, draw).to(device).ballot(0, chunks)
 
 
 PLAIN = Format()

@@ -97,7 +97,7 @@ def same(one: Any, other: Any) -> bool:
 def replicas(lead: Lead, optimizer: OptimizerConfig) -> tuple[RanksReplica, Replica]:
     spec = ModelSpec(None, f"{HERE}:Model", {})
     order = Order(
-        spec, 3, VOCABULARY, CONTEXT, demo_config(optimizer, SIZE), local_config(optimizer), "fp32"
+        spec, 3, VOCABULARY, CONTEXT, demo_config(optimizer, SIZE, RUN), local_config(optimizer), "fp32"
     )  # fmt: skip
     return RanksReplica(RUN, lead, order, optimizer, SIZE), Replica(RUN, order.build(), optimizer, SIZE)
 
@@ -188,7 +188,7 @@ def a_gradient_that_is_not_finite_abstains_on_every_rank(lead: Lead) -> None:
 def a_model_that_cannot_be_sharded_is_refused(lead: Lead) -> None:
     optimizer = OptimizerConfig()
     spec = ModelSpec(None, f"{HERE}:Scalar", {})
-    order = Order(spec, 3, VOCABULARY, CONTEXT, demo_config(optimizer, SIZE), local_config(optimizer), "fp32")
+    order = Order(spec, 3, VOCABULARY, CONTEXT, demo_config(optimizer, SIZE, RUN), local_config(optimizer), "fp32")
     with pytest.raises(OperatorError, match="several ranks cannot train this model"):
         RanksReplica(RUN, lead, order, optimizer, SIZE)
 

@@ -242,7 +242,7 @@ def test_which_matrices_are_tables_is_a_setting_of_the_run() -> None:
     update = torch.randn(layout.chunks, 64, 64, generator=torch.Generator().manual_seed(0))
 
     def signs(optimizer: OptimizerConfig) -> list[str]:
-        direction = Base(demo_config(optimizer, 128).base, layout, CPU).direct(update.clone())
+        direction = Base(demo_config(optimizer, 128, b"").base, layout, CPU).direct(update.clone())
         return [
             name for name, place in zip(names, direction, strict=True) if torch.equal(place.abs(), torch.ones(64, 64))
         ]

@@ -89,7 +89,7 @@ def test_a_replica_changes_its_k() -> None:
         votes = replica.demo.propose(LR)
         assert (votes.size, len(votes.payload)) == (size, sizes[size])
         replica.demo.settle(True)
-    assert isinstance(optimizer_of(model, OptimizerConfig(), 128), DeMo)
+    assert isinstance(optimizer_of(model, OptimizerConfig(), 128, b""), DeMo)
     assert len(replica.digest()) == 32
 
 

@@ -1,0 +1,104 @@
+"""Places that no peer chooses: which coefficients have a vote in a step follows from the run's seed and the number of the step.
+
+The replication schemes of DeToNATION (arXiv 2502.06728) for our chunks. A size n means one coefficient in n, 4096 / n votes a
+chunk. All peers of a step have the same places. Those of a larger n are among those of a smaller n, so peers of unlike sizes
+add up. Chunk c has the step's places, moved by c, so that one step has votes at all frequencies:
+
+    random      the first 4096 / n of a permutation that a step draws, each XOR 12 bits that the chunk draws
+    striding    those whose index, modulo n, is (step + c) mod n, ascending
+    slicing     a run of 4096 / n neighbours, number r(step + c) of n; r reverses the log2(n) lowest bits
+    full        all 4096, ascending; n is 1
+
+Draws are SHAKE-256 of the seed and the step, whole numbers alone: the same on every device and version. In n steps striding
+and slicing visit each coefficient once. Here are places only: values and bytes are `payload`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.optim.layout import CHUNK_ELEMENTS
+from node.optim.votes.groups import VotesError
+
+Scheme = Literal["random", "striding", "slicing", "full"]
+SCHEMES = get_args(Scheme)
+
+SIZES = (2, 4, 8, 16, 32, 64, 128)
+"""n that may be chosen: at 128 a chunk has 32 votes, so that its signs fill whole bytes."""
+
+FULL_SIZES = (1,)
+_DOMAIN = b"swarmentum/v1/places\0"
+_STEP_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What the places of a step follow from."""
+
+    seed: bytes
+    """The run's own: its id."""
+    step: int
+    """The step of the log whose votes these are."""
+
+
+def sizes(scheme: str) -> tuple[int, ...]:
+    """The n that a scheme offers."""
+    return FULL_SIZES if scheme == "full" else SIZES
+
+
+def votes_a_chunk(scheme: str, size: int) -> int:
+    """Raises `VotesError` for a size that is not offered."""
+    if size not in sizes(scheme):
+        raise VotesError(f"one in {size} is none of {sizes(scheme)} (selection {scheme})")
+    return CHUNK_ELEMENTS // size
+
+
+def places(scheme: str, draw: Draw, size: int, first: int, last: int, device: torch.device) -> Tensor:
+    """The coefficients with a vote of chunks `first` to `last - 1`: int64 [chunks, votes], all different within a chunk.
+
+    Raises `VotesError` for a size that is not offered.
+    """
+    count = votes_a_chunk(scheme, size)
+    chunk = torch.arange(first, last, device=device)[:, None]
+    if scheme == "full":
+        return torch.arange(count, device=device).expand(last - first, count)
+    if scheme == "random":
+        return permutation(draw, device)[:count] ^ masks(draw, 1 << last.bit_length(), device)[first:last, None]
+    turn = (chunk + draw.step) % size
+    if scheme == "striding":
+        return turn + size * torch.arange(count, device=device)
+    return count * _reversed(turn, size) + torch.arange(count, device=device)
+
+
+@functools.lru_cache(maxsize=4)
+def permutation(draw: Draw, device: torch.device) -> Tensor:
+    """A step's order of the coefficients: int64 [4096]."""
+    scores = np.frombuffer(_stream(draw, b"order", 8 * CHUNK_ELEMENTS), dtype="<u8")
+    return torch.from_numpy(np.argsort(scores, kind="stable")).to(device)
+
+
+@functools.lru_cache(maxsize=32)
+def masks(draw: Draw, chunks: int, device: torch.device) -> Tensor:
+    """12 bits for each of the first `chunks` chunks, int64: XOR with them permutes 0..4095. A larger `chunks` appends."""
+    drawn = np.frombuffer(_stream(draw, b"chunks", 2 * chunks), dtype="<u2")
+    return torch.from_numpy(drawn.astype(np.int64) % CHUNK_ELEMENTS).to(device)
+
+
+def _stream(draw: Draw, what: bytes, count: int) -> bytes:
+    named = _DOMAIN + what + len(draw.seed).to_bytes(_STEP_BYTES, "big") + draw.seed
+    return hashlib.shake_256(named + draw.step.to_bytes(_STEP_BYTES, "big")).digest(count)
+
+
+def _reversed(turn: Tensor, size: int) -> Tensor:
+    """The log2(size) lowest bits of int64 `turn` in the opposite order: a run of a larger n is in one of a smaller n."""
+    found = torch.zeros_like(turn)
+    for bit in range(size.bit_length() - 1):
+        found = found << 1 | turn >> bit & 1
+    return found
