@@ -107,13 +107,13 @@ def create(
     file = file or Path(os.devnull)
     config = toml_file.load(file, RunConfig)
     from coordinator.commands.operator import Operator
-    from coordinator.commands.planning import layout_of_run, planned, room_for_votes
+    from coordinator.commands.planning import layout_of_run, planned, recipe_of, room_for_votes
 
     operator = Operator(settings(home=home).home)
     facts, unknown = layout_of_run(file) if layout else (None, "")
     config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
-    if facts is not None:
-        said = "\n".join(filter(None, (said, room_for_votes(config, facts.payload_bytes))))
+    room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
+    said = "\n".join(filter(None, (recipe_of(config), said, room)))
     fixed = (facts.layout_digest, facts.parameters) if facts is not None else (b"", 0)
     invite = operator.create_run(config, *fixed)
     genesis = operator.find(invite.run_id.hex()).genesis

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB
+from protos.optimizer_config import RECIPES
 from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
 
 LAYOUT_SECONDS_MAX = 300.0
@@ -81,6 +82,21 @@ def room_for_votes(config: RunConfig, payload_bytes: int) -> str:
         f"peers: with more, joiners may find that votes are gone. Set clock.snapshot_every to {fewer}, clock.max_peers to "
         f"{max(peers, 1)}, or have peers set payloads_gb."
     )
+
+
+def recipe_of(config: RunConfig) -> str:
+    """The settings that a recipe stands for, with what run.toml set instead; empty without a recipe."""
+    optimizer = config.optimizer
+    if optimizer.recipe == "none":
+        return ""
+    said = []
+    for key, default in RECIPES[optimizer.recipe].items():
+        found = getattr(optimizer, key)
+        inner = (
+            {f"{key}.{name}": getattr(found, name) for name in default} if isinstance(default, dict) else {key: found}
+        )
+        said += [f"{name} = {json.dumps(value)}" for name, value in inner.items()]
+    return f"Recipe {optimizer.recipe}: {', '.join(said)}."
 
 
 def planned(config: RunConfig, votes: int | None, *, anchor: bool) -> tuple[RunConfig, str]:

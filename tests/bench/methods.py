@@ -157,10 +157,10 @@ class Votes:
         lost: float = 0.0,
         **config: Any,
     ) -> None:
-        name = "top_k" if config.get("selection") == "topk" else "group_size"
-        common = {**config, "base": BaseConfig(**(base or {}))}
-        self.peers = [DeMo(model, DeMoConfig(**{**common, name: sizes[peer % len(sizes)]})) for peer in range(peers)]
+        common = DeMoConfig(**config, base=BaseConfig(**(base or {})))
+        self.peers = [DeMo(model, common.with_size(sizes[peer % len(sizes)])) for peer in range(peers)]
         self._lost, self._random = lost, torch.Generator().manual_seed(0)
+        self._step = 1
 
     def step(self, backward: Backward, lr: float) -> float:
         for index, peer in enumerate(self.peers):
@@ -169,7 +169,7 @@ class Votes:
         return self.commit(lr)
 
     def propose(self, peer: DeMo, lr: float) -> None:
-        peer.propose(lr)
+        peer.propose(lr, self._step)
 
     def commit(self, lr: float) -> float:
         """What follows once all peers have proposed."""
@@ -182,7 +182,8 @@ class Votes:
             peer.settle(accepted)
             if accepted:
                 contributions.append((votes.size, votes.payload))
-        self.peers[0].apply(contributions, lr)
+        self.peers[0].apply(contributions, lr, self._step)
+        self._step += 1
         return sent / len(self.peers)
 
 
@@ -336,6 +337,15 @@ SIZED: Final = {"magnitudes": True, "base": {"name": "sgd"}, "beta": 0.95}
 LOCAL: Final = {"local_steps": 15, "outer_lr": 0.7}
 
 MUON: Final = {"base": {"name": "muon"}, **SECOND}
+INNER: Final = {"outer_lr": 0.7, "betas": (0.9, 0.95)}
+"""As arXiv 2510.03371 publishes them."""
+IN_THE_PEER: Final = {**INNER, **SIZED, "nesterov": 0.9, "values": "8bit"}
+LESS: Final[Mapping[int, Mapping[str, Any]]] = {
+    4: {"sizes": (1,), "selection": "full"},
+    8: {"sizes": (1536,), "selection": "topk"},
+    16: {"sizes": (640,), "selection": "topk"},
+}
+"""How many times fewer bytes than fp32 of all parameters, and the votes that take as many."""
 ADAMW_DDP: Final = {"betas": (0.8, 0.99), "weight_decay": 0.0, "clip_norm": 1.0}
 MUON_DDP: Final = {"momentum": 0.95, "betas": (0.8, 0.99), "clip_norm": 1.0}
 BASELINES: Final = ("adamw-ddp", "muon-ddp")
@@ -358,6 +368,20 @@ def _baselines(against: str, **where: Any) -> dict[str, Method]:
         f"muon-ddp{against}": Method(MuonDDP, MUON_DDP, "uncompressed", against=against, **where),
     }
 
+
+def _diloco_demo(steps: int) -> dict[str, Method]:
+    """DiLoCo with so many local steps, and DiLoCo with DeMo at 4, 8 and 16 times fewer bytes (arXiv 2510.03371)."""
+    rounds = {"local_steps": steps}
+    whole = Method(LocalRounds, {**rounds, **INNER, "outer_momentum": 0.9}, "local steps")
+    less = {
+        f"diloco-demo-h{steps}-x{times}": Method(LocalRounds, {**rounds, **IN_THE_PEER, **votes}, "local steps")
+        for times, votes in LESS.items()
+    }
+    return {f"diloco-h{steps}": whole, **less}
+
+
+DRAWN: Final = ("random", "striding", "slicing")
+"""Replication schemes of arXiv 2502.06728, at the bytes of group votes of 128; `full-h16` is the fourth."""
 
 METHODS: Final[Mapping[str, Method]] = {
     **_baselines(""),
@@ -399,6 +423,21 @@ METHODS: Final[Mapping[str, Method]] = {
         LocalRounds,
         {**LOCAL, "sizes": (64,), "selection": "topk", "values": "2bit", "transform": "identity", **SIZED},
         "local steps",
+    ),
+    **_diloco_demo(10),
+    **_diloco_demo(30),
+    **{
+        f"{scheme}-16": Method(Votes, {"sizes": (16,), "selection": scheme, **SECOND}, "replication")
+        for scheme in DRAWN
+    },
+    **{
+        f"{scheme}-16-identity": Method(
+            Votes, {"sizes": (16,), "selection": scheme, "transform": "identity", **SECOND}, "replication"
+        )
+        for scheme in DRAWN
+    },
+    "full-h16": Method(
+        LocalRounds, {**LOCAL, "local_steps": 16, "sizes": (1,), "selection": "full", **SIZED}, "replication"
     ),
     # 16 peers with a sample each where 4 had 4: as many samples a step, so the same baselines
     **_swarms("", peers=16, batch=1),

@@ -117,12 +117,22 @@ def test_every_method_learns_and_gives_the_same_bits_again(text: Path, tmp_path:
 
 
 def test_local_rounds_exchange_once_in_many_steps(text: Path, tmp_path: Path) -> None:
-    local = [name for name, method in methods.METHODS.items() if method.make is methods.LocalRounds]
-    rows = measured(text, tmp_path / "out", "--methods", *local, "--seeds", "0", "--lrs", "4e-3", "--steps", "15")
-    layout = Layout.of(build(trial.model_spec(64, 1, 16), seed=0))
-    assert rows["diloco"]["bytes_step"] == pytest.approx(allreduce_bytes(layout.parameters) / 15, abs=1)
-    for name in local:
-        assert rows[name]["loss"] < 5.5, name
+    local: dict[int, list[str]] = {}
+    for name, method in methods.METHODS.items():
+        if method.make is methods.LocalRounds:
+            local.setdefault(method.settings["local_steps"], []).append(name)
+    assert set(local) == {10, 15, 16, 30}
+    whole = allreduce_bytes(Layout.of(build(trial.model_spec(64, 1, 16), seed=0)).parameters)
+    for steps, names in local.items():
+        more = ["--methods", *names, "--seeds", "0", "--lrs", "4e-3", "--steps", str(steps)]
+        rows = measured(text, tmp_path / str(steps), *more)
+        assert all(rows[name]["loss"] < 5.5 for name in names), rows
+        for name in names:
+            if name.startswith("diloco-h") or name == "diloco":
+                assert rows[name]["bytes_step"] == pytest.approx(whole / steps, abs=1)
+            for times in methods.LESS:
+                if name.endswith(f"-x{times}"):  # than fp32 of all parameters, which a ring all-reduce sends twice
+                    assert whole / 2 / steps / rows[name]["bytes_step"] == pytest.approx(times, rel=0.08), name
 
 
 def test_a_run_that_diverges_is_a_row_without_a_loss(text: Path, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ INPUT_BYTES_MAX = 8192
 START_SECONDS_MAX = 120
 NAMES = (  # here too, so that nothing heavy is imported before the fuzzer instruments it
     "envelope", "announcement", "entry", "tick", "payload-groups", "payload-topk", "payload-paper", "payload-sized",
-    "manifest", "snapshot", "config", "invite", "ticket", "peer-record", "dht-record", "address", "foreign-text", "requests",
-    "blob-stream", "archive",
+    "payload-random", "manifest", "snapshot", "config", "invite", "ticket", "peer-record", "dht-record", "address",
+    "foreign-text", "requests", "blob-stream", "archive",
 )  # fmt: skip
 
 

@@ -111,6 +111,7 @@ CONFIGS: dict[str, DeMoConfig | PaperConfig] = {
     "payload-topk": DeMoConfig(selection="topk", top_k=32, values="2bit"),
     "payload-paper": PaperConfig(chunk=32, top_k=8),
     "payload-sized": DeMoConfig(values="8bit", magnitudes=True, base=BaseConfig(name="sgd")),
+    "payload-random": DeMoConfig(selection="random", one_in=32),
 }
 
 

@@ -149,8 +149,9 @@ def life(tmp_path: Path) -> Iterator[Life]:
         OptimizerConfig.model_validate({"selection": "topk", "values": "2bit"}),
         OptimizerConfig.model_validate({"base": {"name": "adamw"}, "transform": "hadamard"}),
         OptimizerConfig(method="paper", chunk=32),
+        OptimizerConfig(selection="random", one_in=8),
     ],
-    ids=["default", "topk", "adamw", "paper"],
+    ids=["default", "topk", "adamw", "paper", "random"],
 )
 def test_a_run_is_replayed_to_the_same_bits(tmp_path: Path, optimizer: OptimizerConfig) -> None:
     life = Life(tmp_path, RunConfig(optimizer=optimizer))

@@ -34,6 +34,13 @@ METHODS = {
     "sgd with sizes": DeMoConfig(magnitudes=True, values="8bit", base=BaseConfig("sgd")),
     "adamw": DeMoConfig(base=BaseConfig("adamw", beta1=0.5), values="2bit", weight_decay=0.1),
     "muon": DeMoConfig(base=BaseConfig("muon", momentum=0.8)),
+    "random signs": DeMoConfig(selection="random", seed=b"run"),
+    "striding, 2 bits": DeMoConfig(selection="striding", one_in=4, values="2bit", transform="hadamard"),
+    "slicing, identity": DeMoConfig(selection="slicing", one_in=8, transform="identity"),
+    "full, with sizes": DeMoConfig(selection="full", values="8bit", magnitudes=True, base=BaseConfig("sgd")),
+    "Nesterov in the peer": DeMoConfig(
+        nesterov=0.9, selection="topk", top_k=640, values="8bit", magnitudes=True, beta=0.95, base=BaseConfig("sgd")
+    ),
     "SparseLoCo's votes": DeMoConfig(
         transform="identity", selection="topk", values="2bit", magnitudes=True, beta=0.95, base=BaseConfig("sgd")
     ),
@@ -150,11 +157,11 @@ def test_an_empty_entry_and_peers_of_different_sizes(config: DeMoConfig) -> None
         demo.apply([], LR)
     assert len(swarm.digests()) == 1
     sizes = config.form.sizes
-    for demo, size in zip(swarm.demos, sizes[:2] + sizes[-1:], strict=True):
-        name = "group_size" if config.selection == "groups" else "top_k"
-        demo.config = type(config)(**{**vars(config), name: size})
+    chosen = sizes[:2] + sizes[-1:] if len(sizes) > 1 else sizes * 3  # `full` has one
+    for demo, size in zip(swarm.demos, chosen, strict=True):
+        demo.config = config.with_size(size)
     entry = swarm.step()
-    assert len({size for size, _ in entry}) == 3
+    assert {size for size, _ in entry} == set(chosen)
     assert len(swarm.digests()) == 1
 
 
@@ -245,7 +252,10 @@ def test_looking_ahead_follows_the_own_momentum_and_is_undone(name: str) -> None
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"selection": "random"}, "selection"),
+        ({"selection": "chance"}, "selection"),
+        ({"selection": "random", "one_in": 33}, "one in 33"),
+        ({"nesterov": 1.0}, "nesterov"),
+        ({"nesterov": 0.9, "beta2": 0.9}, "beta2 = 0"),
         ({"values": "3bit"}, "values"),
         ({"transform": "wavelet"}, "transform"),
         ({"selection": "topk", "top_k": 33}, "k 33"),

@@ -31,6 +31,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "groups": {"group_size": 16, "weight_decay": 0.1},
     "second moment": {"group_size": 32, "beta2": 0.95},
     "top-k": {"selection": "topk", "top_k": 64, "values": "2bit", "transform": "hadamard", "beta2": 0.0},
+    "random": {"selection": "random", "one_in": 8},
+    "striding": {"selection": "striding", "values": "2bit", "one_in": 4},
+    "Nesterov": {"selection": "slicing", "nesterov": 0.9, "beta2": 0.0},
     "local": {"local": LocalConfig(steps=2, lr=1e-2), "magnitudes": True, "values": "8bit", "base": BaseConfig("sgd")},
 }
 BASES: dict[str, dict[str, Any]] = {
@@ -157,7 +160,8 @@ def _nobody_waits_for_a_rank_that_cannot_vote(mesh: Any) -> None:
 
 def alone(name: str, method: dict[str, Any]) -> list[str]:
     """The same run with a whole model on each peer."""
-    method = {"beta": 0.95, "beta2": 0.0 if "magnitudes" in method else 0.99, **method}  # DeMoOptimizer's defaults
+    method = {"beta": 0.95, "beta2": 0.0 if "magnitudes" in method else 0.99, "seed": bytes(8), **method}
+    # DeMoOptimizer's defaults
     local = method.pop("local", LocalConfig())
     models = [network() for _ in range(PEERS)]
     demos = [DeMo(model, DeMoConfig(**method, **({"clip_norm": None} if local.steps > 1 else {}))) for model in models]

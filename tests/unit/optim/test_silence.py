@@ -43,6 +43,15 @@ METHODS = {
     "sgd with sizes": DeMoConfig(magnitudes=True, values="8bit", base=BaseConfig("sgd")),
     "sgd with signs and sizes": DeMoConfig(magnitudes=True, base=BaseConfig("sgd")),
     "sgd with 2 bits and sizes": DeMoConfig(magnitudes=True, values="2bit", selection="topk", base=BaseConfig("sgd")),
+    "random": DeMoConfig(selection="random"),
+    "random, identity": DeMoConfig(selection="random", one_in=2, transform="identity"),
+    "striding, 2 bits": DeMoConfig(selection="striding", values="2bit"),
+    "slicing": DeMoConfig(selection="slicing", one_in=4),
+    "full": DeMoConfig(selection="full"),
+    "full, 8 bits and sizes": DeMoConfig(selection="full", values="8bit", magnitudes=True, base=BaseConfig("sgd")),
+    "Nesterov in the peer": DeMoConfig(
+        nesterov=0.9, selection="topk", top_k=640, values="8bit", magnitudes=True, base=BaseConfig("sgd")
+    ),
     "adamw": DeMoConfig(base=BaseConfig("adamw", beta1=0.5)),
     "muon": DeMoConfig(base=BaseConfig("muon", momentum=0.8)),
 }
