@@ -116,8 +116,14 @@ class DeMoConfig:
     def with_size(self, size: int) -> DeMoConfig:
         """The same with another size. Raises `ValueError` for one that is not offered."""
         self.form.votes_a_chunk(size)
-        key = SIZE_KEYS.get(self.selection)
-        return self if key is None else replace(self, **{key: size})
+        match SIZE_KEYS.get(self.selection):
+            case "group_size":
+                return replace(self, group_size=size)
+            case "top_k":
+                return replace(self, top_k=size)
+            case "one_in":
+                return replace(self, one_in=size)
+        return self
 
     @property
     def form(self) -> Format:

@@ -22,6 +22,7 @@ COLOURS: Final[Mapping[str, str]] = {
     "top-k": "#7b4fa6",
     "late or lost": "#9a9a9a",
     "local steps": "#2a9d4e",
+    "replication": "#8a5a2b",
 }
 LINES: Final[Mapping[str, str]] = dict(zip(BASELINES, ("--", "-."), strict=True))
 LINE_PIXELS: Final = 6.0

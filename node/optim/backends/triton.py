@@ -246,7 +246,7 @@ class Triton:
         for size, payload in ballots:
             read = PLAIN.read(payload, size, chunks).to(self._device)
             codes.append(
-                bits.unpack(read.found.reshape(-1), votes.bits(size), chunks * votes.groups(size)).contiguous()
+                bits.unpack(read.grouped.reshape(-1), votes.bits(size), chunks * votes.groups(size)).contiguous()
             )
             silents.append(
                 None if read.silent is None else silence.unpack(read.silent, votes.groups(size)).to(torch.uint8)

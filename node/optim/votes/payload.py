@@ -91,11 +91,16 @@ class Packed:
         moved = (None if plane is None else plane.to(device) for plane in planes)
         return Packed(self.form, self.size, self.chunks, self.draw, *moved)
 
+    @property
+    def grouped(self) -> Tensor:
+        """Packed group votes, uint8 [chunks, bytes]: of a format that has them."""
+        assert self.found is not None
+        return self.found
+
     def ballot(self, first: int, last: int) -> Ballot:
         """The votes of chunks `first` to `last - 1`."""
         if self.negative is None:
-            assert self.found is not None
-            where, signed = votes.indices(self.found[first:last].reshape(-1), self.size)
+            where, signed = votes.indices(self.grouped[first:last].reshape(-1), self.size)
         else:
             where, signed = self._where(first, last, self.negative.device), self._signs(self.negative, first, last)
         sizes = self._sizes(first, last)
@@ -147,8 +152,7 @@ class Packed:
     def _said(self, first: int, last: int) -> Tensor:
         """Whether a vote's sign or place is another than that of a silent one: bool [chunks, votes]."""
         if self.negative is None:
-            assert self.found is not None
-            where, signs = votes.indices(self.found[first:last].reshape(-1), self.size)
+            where, signs = votes.indices(self.grouped[first:last].reshape(-1), self.size)
             return (where != _first_of_groups(self.size, where)) | (signs < 0)
         said = self._signs(self.negative, first, last) < 0
         if self.found is not None:

@@ -95,7 +95,7 @@ def test_without_it_the_same_votes_go_less_far() -> None:
             votes = demo.propose(LR)
             demo.settle(True)
             demo.apply([(votes.size, votes.payload)], LR)
-        moved[nesterov] = float((model.weight - start).norm())
+        moved[nesterov] = float((model.weight.detach() - start).norm())
     # sum over t of (1 + .9 + ... + .9^t) + .9 t-th term, of 8 equal gradients, against 8
     own, total = 0.0, 0.0
     for _ in range(8):

@@ -101,7 +101,7 @@ def test_random_places_follow_from_the_run_and_the_step_and_are_even() -> None:
     assert found[0][0, :6].tolist() == GOLDEN
 
 
-GOLDEN = [0]
+GOLDEN = [2091, 1122, 563, 1867, 2115, 2361]
 
 
 def test_a_vote_is_one_bit_and_the_default_costs_what_group_votes_do() -> None:

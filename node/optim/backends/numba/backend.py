@@ -149,7 +149,7 @@ class Fused:
         rows = [
             (
                 own.size,
-                own.found.data_ptr(),
+                own.grouped.data_ptr(),
                 votes.vote_bytes(1, own.size),
                 0 if own.silent is None else own.silent.data_ptr(),
             )
