@@ -370,13 +370,18 @@ def _baselines(against: str, **where: Any) -> dict[str, Method]:
 
 
 def _diloco_demo(steps: int) -> dict[str, Method]:
-    """DiLoCo with so many local steps, and DiLoCo with DeMo at 4, 8 and 16 times fewer bytes (arXiv 2510.03371)."""
+    """DiLoCo with so many local steps, and DiLoCo with DeMo at 4, 8 and 16 times fewer bytes (arXiv 2510.03371).
+
+    `plain` is the row of 16 times without Nesterov momentum.
+    """
     rounds = {"local_steps": steps}
     whole = Method(LocalRounds, {**rounds, **INNER, "outer_momentum": 0.9}, "local steps")
     less = {
         f"diloco-demo-h{steps}-x{times}": Method(LocalRounds, {**rounds, **IN_THE_PEER, **votes}, "local steps")
         for times, votes in LESS.items()
     }
+    plain = {**rounds, **IN_THE_PEER, **LESS[16], "nesterov": 0.0}
+    less[f"diloco-demo-h{steps}-plain"] = Method(LocalRounds, plain, "local steps")
     return {f"diloco-h{steps}": whole, **less}
 
 

@@ -47,7 +47,10 @@ METHODS = {
 }
 every = pytest.mark.parametrize("config", METHODS.values(), ids=METHODS.keys())
 
-RATES = {"identity": 0.1, "sgd": 1e-3, "sgd with sizes": 10.0, "SparseLoCo's votes": 10.0}
+RATES = {
+    **{"identity": 0.1, "slicing, identity": 0.1, "sgd": 1e-3},
+    **{"sgd with sizes": 10.0, "SparseLoCo's votes": 10.0, "full, with sizes": 10.0, "Nesterov in the peer": 1.0},
+}
 """Peak learning rates of methods that LR does not suit: sizes are those of gradients, momentum adds up tenfold."""
 
 
