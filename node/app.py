@@ -50,7 +50,7 @@ from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError, RefusedError, StoppedError
 from protos.identity import Identity
 from protos.invite import Invite
-from protos.optimizer_config import SIZE_KEYS
+from protos.optimizer_config import SIZE_KEYS, TOP_K_FEW_BITS_MAX
 from protos.run_config import RunConfig
 from protos.signals import EXIT_INTERRUPTED, asked_to_stop, leave
 from protos.v1 import coordinator_pb2 as pb
@@ -303,6 +303,11 @@ class _Peer:
                 see = "its votes have one size" if own is None else f"see {own}"
                 self.log.warning(f"{other} has no effect: the run selects by {selection}; {see}")
         chosen = None if own is None else getattr(self.settings, own)
+        if own == "top_k" and chosen and chosen > TOP_K_FEW_BITS_MAX and config.optimizer.values != "8bit":
+            raise OperatorError(
+                f"top_k {chosen} needs a run with 8-bit values, and this run has {config.optimizer.values}: set top_k to at "
+                f"most {TOP_K_FEW_BITS_MAX}"
+            )
         return chosen or config.optimizer.vote_size
 
     def _trainer(

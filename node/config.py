@@ -58,7 +58,8 @@ class PeerSettings(BaseSettings):
     """Coefficients that a vote chooses from: 128 for the slowest uplink, down to 8. By default the run's."""
 
     top_k: TopK | None = None
-    """Components of a chunk of 4096 in a run that selects by top-k. By default the run's."""
+    """Components of a chunk of 4096 in a run that selects by top-k; more than 512 need a run with 8-bit values. By default the
+    run's."""
 
     one_in: OneIn | None = None
     """One coefficient in so many has a vote of this peer, in a run with random, striding or slicing. By default the run's."""

@@ -14,6 +14,9 @@ GROUP_SIZES = (8, 16, 32, 64, 128)
 
 TOP_K_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 640, 1024, 1536, 2048)
 
+TOP_K_FEW_BITS_MAX = 512
+"""The largest k whose values may be signs or 2 bits; of more coefficients these say too little."""
+
 ONE_IN_SIZES = (2, 4, 8, 16, 32, 64, 128)
 
 GroupSize = Literal[8, 16, 32, 64, 128]
@@ -166,7 +169,7 @@ class OptimizerConfig(Section):
     costs 5 times as many bytes."""
 
     top_k: TopK = 32
-    """For topk: components of a chunk of 4096, unless a peer sets its own."""
+    """For topk: components of a chunk of 4096, unless a peer sets its own. More than 512 need 8-bit values."""
 
     one_in: OneIn = 16
     """For random, striding and slicing: one coefficient in so many has a vote in a step, unless a peer sets its own. A vote is
@@ -238,6 +241,10 @@ class OptimizerConfig(Section):
             raise ValueError(f"`magnitudes` have no effect with base {self.base.name!r}: only sgd keeps sizes")
         if self.magnitudes and self.beta2:
             raise ValueError("`magnitudes` needs `beta2 = 0`: divided gradients have no size of their own")
+        if self.selection == "topk" and self.top_k > TOP_K_FEW_BITS_MAX and self.values != "8bit":
+            raise ValueError(
+                f'`top_k = {self.top_k}` needs `values = "8bit"`: other values have at most {TOP_K_FEW_BITS_MAX}'
+            )
         if self.nesterov and self.beta2:
             raise ValueError("`nesterov` needs `beta2 = 0`: the second moment divides plain gradients")
         if self.local.steps > 1 and not self.magnitudes:

@@ -188,7 +188,9 @@ class Format:
         """The sizes that a peer may choose."""
         if self.selection == "groups":
             return votes.GROUP_SIZES
-        return topk.SIZES if self.selection == "topk" else places.sizes(self.selection)
+        if self.selection == "topk":
+            return topk.SIZES + topk.LARGE_SIZES if self.grid is values.EIGHT_BIT else topk.SIZES
+        return places.sizes(self.selection)
 
     @property
     def drawn(self) -> bool:
@@ -201,7 +203,8 @@ class Format:
             return votes.groups(size)
         if self.drawn:
             return places.votes_a_chunk(self.selection, size)
-        topk.code(size)
+        if size not in self.sizes:
+            raise VotesError(f"k {size} is none of {self.sizes} (values {self.grid.name})")
         return size
 
     def votes(self, chunks: int, size: int) -> int:

@@ -184,6 +184,8 @@ def test_keys_that_are_set_count_more_than_the_recipe(tmp_path: Path) -> None:
         ({"method": "paper", "nesterov": 0.9}, "the paper's momentum is plain"),
         ({"method": "paper", "selection": "random"}, "selection"),
         ({"selection": "random", "one_in": 3}, "one_in"),
+        ({"selection": "topk", "top_k": 640}, "`top_k = 640` needs"),
+        ({"method": "paper", "top_k": 1024}, "`top_k = 1024` needs"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings: dict[str, Any], says: str) -> None:

@@ -17,7 +17,7 @@ from node.optim.backends.choose import BACKEND_VARIABLE
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.torch_optimizer import DeMoOptimizer
-from node.optim.votes import groups, places
+from node.optim.votes import groups, places, topk
 from node.optim.votes.groups import NotANumber, VotesError
 from node.optim.votes.payload import Format
 from node.optim.votes.places import SCHEMES, SIZES, Draw
@@ -111,6 +111,20 @@ def test_a_vote_is_one_bit_and_the_default_costs_what_group_votes_do() -> None:
         assert form.body_bytes(3, DeMoConfig.one_in) == groups.vote_bytes(3, 128)
     assert Format("full").body_bytes(3, 1) == 3 * 512
     assert Format("full", EIGHT_BIT, scaled=True).body_bytes(3, 1) == 3 * 4097
+
+
+def test_large_k_are_for_8_bits_and_take_the_bytes_that_the_recipe_says() -> None:
+    form, whole = Format("topk", EIGHT_BIT, scaled=True), momentum(64)
+    sizes = {k: len(form.encode([form.choose(whole, k)], k)) / 64 for k in topk.LARGE_SIZES}
+    assert 4 * 4096 / sizes[640] == pytest.approx(17.0, abs=0.1)
+    assert 4 * 4096 / sizes[1536] == pytest.approx(8.0, abs=0.1)
+    for k in topk.LARGE_SIZES:
+        data = form.encode([form.choose(whole, k)], k)
+        ballot = form.decode(data, k, 64, CPU)
+        assert torch.equal(ballot.where, topk.select(whole, k))
+        for grid in ("sign", "2bit"):
+            with pytest.raises(VotesError, match=f"k {k} is none of"):
+                Format("topk", GRIDS[grid]).body_bytes(1, k)
 
 
 def momentum(chunks: int, part: float = 0.0) -> Tensor:
@@ -306,6 +320,8 @@ def test_the_optimizer_alone_counts_its_exchanges_and_saves_the_count() -> None:
 def test_sizes_have_the_names_that_a_run_has() -> None:
     assert family.SIZE_KEYS == optimizer_config.SIZE_KEYS
     assert SIZES == optimizer_config.ONE_IN_SIZES
+    assert topk.SIZES + topk.LARGE_SIZES == optimizer_config.TOP_K_SIZES
+    assert topk.SIZES[-1] == optimizer_config.TOP_K_FEW_BITS_MAX
     assert SCHEMES == optimizer_config.DRAWN
     for scheme in SCHEMES:
         config = DeMoConfig(selection=scheme)  # type: ignore[arg-type]

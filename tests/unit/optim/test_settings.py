@@ -56,7 +56,7 @@ def with_gradients(model: nn.Module, seed: int = 1) -> nn.Module:
 
 def test_the_defaults_are_those_of_a_run() -> None:
     optimizer = DeMoOptimizer(Tiny(), lr=1e-3)
-    assert optimizer._demos[0].config == demo_config(OptimizerConfig(), 128, b"")
+    assert optimizer._demos[0].config == demo_config(OptimizerConfig(), 128, bytes(8))
     sized = DeMoOptimizer(Tiny(), lr=1e-3, magnitudes=True, base=BaseConfig("sgd"))
     assert sized._demos[0].config.beta2 == 0
 
