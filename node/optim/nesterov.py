@@ -6,7 +6,7 @@
 DiLoCo's outer optimizer (arXiv 2311.08105) is this rule on the mean of all peers. The rule is linear: the mean of the peers'
 results is the result of their mean. So each peer can apply it before the votes, and only parameters are replicated. Votes leave
 the other momentum, and n keeps what it has. It costs a peer 4 bytes a parameter, and nothing on the wire. It refuses nothing:
-the caller has checked that gradients are finite.
+the caller has checked that gradients are finite. ADR 33.
 """
 
 from __future__ import annotations

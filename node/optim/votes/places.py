@@ -10,7 +10,7 @@ add up. Chunk c has the step's places, moved by c, so that one step has votes at
     full        all 4096, ascending; n is 1
 
 Draws are SHAKE-256 of the seed and the step, whole numbers alone: the same on every device and version. In n steps striding
-and slicing visit each coefficient once. Here are places only: values and bytes are `payload`'s.
+and slicing visit each coefficient once. Here are places only: values and bytes are `payload`'s. ADR 33.
 """
 
 from __future__ import annotations
