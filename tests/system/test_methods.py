@@ -42,6 +42,14 @@ base = { name = "adamw", beta1 = 0.5 }
 overlap = true
 base = { name = "muon", momentum = 0.5 }
 """,
+    "random places": """
+selection = "random"
+one_in = 8
+""",
+    "DiLoCo with DeMo": """
+recipe = "diloco-demo"
+local = { steps = 4, lr = 2e-3 }
+""",
     "SparseLoCo": """
 lr = 0.7
 selection = "topk"
