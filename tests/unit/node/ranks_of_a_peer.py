@@ -142,9 +142,9 @@ def private_state_moves_between_any_numbers_of_devices(lead: Lead, folder: Path)
     for name, optimizer in {
         "moment": OptimizerConfig(beta2=0.9, base={"name": "adamw"}),  # type: ignore[arg-type]
         "local": OptimizerConfig(magnitudes=True, beta2=0, base=sgd, local=local, values="8bit"),  # type: ignore[arg-type]
-        "nesterov": OptimizerConfig(
-            magnitudes=True, beta2=0, nesterov=0.9, base=sgd, values="8bit", selection="random"
-        ),  # type: ignore[arg-type]
+        "nesterov": OptimizerConfig.model_validate(
+            {"magnitudes": True, "beta2": 0, "nesterov": 0.9, "base": sgd, "values": "8bit", "selection": "random"}
+        ),
     }.items():
         many, one = replicas(lead, optimizer)
         many.gradients(Samples(), [Range(0, 8)], 2, None, never)  # type: ignore[arg-type]
