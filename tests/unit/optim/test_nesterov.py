@@ -207,3 +207,14 @@ def test_the_optimizer_alone_has_it_without_a_second_moment() -> None:
     assert (optimizer._demos[0].config.nesterov, optimizer._demos[0].config.beta2) == (0.9, 0.0)  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="beta2 = 0"):
         DeMoOptimizer(network(), 0.7, nesterov=0.9, beta2=0.99)
+
+
+def test_the_optimizer_alone_with_the_keywords_of_the_docs_is_the_recipe() -> None:
+    """docs/optimizers.md has this call."""
+    optimizer = DeMoOptimizer(
+        network(), lr=0.7, beta=0.95, nesterov=0.9, selection="topk", top_k=640, values="8bit", magnitudes=True,
+        base=BaseConfig("sgd"), local=LocalConfig(30, 4e-4, 0.9, 0.95, 0.1),
+    )  # fmt: skip
+    assert optimizer._demos[0].config == demo_config(RECIPE, RECIPE.vote_size, bytes(8))
+    assert optimizer._local is not None
+    assert optimizer._local.config == local_config(RECIPE)
