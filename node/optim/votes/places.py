@@ -9,8 +9,8 @@ add up. Chunk c has the step's places, moved by c, so that one step has votes at
     slicing     a run of 4096 / n neighbours, number r(step + c) of n; r reverses the log2(n) lowest bits
     full        all 4096, ascending; n is 1
 
-Draws are SHAKE-256 of the seed and the step, whole numbers alone: the same on every device and version. In n steps striding
-and slicing visit each coefficient once. Here are places only: values and bytes are `payload`'s. ADR 33.
+Draws are SHAKE-256 of the seed and the step, whole numbers alone: the same on every device and version. Striding and slicing
+visit each coefficient once in n steps. Here are places only: values and bytes are `payload`'s. ADR 33.
 """
 
 from __future__ import annotations
