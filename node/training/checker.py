@@ -49,7 +49,7 @@ class Checker:
         if tick is None or not mine:
             return
         own = demo.config
-        assert isinstance(own, DeMoConfig), "a run with checks has method demo"
+        assert isinstance(own, DeMoConfig) and not own.form.drawn, "`RunConfig` refuses checks of other votes"  # noqa: PT018
 
         def gradient(ranges: tuple[Range, ...]) -> Tensor:
             over = self._replica.mean_gradient(self._samples, ranges, self._micro_batch, self._autocast, self._stopping)
