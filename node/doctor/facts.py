@@ -1,4 +1,4 @@
-"""Facts that the probes of `swarmentum doctor` collect. Values only; a probe that fails gives a `Fault` in place of its fact."""
+"""Facts that the probes of `swarmentum doctor` collect: values only. A failed probe gives a `Fault` in place of its fact."""
 
 from __future__ import annotations
 

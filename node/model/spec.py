@@ -211,7 +211,7 @@ def check_parameters(model: nn.Module, where: str) -> None:
 def _place(parameter: nn.Parameter) -> tuple[int, int]:
     """Where a parameter lies: a name of its memory, and its first byte. On the meta device, memory has no address."""
     if parameter.is_meta:
-        return parameter.untyped_storage()._cdata, parameter.storage_offset() * parameter.element_size()
+        return parameter.untyped_storage()._cdata, int(parameter.storage_offset()) * parameter.element_size()
     return parameter.untyped_storage().data_ptr(), parameter.data_ptr()
 
 

@@ -25,8 +25,8 @@ def optimizer(**values: Any) -> OptimizerConfig:
     [
         ({"beta2": 0}, 3),  # weights, momentum, gradients
         ({}, 4),  # and the second moment
-        ({"beta2": 0, "base": {"name": "muon"}}, 4),
-        ({"beta2": 0, "base": {"name": "adamw"}}, 5),
+        ({"beta2": 0, "base": {"name": "muon", "momentum": 0.9}}, 4),
+        ({"beta2": 0, "base": {"name": "adamw", "beta1": 0.9}}, 5),
         ({"beta2": 0, "overlap": True}, 4),
         ({"beta2": 0, "magnitudes": True, "base": {"name": "sgd", "momentum": 0}, "local": {"steps": 4}}, 6),
     ],
