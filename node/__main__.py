@@ -13,10 +13,21 @@ from node.commands.control import finish, leave, me, pause, resume
 from node.commands.join import anchor, join
 from node.commands.options import (
     EXIT_CODES,
+    AllowCode,
+    AllowData,
     Announce,
     Bootstrap,
+    Checkpointing,
+    Device,
+    Home,
     InviteLink,
     Json,
+    Listen,
+    MaybeInvite,
+    MicroBatch,
+    Reachability,
+    Relays,
+    Threads,
     Verbose,
     need_node_extra,
 )
@@ -33,6 +44,47 @@ app.command(epilog=EXIT_CODES)(join)
 app.command(epilog=EXIT_CODES)(anchor)
 for command in (me, pause, resume, finish, leave):
     app.command(epilog=EXIT_CODES)(command)
+
+
+@app.command(epilog=EXIT_CODES)
+@leaving_at_once()  # it has nothing to save
+def doctor(
+    invite: MaybeInvite = None,
+    home: Home = None,
+    device: Device = None,
+    threads: Threads = None,
+    micro_batch: MicroBatch = None,
+    activation_checkpointing: Checkpointing = False,
+    listen: Listen = None,
+    bootstrap: Bootstrap = None,
+    relays: Relays = None,
+    reachability: Reachability = None,
+    allow_code: AllowCode = False,
+    allow_data: AllowData = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Check whether this machine can take part (in a run), what it would give, and what to do first. Joins nothing."""
+    need_node_extra()
+    configure_logging(as_json=as_json, verbose=verbose)
+    from node.commands.doctor import doctor as examine
+    from node.commands.person import link_from
+    from node.config import load_settings
+
+    settings = load_settings(
+        home=home,
+        device=device,
+        threads=threads,
+        micro_batch=micro_batch,
+        activation_checkpointing=activation_checkpointing or None,
+        listen=listen,
+        bootstrap=bootstrap,
+        relays=relays,
+        reachability=reachability,
+        allow_code=allow_code or None,
+        allow_data=allow_data or None,
+    )
+    raise typer.Exit(examine(settings, None if invite is None else link_from(invite), as_json=as_json))
 
 
 @app.command(epilog=EXIT_CODES)

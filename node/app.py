@@ -19,6 +19,7 @@ import torch
 from node.archive.record import Recorder
 from node.assemble import Home, assemble
 from node.blobs.payloads import Payloads
+from node.commands import fit
 from node.commands.consent import STANDARD_LIBRARY, Place, Request, place_of, request
 from node.commands.export import export
 from node.config import PeerSettings
@@ -185,8 +186,11 @@ class _Peer:
                 config = check_genesis(facts.genesis, self.invite)
                 self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
                 agree(request(config, self.settings, os.path.exists, trains=not self.anchor))
-                text, replica, samples = self._build(config)
-            trainer = self._trainer(config, replica, swarm, samples, facts)
+                device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
+                ranks = 1 if self.lead is None else self.lead.ranks
+                micro_batch = fit.check(config, self.settings, self.folder, device, trains=not self.anchor, ranks=ranks)
+                text, replica, samples = self._build(config, device)
+            trainer = self._trainer(config, replica, swarm, samples, facts, micro_batch)
             summary = trainer.summary
             commands = Commands(trainer, self.invite.run_id, self.stop.ask, started=started)
             door = Door(self.settings.home, commands.all())
@@ -248,9 +252,8 @@ class _Peer:
         except (DiskError, RankLost) as error:
             self.log.warning("the momentum cannot be saved", step=trainer.replica.step, why=str(error))
 
-    def _build(self, config: RunConfig) -> tuple[Text, Replica, Samples | None]:
+    def _build(self, config: RunConfig, device: torch.device) -> tuple[Text, Replica, Samples | None]:
         spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
-        device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
         if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
             self.log.info("downloading the tokenizer, unless this machine has it", tokenizer=config.data.tokenizer)
         text, tokens = self._text(config)
@@ -311,7 +314,13 @@ class _Peer:
         return chosen or config.optimizer.vote_size
 
     def _trainer(
-        self, config: RunConfig, replica: Replica, swarm: Swarm, samples: Samples | None, facts: pb.GetRunResponse
+        self,
+        config: RunConfig,
+        replica: Replica,
+        swarm: Swarm,
+        samples: Samples | None,
+        facts: pb.GetRunResponse,
+        micro_batch: int,
     ) -> Trainer:
         settings, archive = self.settings, None
         if settings.archive:
@@ -327,7 +336,7 @@ class _Peer:
             Summary(self.identity.peer_id, _device_name(replica.device, ranks)),
             self.stop,
             patience_seconds=settings.overlay().patience_seconds,
-            micro_batch=settings.micro_batch,
+            micro_batch=micro_batch,
             autocast=autocast(replica.device, settings.precision),
             anchored=facts.anchored,
             vote_size=VoteSize(replica.payload_bytes, replica.size, settings.uplink_budget)

@@ -76,6 +76,7 @@ class Denial(Enum):
     FULL = "full"
     LAYOUT = "layout"
     ANCHOR = "anchor"
+    VERSION = "version"
 
 
 @dataclass(frozen=True)

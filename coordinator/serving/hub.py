@@ -104,6 +104,10 @@ class Hub:
         self._io.shutdown(wait=False, cancel_futures=True)
         self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
+    def genesis(self, run_id: bytes) -> log_pb2.Genesis:
+        """The definition of a run of `runs`."""
+        return self._genesis[run_id]
+
     async def create_run(self, genesis: log_pb2.Genesis) -> bytes:
         """Journal a new run and serve it; returns its id."""
         run_id = run_id_of(genesis)

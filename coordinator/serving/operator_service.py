@@ -26,6 +26,7 @@ from protos.ticket import ticket_body, ticket_from_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2, ticket_pb2
+from protos.version import RELEASES
 
 _B = TypeVar(
     "_B",
@@ -59,6 +60,7 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
             nonce=body.nonce,  # so that a replayed request makes one run
             layout_digest=body.layout_digest,
             parameters=body.parameters,
+            software_version_min=RELEASES[FORMAT_VERSION],
         )
         if run_id_of(genesis) in self.hub.runs:
             raise Refusal(Reason.REPLAYED, "this run was created before")

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 from coordinator.clock import admission, holdings, rules
+from coordinator.clock.effects import Denial
 from coordinator.clock.events import Disconnected, Reported
 from coordinator.clock.state import Run
 from coordinator.serving import clocks, doors, facts
@@ -29,7 +30,7 @@ from coordinator.serving.hub import Hub
 from coordinator.serving.reading import BusyError
 from coordinator.serving.runtime import RunRuntime
 from coordinator.serving.sessions import Sessions
-from protos import limits
+from protos import limits, version
 from protos.address import block_of, network_of, site
 from protos.envelope import Kind, VerifiedEnvelope, parse
 from protos.holdings import mask_bytes
@@ -64,13 +65,15 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         self.runtime(request.run_id)
         if context.peer() and not self.sessions.may_ask(site(network_of(context.peer())), clocks.monotonic_ms()):
             raise BusyError("too many peers join from your network address; try again in a minute")
-        return pb.GetChallengeResponse(challenge=self.sessions.challenge(clocks.monotonic_ms()))
+        seen = network_of(context.peer())
+        challenge = self.sessions.challenge(clocks.monotonic_ms())
+        return pb.GetChallengeResponse(challenge=challenge, seen_from="" if seen is None else str(seen))
 
     @answered
     async def MayJoin(self, request: pb.MayJoinRequest, context: Context) -> pb.MayJoinResponse:  # noqa: N802
         """Whether the run admits a peer, asked before the peer builds its model. Nothing is kept: Join decides."""
         runtime = self.runtime(request.envelope.run_id)
-        opened, body = self._join(request.envelope)
+        opened, body = self._join(request.envelope, runtime)
         ticket = doors.ticket(body.ticket, opened.run_id, self.hub.identity.public_key)
         network = block_of(network_of(context.peer()))
         denial, reason = admission.may_enter(
@@ -91,7 +94,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:  # noqa: N802
         """Admit a peer and open a session."""
         runtime = self.runtime(request.envelope.run_id)
-        opened, body = self._join(request.envelope)
+        opened, body = self._join(request.envelope, runtime)
         network = network_of(context.peer())
         coordinator = self.hub.identity.public_key
         event = doors.joined(opened, body, coordinator, clocks.unix_ms(), block_of(network))
@@ -109,11 +112,18 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
         )
 
-    def _join(self, envelope: envelope_pb2.SignedEnvelope) -> tuple[VerifiedEnvelope, pb.JoinBody]:
-        """A request to join that answers a challenge of this coordinator. Raises Refusal."""
+    def _join(self, envelope: envelope_pb2.SignedEnvelope, runtime: RunRuntime) -> tuple[VerifiedEnvelope, pb.JoinBody]:
+        """A request to join that answers a challenge of this coordinator, by a program that speaks the run's format.
+
+        Raises Refusal or NotAdmittedError.
+        """
         opened = self.opened(envelope, Kind.KIND_JOIN)
         body = parse(pb.JoinBody, opened.body)
         self.sessions.answer(body.challenge, clocks.monotonic_ms())
+        speaks = body.format_version or version.UNNAMED_FORMAT
+        if why := version.misfit(self.hub.genesis(runtime.run.run_id), speaks, body.software_version):
+            self.hub.metrics.not_admitted(runtime.run, Denial.VERSION)
+            raise NotAdmittedError(why)
         return opened, body
 
     def _bootstrap(self, runtime: RunRuntime, context: Context, without: bytes) -> list[str]:

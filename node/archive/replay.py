@@ -31,6 +31,7 @@ from protos.identity import peer_id, short
 from protos.log import Chain, Contribution, SignedEntry, run_id_of
 from protos.run_config import RunConfig, config_from_json
 from protos.v1 import archive_pb2, log_pb2
+from protos.version import own_misfit
 
 
 class BadStepError(Exception):
@@ -74,9 +75,14 @@ class Genesis:
 
     @classmethod
     def read(cls, folder: Path) -> Genesis:
-        """Read it from the archive `folder`. Raises Refusal for files that hold no genesis."""
+        """Read it from the archive `folder`.
+
+        Raises Refusal for files that hold no genesis, OperatorError for a run of a format that this program does not speak.
+        """
         genesis = parse(log_pb2.Genesis, (folder / files.GENESIS).read_bytes())
         layout = Layout.of_shapes(*files.layout_shapes((folder / files.LAYOUT).read_text()))
+        if why := own_misfit(genesis):
+            raise OperatorError(why)
         config = config_from_json(genesis.config_json)
         return cls(run_id_of(genesis), config, genesis.coordinator_public_key, layout)
 

@@ -15,11 +15,14 @@ from node.commands.options import (
     Announce,
     Archive,
     Bootstrap,
+    Checkpointing,
+    Device,
     InviteFile,
     InviteOrStdin,
     Json,
     Listen,
     Metrics,
+    MicroBatch,
     Reachability,
     Relays,
     Threads,
@@ -43,22 +46,13 @@ def join(
     home: Annotated[
         Path | None, typer.Option(help="Folder of the identity, snapshots and momentum (default: ~/.swarmentum/peer).")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="auto (the first of cuda, mps, cpu) or a torch device such as cuda:1.")
-    ] = None,
+    device: Device = None,
     precision: Annotated[
         str | None, typer.Option(help="Number format of the forward pass: auto, bf16 or fp32.")
     ] = None,
     threads: Threads = None,
-    micro_batch: Annotated[
-        int | None, typer.Option(help="Samples in one forward pass (default: 8). A smaller value needs less memory.")
-    ] = None,
-    activation_checkpointing: Annotated[
-        bool,
-        typer.Option(
-            "--activation-checkpointing", help="Use less memory for activations; a step takes a third more time."
-        ),
-    ] = False,
+    micro_batch: MicroBatch = None,
+    activation_checkpointing: Checkpointing = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")] = False,
     group_size: Annotated[
         int | None,

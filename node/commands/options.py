@@ -11,8 +11,8 @@ import typer
 from protos.errors import OperatorError
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 failed (demo: digests differ or the loss did not fall; verify: a step does not hold), "
-    "2 wrong use or configuration, "
+    "Exit codes: 0 done, 1 failed (demo: digests differ or the loss did not fall; verify: a step does not hold; "
+    "doctor: this machine cannot take part), 2 wrong use or configuration, "
     "3 unreachable, 4 refused, 5 replicas differ, 130 interrupted (left cleanly)."
 )
 InviteLink = Annotated[
@@ -31,6 +31,23 @@ Bootstrap = Annotated[list[str] | None, typer.Option(help="Multiaddress of an ov
 Reachability = Annotated[str | None, typer.Option(help="auto, public (dialled directly) or private (behind a router).")]
 
 
+MaybeInvite = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[INVITE]", help="A run's invite link, or - to read it from stdin; without it, the machine alone."
+    ),
+]
+Home = Annotated[Path | None, typer.Option(help="Folder of the peer (default: ~/.swarmentum/peer).")]
+Device = Annotated[
+    str | None, typer.Option(help="auto (the first of cuda, mps, cpu) or a torch device such as cuda:1.")
+]
+MicroBatch = Annotated[
+    int | None, typer.Option(help="Samples in one forward pass (default: 8). A smaller value needs less memory.")
+]
+Checkpointing = Annotated[
+    bool,
+    typer.Option("--activation-checkpointing", help="Use less memory for activations; a step takes a third more time."),
+]
 InviteOrStdin = Annotated[
     str | None, typer.Argument(metavar="INVITE", help="The run's invite link, or - to read it from stdin.")
 ]

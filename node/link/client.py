@@ -13,7 +13,6 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import grpc
@@ -26,12 +25,13 @@ from protos.envelope import Kind, seal
 from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.identity import Identity
 from protos.invite import Invite
-from protos.log import run_id_of
+from protos.log import FORMAT_VERSION, run_id_of
 from protos.run_config import RunConfig, UnknownSetting, config_from_json
 from protos.status import BusyError, error_of
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2
+from protos.version import own_misfit, release_of, software_version
 
 CALL_SECONDS_MAX = 15.0
 # A peer asks a busy coordinator again for so long.
@@ -64,15 +64,6 @@ _OPTIONS_OF_SEVERAL = _OPTIONS | {
     "grpc.http2.ping_timeout_ms": int(1000 * SILENT_SECONDS_MAX),
     "grpc.max_reconnect_backoff_ms": 1_000,
 }
-
-
-# A new try does not change these statuses. Every other fault (a broken stream, a busy or failing server) may pass.
-def software_version() -> str:
-    """This package's version."""
-    try:
-        return version("swarmentum")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def fetch_certificate(address: str, sha256: bytes, seconds_max: float = CALL_SECONDS_MAX) -> bytes:
@@ -224,23 +215,30 @@ class CoordinatorClient:
             await asyncio.sleep(delay)
             delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
 
-    async def may_join(self, *, anchor: bool = False) -> None:
-        """Raise RefusedError with the reason if the coordinator would not admit this peer with any model."""
-        challenge = await self._challenge()
-        body = pb.JoinBody(challenge=challenge, ticket=self._invite.ticket, anchor=anchor)
+    async def may_join(self, *, anchor: bool = False) -> str:
+        """Raise RefusedError with the reason if the coordinator would not admit this peer with any model.
+
+        Returns the IP address from which the coordinator sees this machine; empty if the coordinator does not say.
+        """
+        body = pb.JoinBody(anchor=anchor)
+        seen_from = await self._prepare(body)
         await self._call("MayJoin", pb.MayJoinRequest(envelope=self._seal(Kind.KIND_JOIN, body)))
+        return seen_from
 
     async def join(self, body: pb.JoinBody) -> pb.JoinResponse:
         """Open a session. RefusedError if the coordinator does not admit this peer."""
-        body.challenge, body.ticket = await self._challenge(), self._invite.ticket
+        await self._prepare(body)
         response: pb.JoinResponse = await self._call("Join", pb.JoinRequest(envelope=self._seal(Kind.KIND_JOIN, body)))
         self._session, self._sequence = response.session_id, 0
         return response
 
-    async def _challenge(self) -> bytes:
-        request = pb.GetChallengeRequest(run_id=self._invite.run_id)
-        challenge: bytes = (await self._call("GetChallenge", request)).challenge
-        return challenge
+    async def _prepare(self, body: pb.JoinBody) -> str:
+        """Fill in what each request to join names; returns the address from which the coordinator sees this machine."""
+        response = await self._call("GetChallenge", pb.GetChallengeRequest(run_id=self._invite.run_id))
+        body.challenge, body.ticket = response.challenge, self._invite.ticket
+        body.format_version, body.software_version = FORMAT_VERSION, software_version()
+        seen_from: str = response.seen_from
+        return seen_from
 
     async def follow(self, from_step: int) -> AsyncIterator[pb.FollowResponse]:
         """The log after `from_step`, then events. Ends or raises NetworkError when the stream breaks."""
@@ -364,13 +362,16 @@ def _channel(address: str, pem: bytes, options: dict[str, Any]) -> Any:
 def check_genesis(genesis: log_pb2.Genesis, invite: Invite) -> RunConfig:
     """The run's configuration if the genesis is the invite's; RefusedError otherwise.
 
-    Raises OperatorError for a configuration of a newer version.
+    Raises OperatorError for a run of another format, and for a configuration of a newer version.
     """
     if run_id_of(genesis) != invite.run_id or genesis.coordinator_public_key != invite.coordinator_public_key:
         raise RefusedError("the coordinator's run is not the one that the invite names; ask for a new invite")
+    if why := own_misfit(genesis):
+        raise OperatorError(why)
     try:
         return config_from_json(genesis.config_json)
     except UnknownSetting as error:
         raise OperatorError(
-            f"a newer version made the run, and this version does not know its settings {error.detail}; upgrade swarmentum"
+            f"a newer version made the run, and this version does not know its settings {error.detail}; upgrade swarmentum "
+            f"(installed is {software_version()}, the run names {release_of(genesis) or 'none'} as its oldest)"
         ) from error

@@ -90,6 +90,11 @@ def build_meta(spec: ModelSpec) -> nn.Module:
         return make()
 
 
+def build_in_mode(config: Mapping[str, Any] | None) -> nn.Module:
+    """The model of a config, of the tensors that the caller's mode makes (torch's fake tensors have shapes, and can be run)."""
+    return _config_maker(ModelSpec(config), None, None)()
+
+
 def parameter_count(model: nn.Module) -> int:
     """Trained numbers; tied weights count once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -191,8 +196,8 @@ def check_parameters(model: nn.Module, where: str) -> None:
             )
         if not parameter.numel():
             continue
-        memory = known.setdefault(parameter.untyped_storage().data_ptr(), [])
-        first = parameter.data_ptr()
+        store, first = _place(parameter)
+        memory = known.setdefault(store, [])
         last = first + parameter.numel() * parameter.element_size()
         for other_first, other_last, other in memory:
             if first < other_last and other_first < last:
@@ -201,6 +206,13 @@ def check_parameters(model: nn.Module, where: str) -> None:
                     "would move it twice; use one nn.Parameter in both places, or give each its own tensor"
                 )
         memory.append((first, last, name))
+
+
+def _place(parameter: nn.Parameter) -> tuple[int, int]:
+    """Where a parameter lies: a name of its memory, and its first byte. On the meta device, memory has no address."""
+    if parameter.is_meta:
+        return parameter.untyped_storage()._cdata, int(parameter.storage_offset()) * parameter.element_size()
+    return parameter.untyped_storage().data_ptr(), parameter.data_ptr()
 
 
 def _resolve(factory: str, where: str) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node.link.client import CoordinatorClient, software_version
+from node.link.client import CoordinatorClient
 from node.overlay.connections import Connections
 from node.swarm.events import Snapshot, Welcome
 from node.swarm.outbox import Outbox
@@ -58,7 +58,6 @@ class Membership:
             parameters=about.parameters,
             device=about.device,
             addresses=self._outbox.addresses,
-            software_version=software_version(),
             anchor=about.anchor,
         )
         response = await self._client.join(body)

@@ -162,10 +162,12 @@ class GetChallengeRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ...) -> None: ...
 
 class GetChallengeResponse(_message.Message):
-    __slots__ = ("challenge",)
+    __slots__ = ("challenge", "seen_from")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FROM_FIELD_NUMBER: _ClassVar[int]
     challenge: bytes
-    def __init__(self, challenge: _Optional[bytes] = ...) -> None: ...
+    seen_from: str
+    def __init__(self, challenge: _Optional[bytes] = ..., seen_from: _Optional[str] = ...) -> None: ...
 
 class MayJoinRequest(_message.Message):
     __slots__ = ("envelope",)
@@ -184,7 +186,7 @@ class JoinRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class JoinBody(_message.Message):
-    __slots__ = ("challenge", "layout_digest", "parameters", "device", "addresses", "software_version", "ticket", "anchor")
+    __slots__ = ("challenge", "layout_digest", "parameters", "device", "addresses", "software_version", "ticket", "anchor", "format_version")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +195,7 @@ class JoinBody(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     challenge: bytes
     layout_digest: bytes
     parameters: int
@@ -201,7 +204,8 @@ class JoinBody(_message.Message):
     software_version: str
     ticket: bytes
     anchor: bool
-    def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ..., ticket: _Optional[bytes] = ..., anchor: _Optional[bool] = ...) -> None: ...
+    format_version: int
+    def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ..., ticket: _Optional[bytes] = ..., anchor: _Optional[bool] = ..., format_version: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("session_id", "head_step", "head_hash", "snapshot", "bootstrap", "earlier", "withdrawn")

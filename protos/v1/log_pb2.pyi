@@ -133,20 +133,22 @@ class Tick(_message.Message):
     def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., attempt: _Optional[int] = ..., roster: _Optional[_Iterable[_Union[RosterMember, _Mapping]]] = ..., pool: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., lr_bits: _Optional[int] = ...) -> None: ...
 
 class Genesis(_message.Message):
-    __slots__ = ("format_version", "config_json", "coordinator_public_key", "nonce", "layout_digest", "parameters")
+    __slots__ = ("format_version", "config_json", "coordinator_public_key", "nonce", "layout_digest", "parameters", "software_version_min")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_MIN_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     config_json: str
     coordinator_public_key: bytes
     nonce: bytes
     layout_digest: bytes
     parameters: int
-    def __init__(self, format_version: _Optional[int] = ..., config_json: _Optional[str] = ..., coordinator_public_key: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ...) -> None: ...
+    software_version_min: str
+    def __init__(self, format_version: _Optional[int] = ..., config_json: _Optional[str] = ..., coordinator_public_key: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., software_version_min: _Optional[str] = ...) -> None: ...
 
 class Invite(_message.Message):
     __slots__ = ("run_id", "coordinators", "coordinator_public_key", "certificate_sha256", "bootstrap", "run_name", "ticket")

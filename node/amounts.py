@@ -1,0 +1,31 @@
+"""Amounts for people's eyes: bytes and counts in their largest unit, with two or three figures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
+COUNTS = ("", " k", " M", " G", " T")
+STEP = 1000
+FIGURES_BELOW = 10
+
+
+def amount(size: float) -> str:
+    """Bytes: `512 B`, `1.4 GB`, `85 MB`."""
+    number, unit = _largest(size, BYTES)
+    return f"{number} {unit}"
+
+
+def count(things: float) -> str:
+    """A number of things: `640`, `1.2 M`, `85 M`."""
+    number, unit = _largest(things, COUNTS)
+    return f"{number}{unit}"
+
+
+def _largest(value: float, units: Sequence[str]) -> tuple[str, str]:
+    for unit in units[:-1]:
+        if round(value) < STEP:
+            small = unit != units[0] and value < FIGURES_BELOW
+            return (f"{value:.1f}" if small else f"{value:.0f}"), unit
+        value /= STEP
+    return f"{value:,.1f}" if value < FIGURES_BELOW else f"{value:,.0f}", units[-1]

@@ -1,0 +1,177 @@
+"""Lines about this machine: a fact becomes ok, a warning or a problem, with what to do. Pure.
+
+Refuses to measure anything. `ok` means that the peer can take part, a warning that it takes part with less, a problem that it
+cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from node.amounts import amount
+from node.doctor.facts import Devices, Fault, Here
+
+DISK_BYTES_MIN = 2 * 10**9
+"""Room for a small run: its snapshots, and other peers' votes since the last one."""
+MEMORY_BYTES_MIN = 2 * 10**9
+"""Room for torch, p2pd and a small model."""
+TORCH_PAGE = "https://pytorch.org/get-started/locally"
+
+
+class Verdict(Enum):
+    """How good a fact is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+    UNKNOWN = "not measured"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One fact for people and programs."""
+
+    name: str
+    verdict: Verdict
+    text: str
+    todo: str = ""
+    """What to do; empty: nothing."""
+
+    def values(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"verdict": self.verdict.value}
+
+
+def worst(lines: Sequence[Line]) -> Verdict:
+    """A problem before a warning before the rest."""
+    found = {line.verdict for line in lines}
+    for verdict in (Verdict.PROBLEM, Verdict.WARNING):
+        if verdict in found:
+            return verdict
+    return Verdict.OK
+
+
+def unknown(name: str, fault: Fault, todo: str = "") -> Line:
+    """A fact that was not found."""
+    return Line(name, Verdict.UNKNOWN, f"not measured: {fault.why}", todo)
+
+
+def device(found: Devices | Fault) -> Line:
+    """The device that `join` takes, and whether a graphics card lies idle beside it."""
+    if isinstance(found, Fault):
+        return unknown("device", found)
+    if found.fault:
+        return Line("device", Verdict.PROBLEM, found.fault, "Leave --device out, or name a device of this machine.")
+    if found.chosen != "cpu":
+        return Line("device", Verdict.OK, f"{found.chosen}, {found.name}" if found.name else found.chosen)
+    idle = [card for card in found.cards if card in ("NVIDIA", "AMD")]
+    text = f"the processor, {found.threads} threads"
+    if not idle or len(found.present) > 1:  # the person chose the processor
+        return Line("device", Verdict.OK, text)
+    return _idle_card(idle[0], found, text)
+
+
+def _idle_card(card: str, found: Devices, text: str) -> Line:
+    """A graphics card that torch does not use."""
+    wanted = "cuda" if card == "NVIDIA" else "hip"
+    kind = "CUDA" if card == "NVIDIA" else "ROCm"
+    if not found.build.startswith(wanted):
+        return Line(
+            "device",
+            Verdict.WARNING,
+            f"{text}; there is an {card} graphics card, but torch {found.torch} is a {found.build.upper()} build",
+            f"Install a {kind} build of torch into this environment: {TORCH_PAGE} shows the command.",
+        )
+    if card == "NVIDIA" and not found.driver:
+        todo = "Install the NVIDIA driver of your system, and start the machine again."
+        return Line("device", Verdict.WARNING, f"{text}; there is an NVIDIA graphics card without a driver", todo)
+    return Line(
+        "device",
+        Verdict.WARNING,
+        f"{text}; torch {found.torch} ({found.build}) cannot use the {card} graphics card",
+        f"Upgrade the driver (now {found.driver or 'unknown'}), or install a build of torch for it: {TORCH_PAGE}",
+    )
+
+
+def driver(found: Devices | Fault) -> Line | None:
+    """The NVIDIA driver; None on a machine that needs none."""
+    if isinstance(found, Fault) or "NVIDIA" not in found.cards:
+        return None
+    if found.driver:
+        return Line("driver", Verdict.OK, f"NVIDIA driver {found.driver}")
+    return Line("driver", Verdict.WARNING, "no NVIDIA driver is loaded", "Install the NVIDIA driver of your system.")
+
+
+def memory(found: Devices | Fault) -> Line:
+    """The memory of the device, before a run is known."""
+    if isinstance(found, Fault):
+        return unknown("memory", found)
+    if found.room is None:
+        return unknown("memory", Fault("the system does not say"))
+    text = f"{amount(found.room.free)} free of {amount(found.room.total)} ({found.chosen or 'cpu'})"
+    if found.room.free < MEMORY_BYTES_MIN:
+        return Line("memory", Verdict.WARNING, text, "Close other programs: small runs need about 2 GB.")
+    return Line("memory", Verdict.OK, text)
+
+
+def disk(found: Here | Fault) -> Line:
+    """The disk of the peer's home, before a run is known."""
+    if isinstance(found, Fault):
+        return unknown("disk", found)
+    text = f"{amount(found.disk_free)} free at {found.home}"
+    if found.disk_free < DISK_BYTES_MIN:
+        return Line("disk", Verdict.WARNING, text, "Delete files, or take a folder on another disk (--home).")
+    return Line("disk", Verdict.OK, text)
+
+
+def clock(found: Here | Fault) -> Line:
+    """Whether the clock is kept right. No decision of a run depends on it."""
+    if isinstance(found, Fault):
+        return unknown("clock", found)
+    if found.clock_kept is None:
+        return unknown("clock", Fault("the system does not say whether it keeps the clock right"))
+    if found.clock_kept:
+        return Line("clock", Verdict.OK, "the system keeps the clock right")
+    return Line(
+        "clock",
+        Verdict.WARNING,
+        "nothing keeps the clock right; times in logs may be wrong, a run does not depend on them",
+        "Turn on automatic time in the system settings.",
+    )
+
+
+def ports(found: Here | Fault) -> Line:
+    """Whether the peer can listen."""
+    if isinstance(found, Fault):
+        return unknown("ports", found)
+    if found.port_fault:
+        return Line("ports", Verdict.PROBLEM, found.port_fault, "Take another port: --listen 0.0.0.0:PORT.")
+    free = " (any free port)" if found.listen.endswith(":0") else ""
+    return Line("ports", Verdict.OK, f"TCP and UDP at {found.listen}{free}")
+
+
+def power(found: Here | Fault) -> Line | None:
+    """A laptop on its battery; None where there is no battery."""
+    if isinstance(found, Fault) or found.on_battery is None:
+        return None
+    if found.on_battery:
+        return Line("power", Verdict.WARNING, "on battery", "Plug the machine in, and turn automatic sleep off.")
+    return Line("power", Verdict.OK, "plugged in; turn automatic sleep off while the peer runs")
+
+
+def versions(found: Here | Fault) -> Line:
+    """What is installed."""
+    if isinstance(found, Fault):
+        return unknown("versions", found)
+    return Line("versions", Verdict.OK, ", ".join(f"{name} {number}" for name, number in found.versions.items()))
+
+
+def of_machine(devices: Devices | Fault, here: Here | Fault) -> list[Line]:
+    """All lines that need no run."""
+    lines = (
+        device(devices), driver(devices), memory(devices), disk(here), clock(here), ports(here), power(here), versions(here),
+    )  # fmt: skip
+    return [line for line in lines if line is not None]

@@ -1,0 +1,160 @@
+"""Lines about a run, as it is found from this machine: may it be joined, does it fit, what will this peer give. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from node.amounts import amount
+from node.doctor.facts import Fault, Found, Others, Reach, Seat
+from node.doctor.lines import Line, Verdict, unknown
+from node.doctor.predict import Prediction, predict
+from protos.address import Scope, scope_of, usable
+
+ROUND_TRIP_MS_MAX = 500.0
+"""Beyond this, small models wait more for the coordinator than for their own gradients."""
+DOWN_BYTES_A_SECOND_MIN = 250_000
+"""Two megabits a second: below, a snapshot of a model of 100 M parameters takes half an hour."""
+CARRIER = ipaddress.ip_network("100.64.0.0/10")
+RELAY_TODO = "Forward a port of your router to this machine (--listen 0.0.0.0:PORT), or name a relay (--relay ADDRESS)."
+
+
+def of_run(found: Found) -> list[Line]:
+    """All lines that need the run, in the order in which `join` meets them."""
+    lines = [
+        coordinator(found),
+        run(found.facts),
+        asks(found.asks),
+        admission(found.admitted),
+        *seat(found.seat),
+        router(found.reach),
+        reachable(found.reach),
+        download(found),
+        unknown("upload", Fault("no peer of a run takes test bytes")),
+        contribution(found),
+    ]
+    return [line for line in lines if line is not None]
+
+
+def _fault(name: str, fault: Fault, todo: str = "") -> Line:
+    """A fault that the run itself decided is a problem; another one is only not known."""
+    return Line(name, Verdict.PROBLEM, fault.why, todo) if fault.refused else unknown(name, fault, todo)
+
+
+def coordinator(found: Found) -> Line:
+    """The way to the coordinator."""
+    if isinstance(found.round_trip_ms, Fault):
+        todo = "Check this machine's internet connection; then ask the run's operator whether the coordinator serves."
+        return Line("coordinator", Verdict.PROBLEM, found.round_trip_ms.why, todo)
+    text = f"{found.address}, round trip {found.round_trip_ms:.0f} ms"
+    if found.round_trip_ms > ROUND_TRIP_MS_MAX:
+        return Line("coordinator", Verdict.WARNING, text, "Use a cable instead of wireless, or another connection.")
+    return Line("coordinator", Verdict.OK, text)
+
+
+def run(facts: Others | Fault) -> Line:
+    """The run itself. A run of another format, or one that is finished, is a problem."""
+    if isinstance(facts, Fault):
+        return _fault("run", facts)
+    text = f"{facts.phase}, step {facts.head_step} of {facts.steps}, {facts.ready} peers ready"
+    if facts.phase == "finished":
+        return Line("run", Verdict.PROBLEM, text, "Ask the run's operator for the link of another run.")
+    return Line("run", Verdict.OK, text)
+
+
+def asks(asked: str | Fault) -> Line:
+    """What the run wants of this machine."""
+    if isinstance(asked, Fault):
+        return _fault("request", asked)
+    return Line("request", Verdict.OK, asked)
+
+
+def admission(admitted: str | Fault) -> Line:
+    """Whether the coordinator lets this peer in."""
+    if isinstance(admitted, Fault):
+        return _fault("admission", admitted, "Send your peer id to the run's operator." if admitted.refused else "")
+    return Line("admission", Verdict.OK, f"admitted as peer {admitted}")
+
+
+def seat(found: Seat | Fault) -> list[Line]:
+    """Memory, disk and speed for the run's own model."""
+    if isinstance(found, Fault):
+        return [_fault("model", found)]
+    lines = [
+        Line("model", Verdict.OK if found.micro_batch else Verdict.PROBLEM, found.why),
+        Line("run's disk", Verdict.OK if found.disk_fits else Verdict.PROBLEM, found.disk),
+    ]
+    if found.samples_per_second is None:
+        return [*lines, unknown("speed", Fault(found.speed))]
+    return [*lines, Line("speed", Verdict.OK, f"{found.samples_per_second:.3g} samples a second ({found.speed})")]
+
+
+def router(reach: Reach | Fault) -> Line:
+    """The kind of NAT between this machine and the coordinator, by the address that the coordinator sees."""
+    if isinstance(reach, Fault):
+        return unknown("router", reach)
+    if not reach.seen_from:
+        return unknown("router", Fault("the coordinator does not say from which address it sees this machine"))
+    seen, own = ipaddress.ip_address(reach.seen_from), _own(reach.addresses)
+    if scope_of(seen) is not Scope.PUBLIC:
+        return unknown("router", Fault(f"the coordinator is in this machine's own network ({seen})"))
+    if seen in own:
+        return Line("router", Verdict.OK, f"none: this machine has the public address {seen}")
+    if any(address in CARRIER for address in own if address.version == CARRIER.version):
+        text = f"carrier-grade NAT: your provider shares {seen} among customers"
+        return Line(
+            "router", Verdict.WARNING, text, "Name a relay (--relay ADDRESS), or ask the provider for an address."
+        )
+    return Line("router", Verdict.OK, f"a router between this machine and the internet ({seen} outside)")
+
+
+def reachable(reach: Reach | Fault) -> Line:
+    """Whether other peers can dial this machine, by the addresses that libp2p finds for it."""
+    if isinstance(reach, Fault):
+        return unknown("reachability", reach)
+    found = usable(reach.addresses)
+    peers = f"{reach.connected} peers answered"
+    if any(address.scope is Scope.PUBLIC and not address.relay for address in found):
+        return Line("reachability", Verdict.OK, f"libp2p found a public address for this machine; {peers}")
+    if any(address.relay for address in found):
+        return Line("reachability", Verdict.OK, f"through a relay; {peers}")
+    if reach.seen_from and scope_of(ipaddress.ip_address(reach.seen_from)) is not Scope.PUBLIC:
+        return Line("reachability", Verdict.OK, f"in the coordinator's own network; {peers}")
+    text = f"libp2p found no public address; this machine reaches peers that are public ({peers})"
+    return Line("reachability", Verdict.WARNING, text, RELAY_TODO)
+
+
+def _own(addresses: tuple[str, ...]) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """IP addresses in multiaddresses that lead straight to this machine."""
+    return {address.ip for address in usable(addresses) if address.ip is not None and not address.relay}
+
+
+def download(found: Found) -> Line:
+    """Bytes a second from peers of the run."""
+    if isinstance(found.download, Fault):
+        return unknown("download", found.download)
+    rate = found.download.size / max(found.download.seconds, 1e-6)
+    text = f"{amount(rate)} a second ({amount(found.download.size)} of a snapshot in {found.download.seconds:.1f} s)"
+    if rate < DOWN_BYTES_A_SECOND_MIN:
+        return Line("download", Verdict.WARNING, text, "Use a cable instead of wireless, or another connection.")
+    return Line("download", Verdict.OK, text)
+
+
+def predicted(found: Found) -> Prediction | None:
+    """What this peer will give; None where too little is known."""
+    facts, own = found.facts, found.seat
+    if isinstance(facts, Fault) or isinstance(own, Fault) or not own.samples_per_second or own.payload_bytes is None:
+        return None
+    return predict(own.samples_per_second, facts, own.payload_bytes)
+
+
+def contribution(found: Found) -> Line:
+    """The prediction in one line."""
+    told = predicted(found)
+    if told is None:
+        return unknown("contribution", Fault("it needs this machine's speed and the run's facts"))
+    return Line(
+        "contribution",
+        Verdict.OK,
+        f"about {told.samples_a_step:.1f} samples a step of {told.step_seconds:.2g} s, {100 * told.share:.0f} % of the swarm, "
+        f"{amount(told.up_bytes_an_hour)} an hour up, {amount(told.down_bytes_an_hour)} an hour down",
+    )

@@ -1,0 +1,75 @@
+"""This peer's part of a run, counted and measured: memory, disk, votes and speed. Downloads nothing, builds no real model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from node.commands.consent import request
+from node.commands.fit import bytes_in, free_at, need_of_run, spec_of
+from node.config import PeerSettings
+from node.doctor.facts import Seat
+from node.doctor.speed import samples_per_second
+from node.model.device import autocast, pick_device
+from node.model.room import main_memory, room_of
+from node.model.spec import build_meta
+from node.training import need as needs
+from node.training.methods import form_of
+from protos.run_config import RunConfig
+
+NOT_COUNTED = "the model cannot be counted before it is built (model.factory)"
+
+
+def asked(config: RunConfig, settings: PeerSettings) -> str:
+    """What the run asks of this machine, in one line. Raises OperatorError if it needs a flag that was not given."""
+    wants = request(config, settings, os.path.exists).wants
+    return "; ".join(f"the run wants to {want}" for want in wants) or "nothing but computing"
+
+
+def seat_of(config: RunConfig, settings: PeerSettings, folder: Path) -> Seat:
+    """`folder`: of the run on this machine. Raises OperatorError for a model that cannot be built."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    device, wanted = pick_device(settings.device), min(settings.micro_batch, config.clock.batch_samples)
+    need = need_of_run(config, settings)
+    if need is None:
+        return Seat(wanted, NOT_COUNTED, disk_fits=True, disk=NOT_COUNTED, payload_bytes=None, samples_per_second=None,
+                    speed=NOT_COUNTED)  # fmt: skip
+    chosen = "micro_batch" in settings.model_fields_set
+    fits, why = needs.fit(
+        need,
+        room_of(device),
+        str(device),
+        wanted,
+        chosen=chosen,
+        checkpointing=settings.activation_checkpointing,
+    )
+    main = main_memory()
+    if fits and main is not None:
+        built, reason = needs.building(need, main)
+        fits, why = (fits, why) if built else (0, reason)
+    disk_fits, disk = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home))
+    rate, speed = (None, "the model does not fit") if not fits else _speed(config, settings, fits, device)
+    return Seat(fits, why, disk_fits, disk, payload_bytes(config, settings), rate, speed)
+
+
+def _speed(
+    config: RunConfig, settings: PeerSettings, micro_batch: int, device: torch.device
+) -> tuple[float | None, str]:
+    return samples_per_second(
+        spec_of(config),
+        config.data.context,
+        micro_batch,
+        device,
+        autocast(device, settings.precision),
+        checkpointing=settings.activation_checkpointing,
+    )
+
+
+def payload_bytes(config: RunConfig, settings: PeerSettings) -> int:
+    """Bytes of this peer's votes of one step, at its own size or the run's."""
+    layout, form = form_of(build_meta(spec_of(config)), config.optimizer)
+    own = settings.group_size if config.optimizer.selection == "groups" else settings.top_k
+    return form.body_bytes(layout.chunks, own or config.optimizer.vote_size)

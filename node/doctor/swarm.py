@@ -1,0 +1,223 @@
+"""Probes of a run: the way to its coordinator, admission, the overlay, and a bounded download from its peers.
+
+Joins nothing: the coordinator opens no session, and the overlay sees an identity that lives as long as the probe. Pulls at most
+DOWNLOAD_BYTES_MAX.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from node.blobs.blobs import WireBytes
+from node.blobs.fetcher import BlobFetcher
+from node.doctor.facts import Download, Fault, Others, Reach
+from node.doctor.probes import fault_of
+from node.link.client import CoordinatorClient
+from node.overlay.host import Host
+from node.overlay.settings import OverlaySettings
+from node.snapshot.pieces import Manifest, open_manifest
+from node.swarm.events import Snapshot
+from node.swarm.snapshots import snapshot_of
+from node.training.sync import manifest_bytes
+from protos.errors import NetworkError, SwarmentumError
+from protos.identity import Identity, peer_id
+from protos.invite import Invite
+from protos.run_config import RunConfig
+from protos.v1 import coordinator_pb2 as pb
+
+DOWNLOAD_BYTES_MAX = 4 << 20
+DOWNLOAD_SECONDS_MAX = 15.0
+"""A piece that is not here by then is not waited for."""
+DOWNLOAD_SECONDS_WANTED = 5.0
+OVERLAY_SECONDS_MAX = 30.0
+CONNECT_SECONDS_MAX = 5.0
+ROUND_TRIPS = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as its coordinator tells it."""
+
+    facts: pb.GetRunResponse
+    config: RunConfig
+    at: float
+    """When that was, on this machine's monotonic clock."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """The way to the coordinator, and the run behind it."""
+
+    address: str
+    round_trip_ms: float | Fault
+    run: Run | Fault
+
+
+async def way_to(invite: Invite) -> Way:
+    """The first coordinator of the invite that answers, and what the acting one says about the run."""
+    address, round_trip = await _round_trip(invite.coordinators)
+    if isinstance(round_trip, Fault):
+        return Way(address, round_trip, Fault("no coordinator answers"))
+    try:
+        return Way(address, round_trip, await look(invite))
+    except SwarmentumError as error:
+        return Way(address, round_trip, fault_of(error))
+
+
+async def look(invite: Invite) -> Run:
+    """One look at a run. Raises NetworkError, RefusedError, or OperatorError for a run of another format."""
+    client = CoordinatorClient(invite, None)
+    try:
+        await client.connect()
+        facts, config = await client.get_run()
+        return Run(facts, config, time.monotonic())
+    finally:
+        await client.close()
+
+
+async def _round_trip(addresses: Sequence[str]) -> tuple[str, float | Fault]:
+    """The shortest of some TCP handshakes, in ms."""
+    fault = Fault("the invite names no coordinator")
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        took = []
+        try:
+            for _ in range(ROUND_TRIPS):
+                began = time.monotonic()
+                async with asyncio.timeout(CONNECT_SECONDS_MAX):
+                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                took.append(time.monotonic() - began)
+                writer.close()
+        except (OSError, ValueError) as error:
+            fault = Fault(f"no coordinator answers at {address}: {str(error) or 'no answer in time'}")
+            continue
+        return address, 1000 * min(took)
+    return ", ".join(addresses), fault
+
+
+def others_of(run: Run, later: Run | Fault) -> Others:
+    """The run's peers, and its pace between two looks."""
+    newest = run if isinstance(later, Fault) else later
+    facts, config = newest.facts, newest.config
+    ready = [peer for peer in facts.peers if peer.phase == pb.PeerPhase.PEER_PHASE_READY]
+    moved = facts.head_step - run.facts.head_step
+    return Others(
+        ready=sum(not peer.anchor for peer in ready),
+        samples_per_second=sum(peer.samples_per_second for peer in ready if not peer.anchor),
+        anchors=sum(peer.anchor for peer in ready),
+        batch_samples=config.clock.batch_samples,
+        head_step=facts.head_step,
+        steps=facts.total_steps,
+        phase=pb.Phase.Name(facts.phase).removeprefix("PHASE_").lower(),
+        steps_per_second=moved / (newest.at - run.at) if moved > 0 else None,
+    )
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What can be found once the run is known."""
+
+    admitted: str | Fault
+    reach: Reach | Fault
+    download: Download | Fault
+    later: Run | Fault
+
+
+async def inside(invite: Invite, identity: Identity, overlay: OverlaySettings, run: Run) -> Inside:
+    """Admission, the overlay, a download, and a second look at the run."""
+    admitted, seen_from = await _admission(invite, identity)
+    if isinstance(admitted, Fault):
+        not_now = Fault("the run does not admit this peer")
+        reach, download = not_now, not_now
+        return Inside(admitted, reach, download, run)
+    reach_found, download_found = await _overlay(invite, overlay, run, seen_from)
+    try:
+        later: Run | Fault = await look(invite)
+    except SwarmentumError as error:
+        later = fault_of(error)
+    return Inside(admitted, reach_found, download_found, later)
+
+
+async def _admission(invite: Invite, identity: Identity) -> tuple[str | Fault, str]:
+    """This peer's id if it is admitted, and the address from which the coordinator sees it."""
+    client = CoordinatorClient(invite, identity)
+    try:
+        await client.connect()
+        return identity.peer_id, await client.may_join()
+    except SwarmentumError as error:
+        fault = fault_of(error)
+        return replace(fault, why=f"{fault.why} (this peer is {identity.peer_id})"), ""
+    finally:
+        await client.close()
+
+
+async def _overlay(
+    invite: Invite, overlay: OverlaySettings, run: Run, seen_from: str
+) -> tuple[Reach | Fault, Download | Fault]:
+    """Get on the overlay for a moment, and pull from the run's peers."""
+    with tempfile.TemporaryDirectory(prefix="swarmentum-doctor-") as folder:
+        path = Path(folder) / "identity.key"
+        host = Host(Identity.load_or_create(path), path, replace(overlay, listen_port=0, announce=()))
+        known = tuple(dict.fromkeys([*invite.bootstrap, *run.facts.bootstrap]))
+        try:
+            async with asyncio.timeout(OVERLAY_SECONDS_MAX):
+                await host.start(known)
+                connected = await host.connected()
+                reach = Reach(tuple(await host.addresses()), len(connected), seen_from)
+                newest = await look(invite)  # a small run makes a snapshot every few seconds, and peers drop older ones
+                return reach, await _download(host, newest, set(connected))
+        except TimeoutError:
+            late = Fault(f"the overlay did not answer within {OVERLAY_SECONDS_MAX:.0f} s")
+            return late, late
+        except SwarmentumError as error:
+            return fault_of(error), Fault("this machine is not on the overlay")
+        finally:
+            await host.stop()
+
+
+async def _download(host: Host, run: Run, connected: set[str]) -> Download | Fault:
+    """Pieces of the newest snapshot, one after the other."""
+    if not run.facts.HasField("snapshot"):
+        return Fault("the run has no snapshot yet")
+    snapshot = snapshot_of(run.facts.snapshot)
+    holders = sorted(snapshot.holders, key=lambda key: peer_id(key) not in connected)
+    if not holders:
+        return Fault("no peer of the run serves the snapshot now")
+    fetcher = BlobFetcher(host, WireBytes(), lambda refusal: None)
+    try:
+        return await _pieces(fetcher, snapshot, holders)
+    except TimeoutError:
+        return Fault(f"no piece of the snapshot came within {DOWNLOAD_SECONDS_MAX:.0f} s")
+    except (NetworkError, SwarmentumError) as error:
+        return fault_of(error)
+    finally:
+        fetcher.close()
+
+
+async def _pieces(fetcher: BlobFetcher, snapshot: Snapshot, holders: Sequence[bytes]) -> Download | Fault:
+    size = manifest_bytes(snapshot)
+    if size > DOWNLOAD_BYTES_MAX // 2:
+        return Fault("the snapshot's manifest is too large to measure with")
+    async with asyncio.timeout(DOWNLOAD_SECONDS_MAX):
+        manifest = open_manifest(await fetcher.fetch(snapshot.root, size, holders))
+        first = await _piece(fetcher, manifest, 0, holders)
+    pulled, seconds, spent = *first, size + first[0]
+    for index in range(1, len(manifest.piece_hashes)):
+        if spent + manifest.piece_length(index) > DOWNLOAD_BYTES_MAX or seconds > DOWNLOAD_SECONDS_WANTED:
+            break
+        async with asyncio.timeout(DOWNLOAD_SECONDS_MAX):
+            more, took = await _piece(fetcher, manifest, index, holders)
+        pulled, seconds, spent = pulled + more, seconds + took, spent + more
+    return Download(pulled, seconds)
+
+
+async def _piece(fetcher: BlobFetcher, manifest: Manifest, index: int, holders: Sequence[bytes]) -> tuple[int, float]:
+    """Pull one piece: its bytes, and the seconds that it took."""
+    began = time.monotonic()
+    data = await fetcher.fetch(manifest.piece_hashes[index], manifest.piece_length(index), holders)
+    return len(data), time.monotonic() - began

@@ -1,0 +1,74 @@
+"""How much memory is free on a device now: of a GPU, or of this machine within its container's limit.
+
+Reads what the driver and Linux say. Refuses to guess: None where neither says anything.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes of memory."""
+
+    free: int
+    total: int
+
+
+def room_of(device: torch.device) -> Room | None:
+    """The memory of a device, as it is now."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return Room(free, total)
+    if device.type == "mps":
+        total = torch.mps.recommended_max_memory()
+        return Room(max(total - torch.mps.driver_allocated_memory(), 0), total)
+    return main_memory()
+
+
+def main_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Room | None:
+    """This machine's memory: what programs can still get without swapping."""
+    whole = _of_machine(meminfo)
+    limited = _of_container(cgroup)
+    if whole is None or limited is None:
+        return whole or limited
+    return Room(min(whole.free, limited.free), min(whole.total, limited.total))
+
+
+def _of_machine(meminfo: Path) -> Room | None:
+    values = _numbers(meminfo)
+    if {"MemAvailable:", "MemTotal:"} <= values.keys():
+        return Room(values["MemAvailable:"] * KIB, values["MemTotal:"] * KIB)
+    try:  # not Linux: all of it, as what is free of it is not said
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+    return Room(total, total) if total > 0 else None
+
+
+def _of_container(cgroup: Path) -> Room | None:
+    """The limit of a container (cgroup v2); None without one. Files that were read lately count as free."""
+    try:
+        most, used = int((cgroup / "memory.max").read_text()), int((cgroup / "memory.current").read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+    cached = _numbers(cgroup / "memory.stat").get("inactive_file", 0)
+    return Room(max(most - used + cached, 0), most)
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """The first word of each line, and the number behind it."""
+    try:
+        lines = [line.split() for line in file.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}

@@ -1,0 +1,84 @@
+"""How much memory a model takes, counted before anything is built: numbers on the meta device, activations on fake tensors.
+
+Both have shapes and no numbers, so a model of any size is counted in the memory of its names. Refuses what `build` refuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
+from torch.autograd.graph import saved_tensors_hooks
+
+from node.model.effort import Effort
+from node.model.loss import loss
+from node.model.spec import REFUSALS, ModelError, ModelSpec, build_in_mode, build_meta, parameter_count
+
+BYTES_A_NUMBER: Final = 4
+"""Master weights, gradients and momentum are fp32."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What the model's shapes say."""
+
+    parameters: int
+    """Trained numbers; tied ones once."""
+    model_bytes: int
+    """Parameters and buffers in fp32."""
+
+
+def size_of(spec: ModelSpec) -> ModelSize | None:
+    """The size of a run's model. None for a factory that does not work without numbers. Raises ModelError, as `build` would."""
+    try:
+        model = build_meta(spec)
+    except ModelError:
+        raise
+    except REFUSALS:
+        if spec.factory is None:
+            raise
+        return None
+    return measured(model)
+
+
+def measured(model: nn.Module) -> ModelSize:
+    """The size of a model on any device."""
+    numbers = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    return ModelSize(parameter_count(model), BYTES_A_NUMBER * numbers)
+
+
+def activation_bytes(spec: ModelSpec, context: int, *, checkpointing: bool = False) -> int | None:
+    """What the backward pass of one sample keeps, in fp32. None for a factory, and for a model that needs numbers to run.
+
+    It counts the storages that autograd saves in a forward pass of one sample, parameters left out. A forward pass in bf16
+    keeps less, so this is the upper bound of both.
+    """
+    if spec.factory is not None:
+        return None  # its code may look at numbers, and need not come back
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, torch.device("cpu"):
+        try:
+            model = build_in_mode(spec.config)
+            Effort(activation_checkpointing=checkpointing).prepare(model).train()
+            return _saved_bytes(model, torch.zeros(1, context + 1, dtype=torch.int64))
+        except (*REFUSALS, UnsupportedFakeTensorException):
+            return None
+
+
+def _saved_bytes(model: nn.Module, tokens: Tensor) -> int:
+    """Bytes of the distinct storages that the loss of `tokens` keeps for its backward pass, without the parameters."""
+    kept: dict[int, tuple[int, Any]] = {}
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes(), tensor  # the tensor too: a storage that is gone gives its name away
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        summed = loss(model, tokens)
+    del summed
+    return sum(size for name, (size, _) in kept.items() if name not in own)

@@ -1,0 +1,120 @@
+"""What a run needs of a machine: memory for the state and the micro-batch, and disk. Pure: values in, a verdict out.
+
+Refuses to look at a machine or to build a model: `node.model.room` and `node.model.size` do that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from node.amounts import amount, count
+from node.model.room import Room
+from node.model.size import BYTES_A_NUMBER, ModelSize
+from node.training.methods import demo_config
+from protos.optimizer_config import OptimizerConfig
+
+PART_USED_MAX: Final = 0.9
+"""The part of the free memory that a micro-batch is chosen for. The rest is for what the estimate leaves out: gradients of
+activations, buffers of kernels, and other programs."""
+
+ADAM_MOMENTS: Final = 2
+DISK_COPIES: Final = 2
+"""A file of state is written beside the one before, which goes when the new one is complete."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Memory that a peer needs in one run, in bytes."""
+
+    parameters: int
+    weights: int
+    """The model's own numbers: it is built in the main memory, whatever the device."""
+    state: int
+    """Parameters, momentum, second moment, base optimizer, gradients: whatever the micro-batch."""
+    sample: int | None
+    """Activations of one sample; None: not known, and counted as 0."""
+    disk: int
+    """Room for a snapshot and for the peer's own momentum."""
+
+    def memory(self, micro_batch: int) -> int:
+        """For a micro-batch of so many samples."""
+        return self.state + micro_batch * (self.sample or 0)
+
+
+def need_of(
+    size: ModelSize, optimizer: OptimizerConfig, sample: int | None = None, *, trains: bool = True, ranks: int = 1
+) -> Need:
+    """`sample`: activation bytes of one sample. `ranks`: devices of this peer, which share the state."""
+    one = BYTES_A_NUMBER * size.parameters
+    base = private = 1  # parameters; momentum
+    if optimizer.method == "demo":
+        base += len(demo_config(optimizer, optimizer.vote_size).base.state_names)
+        private += bool(optimizer.beta2)
+    working = int(trains) + bool(optimizer.overlap)  # gradients; the look-ahead keeps the parameters
+    if trains and optimizer.local.steps > 1:
+        working += 1 + ADAM_MOMENTS  # local steps keep the parameters where they began
+    state = size.model_bytes + (base - 1 + private + working) * one
+    disk = DISK_COPIES * (base + private) * one
+    return Need(size.parameters, size.model_bytes, -(-state // ranks), sample, disk)
+
+
+def fitting(need: Need, room: Room, wanted: int) -> int:
+    """The micro-batch up to `wanted` that fits, halved as often as needed; 0: not even one sample does."""
+    size = wanted
+    while size > 1 and need.memory(size) > PART_USED_MAX * room.free:
+        size //= 2
+    return size if need.memory(size) <= room.free else 0
+
+
+def fit(
+    need: Need, room: Room | None, device: str, wanted: int, *, chosen: bool, checkpointing: bool
+) -> tuple[int, str]:
+    """The micro-batch that a peer takes on a device, and why; 0: the run does not fit, and what to do.
+
+    `chosen`: the person named `wanted`, so that nothing else is taken in its place. `checkpointing`: it is on already.
+    """
+    parameters = f"{count(need.parameters)} parameters"
+    if room is None:
+        return wanted, f"{parameters}; the memory of {device} is not known"
+    has = f"free are {amount(room.free)} of {amount(room.total)} ({device})"
+    other = "close programs that use this memory, or take another device (--device)"
+    if need.state > room.free:
+        return 0, (
+            f"the model does not fit: {parameters} need {amount(need.state)} for weights, gradients and momentum; {has}. "
+            f"To mend it, {other}"
+        )
+    less = "" if checkpointing else "take --activation-checkpointing, "
+    fits = fitting(need, room, wanted)
+    if not fits:
+        return 0, (
+            f"one sample does not fit: {parameters} need {amount(need.memory(1))} with it; {has}. To mend it, {less}{other}"
+        )
+    if chosen and fits < wanted:
+        return 0, (
+            f"--micro-batch {wanted} does not fit: {parameters} need {amount(need.memory(wanted))} with it; {has}. "
+            f"To mend it, take --micro-batch {fits}, {less}{other}"
+        )
+    smaller = f", micro-batch {fits} instead of {wanted}" if fits < wanted else ""
+    return fits, f"{parameters}, {amount(need.memory(fits))} of {amount(room.free)} ({device}){smaller}"
+
+
+def building(need: Need, main: Room) -> tuple[bool, str]:
+    """Whether the main memory holds the weights while they are built."""
+    if need.weights <= main.free:
+        return True, f"{amount(need.weights)} of {amount(main.free)} main memory"
+    return False, (
+        f"the model cannot be built: its weights need {amount(need.weights)} of main memory; free are {amount(main.free)} of "
+        f"{amount(main.total)}. To mend it, close other programs"
+    )
+
+
+def disk(need: Need, free: int, already: int, folder: str) -> tuple[bool, str]:
+    """Whether the files of a run fit on a disk. `already`: bytes of the run that are there."""
+    missing = max(need.disk - already, 0)
+    if missing > free:
+        return False, (
+            f"the disk is too full: snapshot and momentum need {amount(missing)}, free are {amount(free)} at {folder}. "
+            "To mend it, delete files, or take a folder on another disk (--home)"
+        )
+    return True, f"{amount(missing)} of {amount(free)} free at {folder}"

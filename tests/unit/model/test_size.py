@@ -1,0 +1,106 @@
+"""A model is counted before it is built: its numbers, what a sample keeps, and the memory that is free."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from node.model.loss import loss
+from node.model.room import KIB, Room, main_memory, room_of
+from node.model.size import activation_bytes, size_of
+from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec, build, build_meta, parameter_count
+from tests.unit.model.test_spec import TINY, Plain
+
+CONTEXT = 64
+
+
+def looks_at_numbers() -> nn.Module:
+    return nn.Sequential(*[nn.Linear(int(width.item()), 8) for width in torch.full((2,), 8.0)])
+
+
+def two_views() -> nn.Module:
+    model, whole = nn.Module(), torch.zeros(8)
+    model.one, model.other = nn.Parameter(whole[:5]), nn.Parameter(whole[3:])
+    return model
+
+
+@pytest.mark.parametrize("config", [None, TINY, {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 2}])
+def test_numbers_are_those_of_the_model_that_is_built(config: dict[str, object] | None) -> None:
+    model, size = build(ModelSpec(config), 0), size_of(ModelSpec(config))
+    assert size is not None
+    assert size.parameters == parameter_count(model)
+    assert size.model_bytes == 4 * sum(t.numel() for t in (*model.parameters(), *model.buffers()))
+
+
+def kept_by(model: nn.Module, samples: int) -> int:
+    """What autograd really keeps for the backward pass."""
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    alive = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        alive.append(tensor)
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss(model, torch.zeros(samples, CONTEXT + 1, dtype=torch.int64))
+    return sum(size for place, size in kept.items() if place not in own)
+
+
+@pytest.mark.parametrize("config", [TINY, {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 2}])
+def test_activations_are_what_a_forward_pass_keeps(config: dict[str, object]) -> None:
+    told = activation_bytes(ModelSpec(config), CONTEXT)
+    real = kept_by(build(ModelSpec(config), 0).train(), 4) / 4
+    assert told is not None
+    assert real <= told <= 1.25 * real
+
+
+def test_checkpointing_keeps_less() -> None:
+    plain, less = (activation_bytes(ModelSpec(), CONTEXT, checkpointing=on) for on in (False, True))
+    assert plain is not None
+    assert less is not None
+    assert less < plain / 3
+
+
+def test_a_factory_is_counted_by_its_shapes_and_its_activations_are_not_known() -> None:
+    """Two parameters on the meta device have no addresses: they were taken for one memory."""
+    spec = ModelSpec(factory=f"{Plain.__module__}:Plain")
+    size = size_of(spec)
+    assert size is not None
+    assert size.parameters == parameter_count(Plain())
+    assert activation_bytes(spec, CONTEXT) is None
+    assert size_of(ModelSpec(factory=f"{__name__}:looks_at_numbers")) is None
+    with pytest.raises(ModelError, match="lie in the same memory"):
+        build_meta(ModelSpec(factory=f"{__name__}:two_views"))
+
+
+def test_five_trillion_parameters_are_counted_in_a_moment_and_in_little_memory() -> None:
+    build_meta(ModelSpec())  # transformers loads its own modules once
+    wide = {"hidden_size": 1 << 17, "intermediate_size": 1 << 19, "num_hidden_layers": 20}
+    began = time.process_time()
+    size = size_of(ModelSpec({**SMALL_LLAMA, **wide, "num_attention_heads": 128, "num_key_value_heads": 128}))
+    assert time.process_time() - began < 5
+    assert size is not None
+    assert size.parameters > 5e12
+
+
+def test_free_memory_is_the_machines_within_its_containers(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       1000 kB\nMemFree:         10 kB\nMemAvailable:    600 kB\n")
+    assert main_memory(meminfo, tmp_path) == Room(600 * KIB, 1000 * KIB)
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("5\n")
+    assert main_memory(meminfo, tmp_path) == Room(600 * KIB, 1000 * KIB)
+    (tmp_path / "memory.max").write_text("300000\n")
+    (tmp_path / "memory.current").write_text("250000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 50000\n")
+    assert main_memory(meminfo, tmp_path) == Room(100_000, 300_000)
+    here = room_of(torch.device("cpu"))
+    assert here is not None
+    assert 0 < here.free <= here.total

@@ -1,0 +1,221 @@
+"""Facts become lines: ok, a warning or a problem, with what to do. No machine, no run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.commands.doctor import as_values
+from node.doctor import lines, machine, run_lines
+from node.doctor.facts import Devices, Download, Fault, Found, Here, Others, Reach, Seat
+from node.doctor.lines import Line, Verdict
+from node.doctor.predict import predict
+from node.doctor.probes import side_by_side
+from node.model.room import Room
+from protos.errors import NetworkError, RefusedError
+
+GB = 10**9
+CPU = Devices("2.13.0+cpu", "cpu", ("cpu",), "cpu", room=Room(8 * GB, 16 * GB), threads=8)
+GPU = replace(CPU, build="cuda 12.8", present=("cuda:0", "cpu"), chosen="cuda:0", name="RTX 4090", cards=("NVIDIA",))
+HERE = Here(
+    "/home/x", 50 * GB, clock_kept=True, listen="0.0.0.0:0", port_fault="", on_battery=None, versions={"torch": "2"}
+)
+OTHERS = Others(3, 30.0, 1, 64, 10, 100, "open", steps_per_second=0.5)
+ROUTER = Reach(
+    ("/ip4/192.168.1.5/tcp/4001/p2p/12D3KooWGRUbpBkUqRCYhqHTzQvMoUbWeRPHDbYJoCrxRFLwmZwv",), 3, "203.0.114.9"
+)
+PEER = "12D3KooWGRUbpBkUqRCYhqHTzQvMoUbWeRPHDbYJoCrxRFLwmZwv"
+SEAT = Seat(8, "85 M parameters, 1.4 GB of 12 GB", True, "1 GB of 50 GB", 7_000, 10.0, "8 micro-batches")
+FOUND = Found("tiny", "host:7700", 20.0, OTHERS, "nothing", PEER, SEAT, ROUTER, Download(4 << 20, 2.0))
+
+
+def verdict(line: Line | None) -> Verdict:
+    assert line is not None
+    return line.verdict
+
+
+def at(address: str, seen: str) -> Reach:
+    return Reach((f"/ip4/{address}/tcp/4001/p2p/{PEER}",), 3, seen)
+
+
+def test_a_card_with_a_cpu_build_of_torch_is_a_warning_with_a_way_out() -> None:
+    line = lines.device(replace(CPU, cards=("NVIDIA",), driver="570.1"))
+    assert line.verdict is Verdict.WARNING
+    assert "there is an NVIDIA graphics card, but torch 2.13.0+cpu is a CPU build" in line.text
+    assert "CUDA build" in line.todo
+    assert lines.TORCH_PAGE in line.todo
+    assert "ROCm" in lines.device(replace(CPU, cards=("AMD",))).todo
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"build": "cuda 12.8", "cards": ("NVIDIA",)}, "without a driver"),
+        ({"build": "cuda 12.8", "cards": ("NVIDIA",), "driver": "470.1"}, "cannot use the NVIDIA graphics card"),
+    ],
+)
+def test_a_card_that_torch_cannot_use_is_told_apart(change: dict[str, Any], words: str) -> None:
+    line = lines.device(replace(CPU, **change))
+    assert line.verdict is Verdict.WARNING
+    assert words in line.text
+    assert line.todo
+
+
+def test_a_used_card_a_lone_processor_and_a_choice_are_fine() -> None:
+    for found in (GPU, CPU, replace(GPU, chosen="cpu", name="")):
+        assert lines.device(found).verdict is Verdict.OK
+    assert lines.device(GPU).text == "cuda:0, RTX 4090"
+    assert (
+        lines.device(replace(CPU, chosen="", fault="device = 'cuda:7': this machine has cpu")).verdict
+        is Verdict.PROBLEM
+    )
+
+
+def test_the_driver_is_a_line_only_beside_an_nvidia_card() -> None:
+    assert lines.driver(CPU) is None
+    assert verdict(lines.driver(replace(GPU, driver="570.1"))) is Verdict.OK
+    assert verdict(lines.driver(GPU)) is Verdict.WARNING
+
+
+def test_memory_disk_clock_ports_and_power() -> None:
+    assert lines.memory(CPU).text == "8.0 GB free of 16 GB (cpu)"
+    assert lines.memory(replace(CPU, room=Room(GB, 2 * GB))).verdict is Verdict.WARNING
+    assert lines.disk(replace(HERE, disk_free=GB)).verdict is Verdict.WARNING
+    assert [lines.clock(replace(HERE, clock_kept=kept)).verdict for kept in (True, False, None)] == [
+        Verdict.OK, Verdict.WARNING, Verdict.UNKNOWN,
+    ]  # fmt: skip
+    busy = lines.ports(replace(HERE, listen="0.0.0.0:4001", port_fault="in use"))
+    assert busy.verdict is Verdict.PROBLEM
+    assert "--listen" in busy.todo
+    assert lines.power(HERE) is None
+    assert verdict(lines.power(replace(HERE, on_battery=True))) is Verdict.WARNING
+    assert verdict(lines.power(replace(HERE, on_battery=False))) is Verdict.OK
+
+
+def test_a_fact_that_was_not_found_is_said_and_stops_nothing() -> None:
+    found = lines.of_machine(Fault("no answer within 30 s"), Fault("no answer within 30 s"))
+    assert {line.verdict for line in found} == {Verdict.UNKNOWN}
+    assert all(line.text == "not measured: no answer within 30 s" for line in found)
+    assert lines.worst(found) is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("reach", "words", "kind"),
+    [
+        (ROUTER, "a router between", Verdict.OK),
+        (at("100.72.1.2", "8.8.4.4"), "carrier-grade NAT", Verdict.WARNING),
+        (at("8.8.4.4", "8.8.4.4"), "none: this machine has the public address 8.8.4.4", Verdict.OK),
+        (at("127.0.0.1", "127.0.0.1"), "own network", Verdict.UNKNOWN),
+        (at("192.168.1.5", ""), "does not say", Verdict.UNKNOWN),
+    ],
+)
+def test_the_router_is_known_by_the_address_that_others_see(reach: Reach, words: str, kind: Verdict) -> None:
+    line = run_lines.router(replace(reach, seen_from=reach.seen_from.replace("203.0.114.9", "8.8.4.4")))
+    assert words in line.text
+    assert line.verdict is kind
+
+
+def test_reachability_names_the_relay_as_a_way_out() -> None:
+    public = at("8.8.4.4", "8.8.4.4")
+    relayed = replace(ROUTER, addresses=(f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}/p2p-circuit/p2p/{PEER}",))
+    private = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4"))
+    assert private.verdict is Verdict.WARNING
+    assert "--relay" in private.todo
+    assert "public address" in run_lines.reachable(public).text
+    assert "through a relay" in run_lines.reachable(relayed).text
+    assert run_lines.reachable(at("127.0.0.1", "127.0.0.1")).verdict is Verdict.OK
+
+
+def test_each_no_of_the_run_is_a_problem() -> None:
+    no = Fault("not on the list", refused=True)
+    for change, name in (
+        ({"round_trip_ms": Fault("no coordinator answers")}, "coordinator"),
+        ({"facts": Fault("this run needs swarmentum >= 0.9.0", refused=True)}, "run"),
+        ({"facts": replace(OTHERS, phase="finished")}, "run"),
+        ({"asks": no}, "request"),
+        ({"admitted": no}, "admission"),
+        ({"seat": replace(SEAT, micro_batch=0)}, "model"),
+        ({"seat": replace(SEAT, disk_fits=False)}, "run's disk"),
+    ):
+        found = run_lines.of_run(replace(FOUND, **change))  # type: ignore[arg-type]
+        assert {line.name for line in found if line.verdict is Verdict.PROBLEM} == {name}
+        assert lines.worst(found) is Verdict.PROBLEM
+    assert lines.worst(run_lines.of_run(FOUND)) is not Verdict.PROBLEM
+
+
+def test_what_passes_is_not_measured_and_no_problem() -> None:
+    line = run_lines.admission(Fault("the coordinator is busy"))
+    assert line.verdict is Verdict.UNKNOWN
+    slow = run_lines.download(replace(FOUND, download=Download(1 << 20, 10.0)))
+    assert slow.verdict is Verdict.WARNING
+    assert run_lines.coordinator(replace(FOUND, round_trip_ms=900.0)).verdict is Verdict.WARNING
+
+
+def test_the_prediction_follows_speed() -> None:
+    told = predict(10.0, OTHERS, 7_000)
+    assert told.share == 0.25
+    assert told.samples_a_step == 16
+    assert told.step_seconds == 2
+    assert told.up_bytes_an_hour == 1800 * 7_000 * 4
+    assert told.down_bytes_an_hour == 1800 * 7_000 * 3
+    alone = predict(32.0, replace(OTHERS, ready=0, samples_per_second=0, anchors=0, steps_per_second=None), 7_000)
+    assert (alone.share, alone.step_seconds, alone.up_bytes_an_hour) == (1, 2, 0)
+    assert "16.0 samples a step of 2 s, 25 % of the swarm" in run_lines.contribution(FOUND).text
+    unknown = replace(FOUND, seat=replace(SEAT, samples_per_second=None))
+    assert run_lines.contribution(unknown).verdict is Verdict.UNKNOWN
+
+
+def test_the_json_has_every_line_and_the_prediction() -> None:
+    found = lines.of_machine(GPU, HERE) + run_lines.of_run(FOUND)
+    values = json.loads(json.dumps(as_values(found, FOUND)))
+    assert values["run"] == "tiny"
+    assert values["prediction"]["samples_a_step"] == 16
+    assert {"name", "verdict", "text", "todo"} == values["lines"][0].keys()
+    assert values["verdict"] == "warning", "this machine has a router before it, and no relay"
+
+
+def test_a_probe_that_hangs_or_fails_stops_no_other() -> None:
+    hangs = threading.Event()
+
+    def away() -> None:
+        raise NetworkError("away")
+
+    def refused() -> None:
+        raise RefusedError("no")
+
+    found = side_by_side({"fine": lambda: 3, "hangs": hangs.wait, "away": away, "refused": refused}, 0.5)
+    hangs.set()
+    assert found["fine"] == 3
+    assert found["hangs"].why.startswith("no answer within")
+    assert found["away"] == Fault("away")
+    assert found["refused"] == Fault("no", refused=True)
+
+
+def test_cards_and_batteries_are_read_from_the_system(tmp_path: Path) -> None:
+    def device(name: str, kind: str, maker: str) -> None:
+        folder = tmp_path / "bus" / "pci" / "devices" / name
+        folder.mkdir(parents=True)
+        (folder / "class").write_text(f"{kind}\n")
+        (folder / "vendor").write_text(f"{maker}\n")
+
+    assert machine.cards_of(tmp_path) == ()
+    device("0000:01:00.0", "0x030000", "0x10de")
+    device("0000:01:00.1", "0x040300", "0x1002")  # sound
+    device("0000:02:00.0", "0x030000", "0x8086")
+    assert machine.cards_of(tmp_path) == ("NVIDIA",)
+    assert machine.on_battery(tmp_path) is None
+    for name, kind, status in (("AC", "Mains", ""), ("BAT0", "Battery", "Discharging")):
+        folder = tmp_path / "class" / "power_supply" / name
+        folder.mkdir(parents=True)
+        (folder / "type").write_text(kind)
+        (folder / "status").write_text(status)
+    assert machine.on_battery(tmp_path) is True
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed\nGCC version: 12.2.0\n")
+    assert machine.driver_of(driver) == "570.124.06"
+    assert machine.driver_of(tmp_path / "none") == ""

@@ -1,0 +1,97 @@
+"""What a run needs of a machine: the verdicts, without a machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from node.amounts import amount, count
+from node.model.room import Room
+from node.model.size import ModelSize
+from node.training.need import Need, building, disk, fit, fitting, need_of
+from protos.optimizer_config import OptimizerConfig
+
+GB = 10**9
+SIZE = ModelSize(parameters=1000, model_bytes=4040)
+
+
+def optimizer(**values: Any) -> OptimizerConfig:
+    return OptimizerConfig.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors"),
+    [
+        ({"beta2": 0}, 3),  # weights, momentum, gradients
+        ({}, 4),  # and the second moment
+        ({"beta2": 0, "base": {"name": "muon", "momentum": 0.9}}, 4),
+        ({"beta2": 0, "base": {"name": "adamw", "beta1": 0.9}}, 5),
+        ({"beta2": 0, "overlap": True}, 4),
+        ({"beta2": 0, "magnitudes": True, "base": {"name": "sgd", "momentum": 0}, "local": {"steps": 4}}, 6),
+    ],
+)
+def test_the_state_is_counted_by_the_runs_own_method(settings: dict[str, Any], tensors: int) -> None:
+    assert need_of(SIZE, optimizer(**settings)).state == 4040 + (tensors - 1) * 4000
+
+
+def test_an_anchor_needs_no_gradients_and_ranks_share() -> None:
+    assert need_of(SIZE, optimizer(beta2=0), trains=False).state == 4040 + 4000
+    assert need_of(SIZE, optimizer(beta2=0), ranks=4).state == 12040 // 4
+
+
+NEED = Need(parameters=85_000_000, weights=GB, state=4 * GB, sample=GB, disk=3 * GB)
+
+
+def test_the_micro_batch_is_halved_until_it_fits() -> None:
+    assert [fitting(NEED, Room(int(free * GB), 99 * GB), 8) for free in (20, 12, 9, 6, 5.2, 4.9)] == [8, 4, 4, 1, 1, 0]
+    assert fitting(NEED, Room(7 * GB, 8 * GB), 6) == 1, "6, 3, 1"
+
+
+def say(free: float, **given: Any) -> tuple[int, str]:
+    flags = {"wanted": 8, "chosen": False, "checkpointing": False} | given
+    return fit(NEED, Room(int(free * GB), 24 * GB), "cuda:0", flags.pop("wanted"), **flags)
+
+
+def test_what_fits_is_said_in_one_line() -> None:
+    assert say(20) == (8, "85 M parameters, 12 GB of 20 GB (cuda:0)")
+    assert say(9) == (4, "85 M parameters, 8.0 GB of 9.0 GB (cuda:0), micro-batch 4 instead of 8")
+    assert fit(NEED, None, "tpu", 8, chosen=False, checkpointing=False)[0] == 8
+
+
+@pytest.mark.parametrize(
+    ("free", "given", "words"),
+    [
+        (3.9, {}, ["85 M parameters", "need 4.0 GB", "free are 3.9 GB of 24 GB (cuda:0)", "--device"]),
+        (4.5, {}, ["one sample", "need 5.0 GB", "--activation-checkpointing"]),
+        (9, {"chosen": True}, ["--micro-batch 8 does not fit", "need 12 GB", "take --micro-batch 4"]),
+    ],
+)
+def test_what_does_not_fit_says_need_have_and_what_to_do(free: float, given: dict[str, Any], words: list[str]) -> None:
+    fits, why = say(free, **given)
+    assert fits == 0
+    assert "\n" not in why
+    for word in words:
+        assert word in why
+
+
+def test_nobody_is_told_to_take_what_is_taken_already() -> None:
+    assert "--activation-checkpointing" not in say(4.5, checkpointing=True)[1]
+
+
+def test_disk_and_main_memory() -> None:
+    assert disk(NEED, 4 * GB, 0, "/home") == (True, "3.0 GB of 4.0 GB free at /home")
+    good, why = disk(NEED, 2 * GB, 0, "/home")
+    assert not good
+    assert "need 3.0 GB, free are 2.0 GB at /home" in why
+    assert "--home" in why
+    assert disk(NEED, 2 * GB, 2 * GB, "/home")[0], "what is there already is not needed again"
+    assert building(NEED, Room(GB, 2 * GB))[0]
+    assert "main memory" in building(NEED, Room(GB - 1, 2 * GB))[1]
+
+
+def test_amounts() -> None:
+    assert [amount(size) for size in (0, 512, 1.4e9, 85e6, 999.6e6, 22e15)] == [
+        "0 B", "512 B", "1.4 GB", "85 MB", "1.0 GB", "22 PB",
+    ]  # fmt: skip
+    assert [count(things) for things in (640, 885_888, 5.5e12)] == ["640", "886 k", "5.5 T"]
