@@ -49,7 +49,7 @@ def need_of(
     one = BYTES_A_NUMBER * size.parameters
     base = private = 1  # parameters; momentum
     if optimizer.method == "demo":
-        base += len(demo_config(optimizer, optimizer.vote_size).base.state_names)
+        base += len(demo_config(optimizer, optimizer.vote_size, bytes(32)).base.state_names)
         private += bool(optimizer.beta2)
     working = int(trains) + bool(optimizer.overlap)  # gradients; the look-ahead keeps the parameters
     if trains and optimizer.local.steps > 1:
