@@ -57,6 +57,7 @@ SNAPSHOT_PIECE_BYTES = 1 << 20
 SNAPSHOT_PIECES_MAX = 1 << 17
 MANIFEST_BYTES_MAX = 8 << 20
 
+STATES_MAX = 256  # of a run, in one list
 STEP_MAX = 1 << 40
 SAMPLE_INDEX_MAX = 1 << 60
 # Room that a peer gives others' votes unless it is told otherwise: `run create` says where a run may need more.

@@ -10,6 +10,7 @@ durable before any effect that peers can see. So a crash between any two effects
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from coordinator.clock import admin, membership, memory, regained, reports, steps
 from coordinator.clock.effects import Arm, Effect
@@ -27,14 +28,27 @@ from coordinator.clock.events import (
     TimerFired,
     WithdrawalAsked,
 )
-from coordinator.clock.records import Record
+from coordinator.clock.records import Record, SnapshotFact
 from coordinator.clock.state import Outcome, Phase, Run
 from protos.run_config import RunConfig
+from protos.start import StartingState
 
 
-def new_run(run_id: bytes, config: RunConfig, layout_digest: bytes = b"", parameters: int = 0) -> Run:
-    """A run without peers. The hash that the first entry follows is the run id. The layout comes from the genesis."""
-    return Run(run_id=run_id, config=config, head_hash=run_id, layout_digest=layout_digest, parameters=parameters)
+def new_run(
+    run_id: bytes,
+    config: RunConfig,
+    layout_digest: bytes = b"",
+    parameters: int = 0,
+    start: StartingState | None = None,
+) -> Run:
+    """A run without peers. The hash that the first entry follows is the run id. The layout comes from the genesis.
+
+    The genesis of a fork names its starting state, too: that is its agreed snapshot of step 0, and nobody decides about it.
+    """
+    run = Run(run_id=run_id, config=config, head_hash=run_id, layout_digest=layout_digest, parameters=parameters)
+    if start is None:
+        return run
+    return replace(run, snapshots=(SnapshotFact(0, start.root, start.total_bytes),), next_sample=start.next_sample)
 
 
 def restore(run: Run, records: Iterable[Record], now_ms: int) -> Run:

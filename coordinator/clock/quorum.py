@@ -15,11 +15,14 @@ from coordinator.clock import electorate, holdings
 from coordinator.clock.holdings import everyone
 from coordinator.clock.state import OpenStep, Quorum, Run
 from protos.identity import short
+from protos.start import RUN_DIGITS_SHOWN
 
 # How long a step waits for newcomers once all votes that count are there, as a part of the usual time of a step.
 NEWCOMERS_WAIT = 0.1
 NEWCOMERS_WAIT_MS_MIN = 5
 NAMES_SHOWN_MAX = 4
+# Of the learning rate that a run diverged with: what its operator is told to try.
+LOWER_LR = 0.5
 
 
 def quorum_of(quorum: float, members: int) -> int:
@@ -130,7 +133,19 @@ def _all_abstain(run: Run, step: OpenStep) -> str:
     reason = next(iter(step.abstained.values()))
     return (
         f"all {len(step.abstained)} peers that are here abstain from step {step.tick.step} ({reason}): the run has diverged. "
-        "Its operator can make a new run with a lower optimizer.lr or clip_norm"
+        f"{_way_back(run)}"
+    )
+
+
+def _way_back(run: Run) -> str:
+    """The command with which the operator of a diverged run goes back to its newest agreed state."""
+    if run.snapshot is None or run.snapshot.step == 0:
+        return "It has no agreed snapshot to go back to: its operator can make a new run with a lower optimizer.lr or clip_norm"
+    lower = f"{run.config.optimizer.lr * LOWER_LR:g}"
+    return (
+        f"Its operator can go back to step {run.snapshot.step} with a lower learning rate: swarmentum-coordinator run fork "
+        f"{run.run_id.hex()[:RUN_DIGITS_SHOWN]} --from-step {run.snapshot.step} optimizer.lr={lower} (an earlier step, if "
+        "the loss had grown by then)"
     )
 
 

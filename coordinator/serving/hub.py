@@ -23,6 +23,7 @@ from coordinator.store.folded import Folded, FoldedRuns, run_of
 from coordinator.store.journal import Journal, JournalError
 from protos.identity import Identity
 from protos.log import run_id_of
+from protos.start import StartingState
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
 
@@ -117,6 +118,10 @@ class Hub:
             raise JournalError("the run is created, but another coordinator acts now: that coordinator has the run")
         self._add(Folded(genesis, run_of(run_id, genesis)))
         return run_id
+
+    async def states(self, run: Run) -> list[StartingState]:
+        """The states of a run that a fork can begin at, oldest first. JournalError, Refusal."""
+        return await self._reading.states(run.run_id, self.identity.public_key, dict(run.agreed_digests))
 
     def _add(self, folded: Folded) -> None:
         run_id = folded.run.run_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -22,6 +23,7 @@ from protos.envelope import Kind, parse
 from protos.errors import Reason, Refusal
 from protos.log import FORMAT_VERSION, run_id_of
 from protos.run_config import config_from_json
+from protos.start import StartingState, start_body, start_from_body
 from protos.ticket import ticket_body, ticket_from_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
@@ -38,6 +40,7 @@ _B = TypeVar(
     pb.ExcludePeerBody,
     pb.ReadmitPeerBody,
     pb.WithdrawSnapshotBody,
+    pb.ListStatesBody,
 )
 
 
@@ -61,11 +64,41 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
             layout_digest=body.layout_digest,
             parameters=body.parameters,
             software_version_min=RELEASES[FORMAT_VERSION],
+            start=start_body(await self._start(body)) if body.HasField("start") else None,
         )
         if run_id_of(genesis) in self.hub.runs:
             raise Refusal(Reason.REPLAYED, "this run was created before")
         await self.hub.create_run(genesis)
         return pb.CreateRunResponse(genesis=genesis)
+
+    async def _start(self, body: pb.CreateRunBody) -> StartingState:
+        """Where a fork begins. Of a run of this coordinator it is an agreed state, in the same layout. Raises Refusal."""
+        doors.sized(body.layout_digest, limits.HASH_BYTES, "layout digest of a fork")
+        start = start_from_body(body.start)
+        if start.run_id not in self.hub.runs:
+            return start  # another coordinator's run: peers check the state itself
+        parent = self.hub.runs[start.run_id].run
+        if body.layout_digest != parent.layout_digest:
+            raise Refusal(
+                Reason.WRONG_LAYOUT, "the layout of a fork is that of its parent run, and this is another one"
+            )
+        agreed = {state.step: state for state in await self.hub.states(parent)}.get(start.step)
+        # a digest may have been agreed, or forgotten, since the operator's list
+        either = agreed is not None and (b"" in (agreed.state_digest, start.state_digest))
+        if agreed is None or start != (replace(agreed, state_digest=start.state_digest) if either else agreed):
+            raise Refusal(Reason.OUT_OF_RANGE, f"the state after {start} is not agreed, or is withdrawn")
+        return start
+
+    @answered
+    async def ListStates(self, request: pb.ListStatesRequest, context: Context) -> pb.ListStatesResponse:  # noqa: N802
+        """Every state of a run that a fork can begin at."""
+        self.check_acts()
+        body = self._body(request.envelope, pb.ListStatesBody)
+        run = self.runtime(body.run_id).run
+        found = await self.hub.states(run)
+        return pb.ListStatesResponse(
+            states=map(start_body, found), layout_digest=run.layout_digest, parameters=run.parameters
+        )
 
     @answered
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:  # noqa: N802

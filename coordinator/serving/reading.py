@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 from coordinator.store.journal import Journal
+from coordinator.store.states import states
 from protos.errors import SwarmentumError
+from protos.start import StartingState
 from protos.v1 import envelope_pb2
 
 READS_WAITING_MAX = 64
@@ -53,6 +56,13 @@ class Reading:
             self._waiting[key, head, follows] = task
             task.add_done_callback(lambda done: self._done(key, head, follows, done))
         return await asyncio.shield(task)
+
+    async def states(
+        self, run_id: bytes, coordinator: bytes, agreed_digests: Mapping[int, bytes]
+    ) -> list[StartingState]:
+        """The states that a fork can begin at. JournalError, Refusal."""
+        work = states, self._journal, run_id, coordinator, agreed_digests
+        return await asyncio.get_running_loop().run_in_executor(self._strangers, *work)
 
     async def _read(self, key: _Key, head: int, follows: bool) -> Page:
         lane = self._followers if follows else self._strangers

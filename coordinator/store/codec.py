@@ -48,6 +48,8 @@ from protos.ticket import ticket_body, ticket_from_body
 from protos.v1 import envelope_pb2, log_pb2, ticket_pb2
 
 ENTRY = "entry"
+SNAPSHOT = "snapshot"
+WITHDRAWN = "withdrawn"
 """The kind of a record that is a signed entry."""
 
 
@@ -218,8 +220,8 @@ KINDS = (
     Kind("tick", TickOpened, lambda record: record.tick.step, _write_tick, _read_tick),
     Kind(ENTRY, EntryCommitted, lambda record: record.entry.step, _write_entry, _read_entry),
     Kind("left", PeerLeft, lambda record: record.step, _write_public_key, _read_left),
-    Kind("snapshot", SnapshotAgreed, lambda record: record.snapshot.step, _write_snapshot, _read_snapshot),
-    Kind("withdrawn", Withdrawn, lambda record: record.from_step, _write_withdrawn, _read_withdrawn),
+    Kind(SNAPSHOT, SnapshotAgreed, lambda record: record.snapshot.step, _write_snapshot, _read_snapshot),
+    Kind(WITHDRAWN, Withdrawn, lambda record: record.from_step, _write_withdrawn, _read_withdrawn),
     Kind("judged", Judged, lambda record: record.step, _write_judged, _read_judged),
     Kind("ticket", TicketMade, _no_step, _write_ticket, _read_ticket),
     Kind("used", TicketUsed, _no_step, _write_used, _read_used),

@@ -20,6 +20,7 @@ from coordinator.store.journal import Checkpoint, Journal
 from protos.envelope import parse
 from protos.errors import Refusal
 from protos.run_config import config_from_json
+from protos.start import start_of
 from protos.v1 import log_pb2
 
 # Decoding and folding raise these errors for a damaged record.
@@ -29,7 +30,7 @@ _UNREADABLE = (Refusal, ValueError, LookupError, TypeError, AttributeError, Asse
 def run_of(run_id: bytes, genesis: log_pb2.Genesis) -> Run:
     """The run of a genesis, before anything happened."""
     config = config_from_json(genesis.config_json)
-    return machine.new_run(run_id, config, genesis.layout_digest, genesis.parameters)
+    return machine.new_run(run_id, config, genesis.layout_digest, genesis.parameters, start_of(genesis))
 
 
 @dataclass

@@ -19,9 +19,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.clock.records import EntryCommitted, Record
+from coordinator.clock.records import EntryCommitted, Record, SnapshotAgreed, SnapshotFact, Withdrawn
 from coordinator.store import codec
-from coordinator.store.codec import ENTRY, Context
+from coordinator.store.codec import ENTRY, SNAPSHOT, WITHDRAWN, Context
 from coordinator.store.database import connected, making_tables, parsed
 from protos.envelope import parse
 from protos.errors import Refusal, SwarmentumError
@@ -225,6 +225,22 @@ class Journal:
         )
         with self._reading() as connection:
             return [row.body for row in connection.execute(query.order_by(_RECORDS.c.step).limit(count))]
+
+    def agreed_snapshots(self, run_id: bytes) -> list[SnapshotFact]:
+        """Every snapshot that the run agreed on and that nobody withdrew, by step."""
+        query = sa.select(_RECORDS.c.kind, _RECORDS.c.step, _RECORDS.c.body).where(
+            _RECORDS.c.run_id == run_id, _RECORDS.c.kind.in_((SNAPSHOT, WITHDRAWN))
+        )
+        found: dict[int, SnapshotFact] = {}
+        context = Context(run_id, self._identity)
+        with self._reading() as connection:
+            for row in connection.execute(query.order_by(_RECORDS.c.number)):
+                match codec.decode(context, row.kind, row.step, row.body):
+                    case SnapshotAgreed(snapshot=fact):
+                        found[fact.step] = fact
+                    case Withdrawn(from_step=first):
+                        found = {step: fact for step, fact in found.items() if step < first}
+        return [found[step] for step in sorted(found)]
 
     def _next_number(self, run_id: bytes) -> int:
         if run_id not in self._numbers:

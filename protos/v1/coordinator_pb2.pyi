@@ -412,16 +412,18 @@ class CreateRunRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class CreateRunBody(_message.Message):
-    __slots__ = ("config_json", "nonce", "layout_digest", "parameters")
+    __slots__ = ("config_json", "nonce", "layout_digest", "parameters", "start")
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     config_json: str
     nonce: bytes
     layout_digest: bytes
     parameters: int
-    def __init__(self, config_json: _Optional[str] = ..., nonce: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ...) -> None: ...
+    start: _log_pb2.StartingState
+    def __init__(self, config_json: _Optional[str] = ..., nonce: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., start: _Optional[_Union[_log_pb2.StartingState, _Mapping]] = ...) -> None: ...
 
 class CreateRunResponse(_message.Message):
     __slots__ = ("genesis",)
@@ -588,3 +590,27 @@ class WithdrawSnapshotBody(_message.Message):
 class WithdrawSnapshotResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ListStatesRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class ListStatesBody(_message.Message):
+    __slots__ = ("run_id", "nonce")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    nonce: bytes
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class ListStatesResponse(_message.Message):
+    __slots__ = ("states", "layout_digest", "parameters")
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    states: _containers.RepeatedCompositeFieldContainer[_log_pb2.StartingState]
+    layout_digest: bytes
+    parameters: int
+    def __init__(self, states: _Optional[_Iterable[_Union[_log_pb2.StartingState, _Mapping]]] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ...) -> None: ...

@@ -504,6 +504,11 @@ class OperatorServiceStub:
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.WithdrawSnapshotRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_coordinator__pb2.WithdrawSnapshotResponse.FromString,
                 _registered_method=True)
+        self.ListStates = channel.unary_unary(
+                '/swarmentum.v1.OperatorService/ListStates',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.ListStatesRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.ListStatesResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer:
@@ -558,6 +563,13 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListStates(self, request, context):
+        """Every state of a run that a fork can begin at, as the journal has them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -600,6 +612,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.WithdrawSnapshot,
                     request_deserializer=protos_dot_v1_dot_coordinator__pb2.WithdrawSnapshotRequest.FromString,
                     response_serializer=protos_dot_v1_dot_coordinator__pb2.WithdrawSnapshotResponse.SerializeToString,
+            ),
+            'ListStates': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListStates,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.ListStatesRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.ListStatesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -819,6 +836,33 @@ class OperatorService:
             '/swarmentum.v1.OperatorService/WithdrawSnapshot',
             protos_dot_v1_dot_coordinator__pb2.WithdrawSnapshotRequest.SerializeToString,
             protos_dot_v1_dot_coordinator__pb2.WithdrawSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListStates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmentum.v1.OperatorService/ListStates',
+            protos_dot_v1_dot_coordinator__pb2.ListStatesRequest.SerializeToString,
+            protos_dot_v1_dot_coordinator__pb2.ListStatesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -133,13 +133,14 @@ class Tick(_message.Message):
     def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., attempt: _Optional[int] = ..., roster: _Optional[_Iterable[_Union[RosterMember, _Mapping]]] = ..., pool: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., lr_bits: _Optional[int] = ...) -> None: ...
 
 class Genesis(_message.Message):
-    __slots__ = ("format_version", "config_json", "coordinator_public_key", "nonce", "layout_digest", "parameters", "software_version_min")
+    __slots__ = ("format_version", "config_json", "coordinator_public_key", "nonce", "layout_digest", "parameters", "start", "software_version_min")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_MIN_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     config_json: str
@@ -147,8 +148,29 @@ class Genesis(_message.Message):
     nonce: bytes
     layout_digest: bytes
     parameters: int
+    start: StartingState
     software_version_min: str
-    def __init__(self, format_version: _Optional[int] = ..., config_json: _Optional[str] = ..., coordinator_public_key: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., software_version_min: _Optional[str] = ...) -> None: ...
+    def __init__(self, format_version: _Optional[int] = ..., config_json: _Optional[str] = ..., coordinator_public_key: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., start: _Optional[_Union[StartingState, _Mapping]] = ..., software_version_min: _Optional[str] = ...) -> None: ...
+
+class StartingState(_message.Message):
+    __slots__ = ("run_id", "coordinator_public_key", "step", "entry_hash", "root", "total_bytes", "state_digest", "next_sample")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_HASH_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    coordinator_public_key: bytes
+    step: int
+    entry_hash: bytes
+    root: bytes
+    total_bytes: int
+    state_digest: bytes
+    next_sample: int
+    def __init__(self, run_id: _Optional[bytes] = ..., coordinator_public_key: _Optional[bytes] = ..., step: _Optional[int] = ..., entry_hash: _Optional[bytes] = ..., root: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., next_sample: _Optional[int] = ...) -> None: ...
 
 class Invite(_message.Message):
     __slots__ = ("run_id", "coordinators", "coordinator_public_key", "certificate_sha256", "bootstrap", "run_name", "ticket")
