@@ -17,7 +17,7 @@ import structlog
 import torch
 
 from node.archive.record import Recorder
-from node.assemble import Home, assemble
+from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
 from node.commands import fit
 from node.commands.consent import STANDARD_LIBRARY, Place, Request, place_of, request
@@ -54,6 +54,7 @@ from protos.invite import Invite
 from protos.optimizer_config import SIZE_KEYS, TOP_K_FEW_BITS_MAX
 from protos.run_config import RunConfig
 from protos.signals import EXIT_INTERRUPTED, asked_to_stop, leave
+from protos.start import start_of
 from protos.v1 import coordinator_pb2 as pb
 
 BYTES_A_GB = 10**9
@@ -164,8 +165,8 @@ class _Peer:
         self.invite, self.settings, self.stop, self.lead, self.anchor = invite, settings, stop, lead, anchor
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
-        self.folder = settings.home / "runs" / invite.run_id.hex()[:16]
-        store = SnapshotStore(self.folder / "pieces", int(settings.snapshots_gb * BYTES_A_GB))
+        self.folder = settings.home / "runs" / folder_of(invite.run_id)
+        store = SnapshotStore(self.folder / PIECES, int(settings.snapshots_gb * BYTES_A_GB))
         payloads = Payloads(self.folder / "payloads", int(settings.payloads_gb * BYTES_A_GB))
         self.home = Home(self.folder, store, payloads)
         self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
@@ -343,6 +344,7 @@ class _Peer:
             if settings.fit_uplink
             else None,
             archive=archive,
+            start=start_of(facts.genesis),
         )
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:

@@ -21,12 +21,22 @@ from node.swarm.session import REAL, Outside, Session, build
 from node.training.loop import Trainer
 from node.training.recovery import Stopping
 from node.training.replica import Replica
+from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
 from node.training.uplink import VoteSize
 from node.wire.validate import UpdateDoor
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.run_config import RunConfig
+from protos.start import RUN_DIGITS_SHOWN, StartingState
+
+PIECES = "pieces"
+"""Of a run's folder: the snapshots."""
+
+
+def folder_of(run_id: bytes) -> str:
+    """The name of a run's folder in a peer's home."""
+    return run_id.hex()[:RUN_DIGITS_SHOWN]
 
 
 class LateDoor:
@@ -104,9 +114,16 @@ def assemble(
     vote_size: VoteSize | None = None,
     archive: Recorder | None = None,
     behind: bool = True,
+    start: StartingState | None = None,
 ) -> Trainer:
-    """The peer's training side, once the model is built. See `Trainer` for the arguments."""
+    """The peer's training side, once the model is built. See `Trainer` for the arguments.
+
+    `start`: of a fork. This peer looks for it among its snapshots of the parent run, in the folder beside `home.folder`.
+    """
     home.door.fit(replica)
+    begins = None
+    if start is not None:
+        begins = Start(start, replica.run_id, home.store, home.folder.with_name(folder_of(start.run_id)) / PIECES)
     return Trainer(
         config=config,
         replica=replica,
@@ -124,4 +141,5 @@ def assemble(
         vote_size=vote_size,
         archive=archive,
         behind=behind,
+        start=begins,
     )

@@ -1,10 +1,11 @@
 """Where a fork begins: the state of another run after one of its steps, as the fork's genesis names it. ADR 34.
 
-`start_from_body` is the one door for it. Refuses step 0, because the state of step 0 follows from a seed: `run create` makes it.
+`start_from_body` is the one door for it. Refuses step 0, whose state follows from a seed: `run create` makes such a run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protos import limits
@@ -86,3 +87,14 @@ def start_body(start: StartingState) -> log_pb2.StartingState:
         state_digest=start.state_digest,
         next_sample=start.next_sample,
     )
+
+
+def fork_values(genesis: log_pb2.Genesis) -> dict[str, object] | None:
+    """The parent run and step of a fork as JSON values, None for any other run. Raises Refusal."""
+    start = start_of(genesis)
+    return None if start is None else {"run": start.run_id.hex(), "step": start.step, "root": start.root.hex()}
+
+
+def fork_words(fork: Mapping[str, object]) -> str:
+    """`fork_values`, for people."""
+    return f"fork of {str(fork['run'])[:RUN_DIGITS_SHOWN]} at step {fork['step']}"

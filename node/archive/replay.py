@@ -18,6 +18,7 @@ from node.archive.files import Segment
 from node.optim.digest import state_digest
 from node.optim.layout import Layout
 from node.snapshot.pieces import Manifest, check_piece, describe, iterate_pieces, load, open_manifest, pack
+from node.snapshot.start import is_start
 from node.training.methods import optimizer_of
 from node.training.replica import BASE_PREFIX
 from node.wire.codec import Update
@@ -30,6 +31,7 @@ from protos.errors import OperatorError, Reason, Refusal
 from protos.identity import peer_id, short
 from protos.log import Chain, Contribution, SignedEntry, run_id_of
 from protos.run_config import RunConfig, config_from_json
+from protos.start import StartingState, start_of
 from protos.v1 import archive_pb2, log_pb2
 from protos.version import own_misfit
 
@@ -72,6 +74,7 @@ class Genesis:
     config: RunConfig
     coordinator: bytes
     layout: Layout
+    start: StartingState | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Genesis:
@@ -84,7 +87,7 @@ class Genesis:
         if why := own_misfit(genesis):
             raise OperatorError(why)
         config = config_from_json(genesis.config_json)
-        return cls(run_id_of(genesis), config, genesis.coordinator_public_key, layout)
+        return cls(run_id_of(genesis), config, genesis.coordinator_public_key, layout, start_of(genesis))
 
 
 @dataclass
@@ -165,6 +168,20 @@ class Replay:
             load(data, self.state)
         except (Refusal, OSError) as error:
             raise BadStepError(segment.step, f"the archived state: {error}") from error
+        if self.genesis.start is not None and segment.step == 0:
+            self._check_start(self.genesis.start, manifest)
+
+    def _check_start(self, start: StartingState, manifest: Manifest) -> None:
+        """A fork's state of step 0 is the one that its genesis names; BadStepError if not."""
+        if not is_start(manifest, start):
+            raise BadStepError(0, f"the archived state of step 0 is not the one that the genesis names: {start}")
+        digest = state_digest(self.demo.replicated, start.step)
+        if start.state_digest and start.state_digest != digest:
+            raise BadStepError(
+                0,
+                f"the starting state has digest {digest.hex()[:16]}; the genesis says {start.state_digest.hex()[:16]}",
+                self.genesis.coordinator,
+            )
 
     def _root(self, like: Manifest) -> bytes:
         """The root that a snapshot of the present state has."""

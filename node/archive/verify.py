@@ -22,6 +22,7 @@ from node.commands.export import MARK
 from node.training.replica import BASE_PREFIX
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
+from protos.start import RUN_DIGITS_SHOWN
 
 WEIGHTS = "model.safetensors"
 
@@ -47,6 +48,11 @@ class Verification:
     readmissions: int = 0
     state_digest: str = ""
     weights: str = "no exported model given"
+    fork_of: str | None = None
+    """The parent run of a fork, and at which of its steps the fork begins."""
+    fork_step: int | None = None
+    from_start: bool = False
+    """Whether the replay began with the state that the genesis of a fork names."""
 
     def json(self) -> str:
         return json.dumps(asdict(self))
@@ -68,6 +74,8 @@ def verify(
     try:
         replay = Replay.of(folder, from_step)
         result.run = replay.genesis.run_id.hex()
+        if (start := replay.genesis.start) is not None:
+            result.fork_of, result.fork_step = start.run_id.hex(), start.step
         _replay(replay, result, told)
         if (exported / WEIGHTS).is_file():
             result.weights = _compare(replay, exported)
@@ -121,10 +129,19 @@ def text(result: Verification) -> str:
         return (
             f"OK: steps {result.first_step} to {result.last_step} of run {result.run[:16]} hold: {result.votes} payloads "
             f"({result.votes_signed_by_author} signed by their author), {result.digests_checked} digests as the log says.\n"
-            f"{_exclusions(result)}State digest {result.state_digest[:16]}; weights: {result.weights}."
+            f"{_fork(result)}{_exclusions(result)}State digest {result.state_digest[:16]}; weights: {result.weights}."
         )
     signer = f" Signed by {result.signed_by}." if result.signed_by else ""
     return f"FAILED at step {result.first_bad_step}: {result.reason}.{signer} {result.steps} steps before it hold."
+
+
+def _fork(result: Verification) -> str:
+    if result.fork_of is None:
+        return ""
+    where = f"step {result.fork_step} of run {result.fork_of[:RUN_DIGITS_SHOWN]}"
+    if result.from_start:
+        return f"The run is a fork: it starts from the state after {where}, which this archive has.\n"
+    return f"The run is a fork of {where}. This archive lacks that state: it begins before step {result.first_step}.\n"
 
 
 def _exclusions(result: Verification) -> str:
@@ -140,6 +157,7 @@ def _replay(replay: Replay, result: Verification, told: Callable[[Replayed, int]
     total = replay.entries
     for step in replay.steps():
         result.steps += 1
+        result.from_start = result.from_start or (replay.genesis.start is not None and step.step == 1)
         result.first_step = result.first_step or step.step
         result.last_step = step.step
         result.votes += step.votes

@@ -15,6 +15,7 @@ from protos.identity import peer_id
 from protos.invite import Invite
 from protos.limits import DEVICE_CHARACTERS_MAX
 from protos.run_config import RunConfig
+from protos.start import fork_values, fork_words
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 
@@ -43,6 +44,7 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
         "head": facts.head_hash.hex(),
         "payload_bytes": facts.payload_bytes_total,
         "anchored": facts.anchored,
+        "fork": fork_values(facts.genesis),
         "snapshot": None if snapshot is None else {"step": snapshot.step, "root": snapshot.root.hex()},
         "peers": [
             {
@@ -88,6 +90,8 @@ def show(values: dict[str, Any]) -> None:
     console.print(
         f"step {values['step']} of {values['steps']}, loss {loss}, head {values['head'][:16]}", highlight=False
     )
+    if values["fork"] is not None:
+        console.print(fork_words(values["fork"]), highlight=False)
     table = Table("peer", "phase", "device", "step", "state digest", "votes", "samples/s", "loss", "standing", "score")
     for peer in values["peers"]:
         table.add_row(

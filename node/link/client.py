@@ -27,6 +27,7 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
 from protos.run_config import RunConfig, UnknownSetting, config_from_json
+from protos.start import start_of
 from protos.status import BusyError, error_of
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
@@ -369,6 +370,7 @@ def check_genesis(genesis: log_pb2.Genesis, invite: Invite) -> RunConfig:
     if why := own_misfit(genesis):
         raise OperatorError(why)
     try:
+        start_of(genesis)
         return config_from_json(genesis.config_json)
     except UnknownSetting as error:
         raise OperatorError(

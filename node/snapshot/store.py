@@ -53,6 +53,7 @@ class SnapshotStore:
         self._manifests: dict[bytes, Manifest] = {}
         self._places: dict[bytes, tuple[bytes, int]] = {}
         self._asked_at: dict[bytes, float] = {}
+        self._also: dict[bytes, Manifest] = {}
         self._open()
 
     def _open(self) -> None:
@@ -114,9 +115,12 @@ class SnapshotStore:
         """A piece, verified, or a manifest by its root; None if it is not here (any more)."""
         with self._lock:
             manifest, place = self._manifests.get(digest), self._places.get(digest)
+            also = self._also.get(digest)
         if manifest is not None:
             self._asked_at[digest] = time.monotonic()
             return manifest.encoded
+        if also is not None and self.has_pieces(also):
+            return also.encoded
         if place is None:
             return None
         root, index = place
@@ -126,6 +130,16 @@ class SnapshotStore:
             with self._lock:
                 self._places.pop(digest, None)
         return piece
+
+    def also_as(self, manifest: Manifest) -> None:
+        """Serve this manifest, too, for as long as a snapshot with its pieces is here: they have it under another one."""
+        with self._lock:
+            self._also[manifest.root] = manifest
+
+    def has_pieces(self, manifest: Manifest) -> bool:
+        """Whether a snapshot with these pieces is here, whole, under whatever manifest."""
+        with self._lock:
+            return any(other.piece_hashes == manifest.piece_hashes for other in self._manifests.values())
 
     def piece(self, root: bytes, index: int) -> bytes | None:
         """Piece `index` of a snapshot that is here; None if it rotted."""

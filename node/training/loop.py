@@ -39,6 +39,7 @@ from node.training.checker import Checker
 from node.training.keeper import Keeper
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
+from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
 from node.training.uplink import VoteSize
 from node.wire.codec import payload_hash
@@ -88,6 +89,8 @@ class Trainer:
     """Whether this peer's momentum is loaded, so that it may be saved."""
     behind: bool = True
     """Whether a thread of its own writes snapshots and momentum."""
+    start: Start | None = None
+    """Of a fork: the state of another run that it begins at."""
     wishes: Wishes = field(default_factory=Wishes)
     standing: Standing = field(default_factory=Standing)
     paused: bool = False
@@ -103,6 +106,7 @@ class Trainer:
         self.recovery = Recovery(
             self.replica, self.swarm, self.store, self.keeper, self.private_path.parent, self.stopping, self.log, self.follow,
             agreed_start=self.anchored or self.config.admission.mode != "open", patience_seconds=self.patience_seconds,
+            start=self.start,
         )  # fmt: skip
         self.checker = None
         if self.config.trust.enabled and self.samples is not None:
@@ -158,7 +162,8 @@ class Trainer:
             case Committed():
                 self._apply(event)
             case Agreed():
-                self.keeper.agreed(event.snapshot.step, event.snapshot.root)
+                root = event.snapshot.root
+                self.keeper.agreed(event.snapshot.step, root if self.start is None else self.start.stored(root))
                 self.log.info("snapshot agreed", step=self.replica.step, snapshot=event.snapshot.step)
             case Resync():
                 self.opened = None
@@ -323,7 +328,6 @@ class Trainer:
 
     def _note(self, event: Committed, accepted: bool, digest: bytes) -> None:
         entry, summary = event.signed.entry, self.summary
-        tokens = sum(c.tokens for c in entry.contributions)
         loss = figures.loss_of(entry.contributions, summary.loss)
         summary.step, summary.loss = entry.step, loss
         summary.steps_applied += 1
@@ -332,17 +336,7 @@ class Trainer:
         peers, samples = len(entry.contributions), sum(c.samples for c in entry.contributions)
         self.standing.decided(entry.step, accepted=accepted, samples=samples, peers=peers)
         self.log.info("step", step=entry.step, loss=round(loss, 4), lr=entry.lr, peers=peers, accepted=accepted)
-        self.steps.write(
-            step=entry.step,
-            digest=digest.hex(),
-            entry=event.signed.hash.hex(),
-            loss=loss,
-            lr=entry.lr,
-            peers=peers,
-            accepted=accepted,
-            tokens=tokens,
-            payload_bytes=sum(c.payload_bytes for c in entry.contributions),
-        )
+        self.steps.applied(event.signed, digest, loss, accepted)
 
     def _keep(self, signed: SignedEntry) -> None:
         """Store a snapshot for joining peers if this peer is drawn, and at another step this peer's momentum.
@@ -361,7 +355,8 @@ class Trainer:
 
     def _stored(self, manifest: Manifest, kept: bool) -> None:
         """On the keeper's thread: a snapshot's root is known, and the snapshot is on the disk if it is `kept`."""
-        self.swarm.stored(manifest.step, manifest.root, manifest.total_bytes, kept)
+        root = manifest.root if self.start is None else self.start.named(manifest)
+        self.swarm.stored(manifest.step, root, manifest.total_bytes, kept)
 
     def finish(self) -> None:
         """Write the waiting snapshots, and the momentum."""

@@ -22,6 +22,7 @@ from node.swarm.api import Swarm
 from node.swarm.events import Resync, Snapshot
 from node.training.keeper import Keeper
 from node.training.replica import Replica
+from node.training.start import Start
 from node.training.sync import fetch_snapshot
 from protos.disk import write_bytes
 from protos.errors import DivergedError, NetworkError, Reason, Refusal, StoppedError
@@ -64,7 +65,7 @@ class Recovery:
     """One replica's. `follow(store)` follows the log from the state that is here; with `store`, it reports the snapshot, too.
 
     `agreed_start`: whether the peer may load an initial state that differs from the one that the peer built. The peer may in a
-    run with anchors, and in a run whose operator knows the peers.
+    run with anchors, and in a run whose operator knows the peers. `start`: of a fork, whose initial state is another run's.
     """
 
     def __init__(
@@ -80,12 +81,14 @@ class Recovery:
         *,
         agreed_start: bool,
         patience_seconds: float,
+        start: Start | None = None,
     ) -> None:
         self._replica, self._swarm, self._store, self._keeper, self._folder = replica, swarm, store, keeper, folder
         self._stopping, self._log, self._follow = stopping, log, follow
-        self._agreed_start, self._patience_seconds = agreed_start, patience_seconds
+        self._agreed_start, self._patience_seconds, self._start = agreed_start, patience_seconds, start
         self._base: Snapshot | None = None
-        """The snapshot of others that this peer began with; None: this peer began with the initial state that it built."""
+        """The snapshot of others that this peer began with; None: this peer began with the initial state that it built, or with
+        the one that the genesis names."""
         self._confirmed: int | None = None
         self._digests: dict[int, bytes] = {}
         self._doubt: Doubt | None = None
@@ -100,7 +103,10 @@ class Recovery:
         self._look_for_evidence()
         self._bytes = self._replica.image().total_bytes
         newest = offered[0] if offered else None
-        if newest is not None and newest.step == 0 and newest.root != self._keeper.root():
+        if self._start is not None:
+            self._start.begin()
+            self.load(offered)  # no seed gives a state of this run
+        elif newest is not None and newest.step == 0 and newest.root != self._keeper.root():
             self._load_start(newest)
         elif head_step and (newest is None or newest.step):
             self.load(offered)
@@ -155,7 +161,13 @@ class Recovery:
     def told(self, event: Resync) -> None:
         """The coordinator says that this peer's state is not what counts."""
         own, start = self._digests.get(event.step), event.snapshot
-        if event.step == 0 and self._replica.step == 0 and start is not None and start.step == 0:
+        if (
+            event.step == 0
+            and self._replica.step == 0
+            and start is not None
+            and start.step == 0
+            and self._start is None
+        ):
             self._again_from(lambda: self._load_start(start), store=True)
             return
         if own is None or self._swarm.is_withdrawn(event.step):
@@ -233,6 +245,9 @@ class Recovery:
             if next(rotten, None) is None:
                 return
             self._store.delete(root)
+        if manifest.step == 0 and self._start is not None:
+            self._fetch_start(self._start, self._swarm.offered())
+            return
         stored = next((snapshot for snapshot in self._swarm.offered() if snapshot.root == root), None)
         if stored is None:
             raise Refusal(Reason.HASH_MISMATCH, f"the snapshot of step {manifest.step} is neither here nor agreed")
@@ -288,8 +303,9 @@ class Recovery:
         while True:
             wanted = [s for s in offered if s.step > newer_than and s.root not in self._bad]
             if offered and not wanted and newer_than < 0:
+                what = "the run's log" if self._start is None else "the run's log or genesis"
                 raise DivergedError(
-                    "no agreed snapshot of this run holds what the run's log says; ask the run's operator to withdraw them"
+                    f"no agreed snapshot of this run holds what {what} says; ask the run's operator to withdraw them"
                 )
             if any(self._loaded(snapshot) for snapshot in wanted):
                 return
@@ -301,8 +317,9 @@ class Recovery:
             wait = min(2 * wait, WAIT_SECONDS_MAX)
             offered = self._swarm.offered()
 
-    @staticmethod
-    def _away(wanted: Sequence[Snapshot], newer_than: int) -> str:
+    def _away(self, wanted: Sequence[Snapshot], newer_than: int) -> str:
+        if wanted and wanted[0].step == 0 and self._start is not None:
+            return f"no peer that has the starting state ({self._start.state}) is online: waiting"
         if wanted:
             return f"no peer that has the model (the snapshot of step {wanted[0].step}) is online: waiting"
         if newer_than >= 0:
@@ -329,6 +346,9 @@ class Recovery:
     def _load(self, snapshot: Snapshot) -> None:
         if snapshot.total_bytes != self._bytes:
             raise BadSnapshotError(f"it has {snapshot.total_bytes} bytes, and a state of this run has {self._bytes}")
+        if snapshot.step == 0 and self._start is not None:
+            self._load_fork(self._start, snapshot)
+            return
         entry, following = self._swarm.entries_about(snapshot.step)
         if snapshot.step and entry is None:
             raise NetworkError(f"the coordinator's log has no entry {snapshot.step}")
@@ -345,6 +365,18 @@ class Recovery:
         self._keeper.adopt(found)
         self._base, self._doubt = snapshot, None
         self._confirmed = snapshot.step if claimed else None
+
+    def _load_fork(self, start: Start, snapshot: Snapshot) -> None:
+        """Become the state that the genesis names: nobody's word is needed for it, so it counts as this peer's own."""
+        found = self._fetch_start(start, [snapshot])
+        self._replica.load(found, self._store.file(found.root))
+        start.check(self._replica.demo.state_digest)
+        self._keeper.adopt(found)
+        self._base, self._doubt, self._confirmed = None, None, 0
+
+    def _fetch_start(self, start: Start, offered: Sequence[Snapshot]) -> Manifest:
+        holders = next((snapshot.holders for snapshot in offered if snapshot.step == 0), ())
+        return start.fetch(self._swarm, holders, self._replica.layout_digest, self._progress)
 
     def _progress(self, done: int, total: int) -> None:
         self._log.info("snapshot", step=self._replica.step, percent=100 * done // max(total, 1))

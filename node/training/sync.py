@@ -5,11 +5,12 @@ The peer checks every byte against the agreed root before the model loads it. Th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from node.snapshot.elsewhere import Piece
 from node.snapshot.pieces import Manifest, open_manifest
-from node.snapshot.store import Receiving, SnapshotStore
+from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Snapshot
 from protos.errors import Reason, Refusal
@@ -39,28 +40,43 @@ def fetch_snapshot(
     manifest = open_manifest(encoded)
     if manifest.step != snapshot.step or manifest.layout_digest != layout_digest:
         raise Refusal(Reason.WRONG_LAYOUT, f"the agreed snapshot is of step {manifest.step}, or of another layout")
+    fetch_pieces(swarm, store, manifest, snapshot.holders, progress)
+    return manifest
+
+
+def fetch_pieces(
+    swarm: Swarm,
+    store: SnapshotStore,
+    manifest: Manifest,
+    holders: Sequence[bytes],
+    progress: Progress,
+    local: Piece | None = None,
+) -> None:
+    """Have a snapshot in the store whose manifest is verified. `local`: pieces that this machine has elsewhere.
+
+    Raises NetworkError or Refusal.
+    """
     if store.has(manifest.root):
         if all(store.piece(manifest.root, index) is not None for index in range(len(manifest.piece_hashes))):
-            return manifest
+            return
         store.delete(manifest.root)  # a piece rotted on this machine's own disk
     receiving, done = store.receive(manifest), 0
+
+    def piece(index: int) -> int:
+        """Make sure that a piece is here; each piece starts with another holder."""
+        size = manifest.piece_length(index)
+        if not receiving.has(index):
+            turn = index % max(len(holders), 1)
+            data = None if local is None else local(index)
+            data = data or swarm.fetch(manifest.piece_hashes[index], size, (*holders[turn:], *holders[:turn]))
+            receiving.put(index, data)
+        return size
+
     try:
         with ThreadPoolExecutor(PULLS_AT_ONCE, thread_name_prefix="pieces") as pool:
-            pieces = range(len(manifest.piece_hashes))
-            for size in pool.map(lambda index: _piece(swarm, receiving, snapshot, manifest, index), pieces):
+            for size in pool.map(piece, range(len(manifest.piece_hashes))):
                 done += size
                 progress(done, manifest.total_bytes)
         receiving.finish()
     finally:
         receiving.close()
-    return manifest
-
-
-def _piece(swarm: Swarm, receiving: Receiving, snapshot: Snapshot, manifest: Manifest, index: int) -> int:
-    """Make sure that a piece is here. The peer asks another holder first for each piece."""
-    digest, size = manifest.piece_hashes[index], manifest.piece_length(index)
-    if not receiving.has(index):
-        turn = index % max(len(snapshot.holders), 1)
-        holders = (*snapshot.holders[turn:], *snapshot.holders[:turn])
-        receiving.put(index, swarm.fetch(digest, size, holders))
-    return size

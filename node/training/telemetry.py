@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from node.swarm.counters import Counters
 from protos.disk import writing
 from protos.errors import OperatorError
+from protos.log import SignedEntry
 
 LINE_BYTES_MAX = 1 << 16
 STEPS_BYTES_MAX = 64 << 20
@@ -62,6 +63,21 @@ class StepLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             _cut_off(path)
             self._file = path.open("a", encoding="utf-8")
+
+    def applied(self, signed: SignedEntry, digest: bytes, loss: float, accepted: bool) -> None:
+        """A step that this peer applied; `accepted`: with its own votes."""
+        entry = signed.entry
+        self.write(
+            step=entry.step,
+            digest=digest.hex(),
+            entry=signed.hash.hex(),
+            loss=loss,
+            lr=entry.lr,
+            peers=len(entry.contributions),
+            accepted=accepted,
+            tokens=sum(c.tokens for c in entry.contributions),
+            payload_bytes=sum(c.payload_bytes for c in entry.contributions),
+        )
 
     def write(self, **values: Any) -> None:
         """Append a line. A reader of the file sees the line when this call returns."""
