@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import anchors, invites, peers, snapshots
+from coordinator.commands import anchors, forks, invites, peers, snapshots
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos import toml_file
 from protos.console import configure_logging, exit_with
 from protos.identity import short
-from protos.invite import Invite
 from protos.log import run_id_of
 from protos.run_config import RunConfig, config_from_json
+from protos.start import fork_values, fork_words
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 
@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_is_help=True)
 app.add_typer(runs, name="run")
+runs.command("fork", epilog=EXIT_CODES)(forks.fork)
 app.add_typer(invites.app, name="invite")
 app.add_typer(peers.app, name="peer")
 app.add_typer(anchors.app, name="anchor")
@@ -106,6 +107,7 @@ def create(
     """Create a run on the coordinator that serves --home, and print its invite link."""
     file = file or Path(os.devnull)
     config = toml_file.load(file, RunConfig)
+    from coordinator.commands.created import link_for_anchors, print_created, show_created
     from coordinator.commands.operator import Operator
     from coordinator.commands.planning import layout_of_run, planned, recipe_of, room_for_votes
 
@@ -117,43 +119,13 @@ def create(
     fixed = (facts.layout_digest, facts.parameters) if facts is not None else (b"", 0)
     invite = operator.create_run(config, *fixed)
     genesis = operator.find(invite.run_id.hex()).genesis
-    with_link = config.trust.anchored and not config.trust.anchors
-    anchor_link = operator.anchor_link(genesis, anchors.USES).link() if with_link else None
+    anchor_link = link_for_anchors(operator, genesis, config)
     if as_json:
-        _print_created(invite, config, anchor_link, bool(facts))
+        print_created(invite, config, anchor_link, layout=bool(facts))
         return
     if unknown:
         print(f"The layout of its model is not fixed yet: {unknown}. The first anchor fixes it, or the first peers do.")
-    _show_created(invite, config, anchor_link, said, home)
-
-
-def _print_created(invite: Invite, config: RunConfig, anchor_link: str | None, layout: bool) -> None:
-    values = {
-        "run": invite.run_id.hex(),
-        "name": config.name,
-        "admission": config.admission.mode,
-        "invite": invite.link(),
-    }
-    print(json.dumps({**values, "anchor": anchor_link, "trust": config.trust.enabled, "layout": layout}))
-
-
-def _show_created(invite: Invite, config: RunConfig, anchor_link: str | None, said: str, home: Path | None) -> None:
-    console, run = Console(soft_wrap=True), invite.run_id.hex()[:16]
-    console.print(f"Run [bold]{config.name}[/] ({run}) is created.", highlight=False)
-    if said:
-        console.print(said, highlight=False, markup=False)
-    if anchor_link is not None:
-        console.print("First, beside the coordinator (no GPU needed). Keep this link to yourself:", highlight=False)
-        print(f"swarmentum anchor {anchor_link}")
-    if config.admission.mode == "invite":
-        at = f" --home {home}" if home else ""
-        console.print("The run takes only peers with an invite. Make one:", highlight=False)
-        print(f"swarmentum-coordinator invite create {run} --uses 5 --expires 7d{at}")
-        console.print("To look at the run, without joining:", highlight=False)
-        print(f"swarmentum status {invite.link()}")
-        return
-    console.print("On each peer:", highlight=False)
-    print(f"swarmentum join {invite.link()}")
+    show_created(invite, config, anchor_link, said, home)
 
 
 @runs.command("example")
@@ -192,7 +164,8 @@ def list_runs(home: Home = None, as_json: Json = False) -> None:
     for row in rows:
         loss = f"{row['loss']:.4f}" if row["step"] else "-"
         step = f"{row['step']}/{row['steps']}"
-        name, why = Text(row["name"]), Text(row["reason"])
+        said = f"{row['name']}\n{fork_words(row['fork'])}" if row["fork"] else row["name"]
+        name, why = Text(said), Text(row["reason"])
         table.add_row(row["run"][:16], name, row["phase"], step, loss, ", ".join(row["peers"]), why)
     Console().print(table)
 
@@ -208,6 +181,7 @@ def _row(run: pb.GetRunResponse) -> dict[str, Any]:
         "loss": run.loss,
         "peers": [short(peer.public_key) for peer in here],
         "reason": printable(run.reason),
+        "fork": fork_values(run.genesis),
     }
 
 

@@ -17,6 +17,7 @@ from protos.invite import Invite
 from protos.limits import NONCE_BYTES
 from protos.log import run_id_of
 from protos.run_config import RunConfig, config_from_json
+from protos.start import StartingState, start_body
 from protos.status import error_of
 from protos.ticket import seal_ticket, ticket_from_body
 from protos.v1 import coordinator_pb2 as pb
@@ -34,17 +35,30 @@ class Operator:
         self._identity = Identity.load_or_create(home / "identity.key")
         self._certificate = load_or_create(home)
 
-    def create_run(self, config: RunConfig, layout_digest: bytes = b"", parameters: int = 0) -> Invite:
-        """Create a run; returns its invite. Without a layout, the first anchor's or the agreed initial state's counts."""
+    def create_run(
+        self, config: RunConfig, layout_digest: bytes = b"", parameters: int = 0, start: StartingState | None = None
+    ) -> Invite:
+        """Create a run; returns its invite. Without a layout, the first anchor's or the agreed initial state's counts.
+
+        `start`: the state of another run, in the same layout, at which this one begins.
+        """
         body = pb.CreateRunBody(
             config_json=config.canonical_json(),
             nonce=secrets.token_bytes(NONCE_BYTES),
             layout_digest=layout_digest,
             parameters=parameters,
+            start=None if start is None else start_body(start),
         )
         request = pb.CreateRunRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
         genesis: log_pb2.Genesis = self._call("CreateRun", request).genesis
         return self.invite(genesis)
+
+    def states(self, genesis: log_pb2.Genesis) -> pb.ListStatesResponse:
+        """Every state of a run that a fork can begin at."""
+        body = pb.ListStatesBody(run_id=run_id_of(genesis), nonce=secrets.token_bytes(NONCE_BYTES))
+        request = pb.ListStatesRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
+        answer: pb.ListStatesResponse = self._call("ListStates", request)
+        return answer
 
     def list_runs(self) -> list[pb.GetRunResponse]:
         """Every run with its state."""

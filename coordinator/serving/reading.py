@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias
 
 from coordinator.store.journal import Journal
@@ -61,8 +62,8 @@ class Reading:
         self, run_id: bytes, coordinator: bytes, agreed_digests: Mapping[int, bytes]
     ) -> list[StartingState]:
         """The states that a fork can begin at. JournalError, Refusal."""
-        work = states, self._journal, run_id, coordinator, agreed_digests
-        return await asyncio.get_running_loop().run_in_executor(self._strangers, *work)
+        read = partial(states, self._journal, run_id, coordinator, agreed_digests)
+        return await asyncio.get_running_loop().run_in_executor(self._strangers, read)
 
     async def _read(self, key: _Key, head: int, follows: bool) -> Page:
         lane = self._followers if follows else self._strangers

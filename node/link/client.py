@@ -7,9 +7,6 @@ not the invite's run. Of several coordinators, one acts: `move` finds it.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -26,6 +23,7 @@ from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
+from protos.pinned import TLS_NAME, fetch_certificate
 from protos.run_config import RunConfig, UnknownSetting, config_from_json
 from protos.start import start_of
 from protos.status import BusyError, error_of
@@ -45,7 +43,6 @@ SILENT_SECONDS_MAX = 1.5
 TAKE_OVER_SECONDS_MAX = 15.0
 TAKE_OVER_RETRY_SECONDS_MAX = 0.5
 
-TLS_NAME = "swarmentum-coordinator"
 _OPTIONS = {
     "grpc.ssl_target_name_override": TLS_NAME,
     "grpc.keepalive_time_ms": 10_000,
@@ -65,32 +62,6 @@ _OPTIONS_OF_SEVERAL = _OPTIONS | {
     "grpc.http2.ping_timeout_ms": int(1000 * SILENT_SECONDS_MAX),
     "grpc.max_reconnect_backoff_ms": 1_000,
 }
-
-
-def fetch_certificate(address: str, sha256: bytes, seconds_max: float = CALL_SECONDS_MAX) -> bytes:
-    """PEM of the server's certificate if its sha256 is the pinned one. Blocks at most `seconds_max`.
-
-    Raises NetworkError if no server answers, RefusedError if a server answers with another certificate.
-    """
-    host, _, port = address.rpartition(":")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the code below checks the pin on the certificate itself
-    context.set_alpn_protocols(["h2"])
-    try:
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds_max) as plain,
-            context.wrap_socket(plain, server_hostname=TLS_NAME) as secure,
-        ):
-            certificate = secure.getpeercert(binary_form=True) or b""
-    except (OSError, ValueError) as error:
-        raise NetworkError(f"no coordinator answers at {address}: {error}") from error
-    if hashlib.sha256(certificate).digest() != sha256:
-        raise RefusedError(
-            f"the server at {address} is not the invite's coordinator: the server has another TLS certificate; "
-            "ask the run's operator for a new invite"
-        )
-    return ssl.DER_cert_to_PEM_cert(certificate).encode()
 
 
 class CoordinatorClient:

@@ -14,10 +14,11 @@ from typing import Any
 
 import grpc
 
-from node.link.client import TLS_NAME, check_genesis, fetch_certificate
+from node.link.client import check_genesis
 from protos import limits
 from protos.errors import NetworkError, Refusal, RefusedError
 from protos.invite import Invite
+from protos.pinned import TLS_NAME, fetch_certificate
 from protos.run_config import RunConfig
 from protos.status import error_of
 from protos.v1 import coordinator_pb2 as pb

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import grpc
 
-from node.link.client import TLS_NAME, fetch_certificate
 from protos.invite import Invite
+from protos.pinned import TLS_NAME, fetch_certificate
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 

@@ -27,8 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from node.link.client import fetch_certificate
 from protos.invite import Invite
+from protos.pinned import fetch_certificate
 from tests.bench.crowd import serve_commands
 
 HERTZ = os.sysconf("SC_CLK_TCK")

@@ -17,13 +17,13 @@ from coordinator.clock.records import EntryCommitted, TickOpened
 from coordinator.clock.state import PeerPhase, Phase
 from coordinator.serving import runtime as runtime_module
 from coordinator.serving import sessions, streams
-from node.link.client import fetch_certificate
 from protos import limits
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, RefusedError
 from protos.identity import Identity
 from protos.limits import HOLDINGS_MAX
 from protos.log import Chain, open_entry, seal_entry, tick_body
+from protos.pinned import fetch_certificate
 from protos.run_config import AdmissionConfig, RunConfig, TrustConfig
 from protos.status import BehindError, SessionLostError
 from protos.v1 import coordinator_pb2 as pb

@@ -1,0 +1,136 @@
+"""The parent run of a fork, as its coordinator describes it: a run of this home, or the public run of an invite.
+
+What another coordinator says of its run is checked as far as its signatures go: the entries. Peers check the state itself, by
+the root that the fork's genesis names. ADR 34.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from coordinator.commands.operator import Operator
+from protos.errors import NetworkError, OperatorError, RefusedError
+from protos.invite import SCHEME, Invite
+from protos.limits import HASH_BYTES
+from protos.log import open_entry, run_id_of
+from protos.pinned import TLS_NAME, fetch_certificate
+from protos.run_config import RunConfig, config_from_json
+from protos.start import StartingState, start_body, start_from_body
+from protos.status import error_of
+from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import coordinator_pb2_grpc as rpc
+
+CALL_SECONDS_MAX = 15.0
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A run that can be forked. `states`: oldest first. `held`: the steps whose state a connected peer has."""
+
+    run_id: bytes
+    config: RunConfig
+    layout_digest: bytes
+    parameters: int
+    states: tuple[StartingState, ...]
+    held: frozenset[int]
+
+    def state_at(self, from_step: int) -> StartingState:
+        """The newest agreed state at or before a step. OperatorError with the steps that there are."""
+        found = [state for state in self.states if state.step <= from_step]
+        if found:
+            return found[-1]
+        steps = ", ".join(str(state.step) for state in self.states)
+        raise OperatorError(
+            f"--from-step {from_step}: run {self.run_id.hex()[:16]} has no agreed snapshot at or before this step; "
+            + (f"it has those of steps {steps}" if steps else "it has none at all yet, so `run create` makes a new run")
+        )
+
+
+def parent(operator: Operator, run: str) -> Parent:
+    """A run of this home by name or id, or the run of an invite link. Raises SwarmentumError."""
+    if run.startswith(SCHEME):
+        return _of_invite(Invite.parse(run))
+    facts = operator.find(run)
+    answer = operator.states(facts.genesis)
+    return Parent(
+        run_id_of(facts.genesis),
+        config_from_json(facts.genesis.config_json),
+        answer.layout_digest,
+        answer.parameters,
+        tuple(start_from_body(state) for state in answer.states),
+        _held(facts),
+    )
+
+
+def _held(facts: pb.GetRunResponse) -> frozenset[int]:
+    return frozenset(ref.step for ref in _snapshots(facts) if ref.holders)
+
+
+def _snapshots(facts: pb.GetRunResponse) -> list[pb.SnapshotRef]:
+    return ([facts.snapshot] if facts.HasField("snapshot") else []) + list(facts.earlier)
+
+
+def _of_invite(invite: Invite) -> Parent:
+    """The run of another coordinator, as far as it tells everybody: its newest agreed snapshots."""
+    facts: pb.GetRunResponse = _ask(invite, "GetRun", pb.GetRunRequest(run_id=invite.run_id))
+    genesis = facts.genesis
+    if run_id_of(genesis) != invite.run_id or genesis.coordinator_public_key != invite.coordinator_public_key:
+        raise RefusedError("the coordinator's run is not the one that the invite names; ask for a new invite")
+    if len(genesis.layout_digest) != HASH_BYTES:
+        raise OperatorError(
+            f"run {invite.run_id.hex()[:16]} cannot be forked with its link: its genesis states no parameter layout. "
+            "Its own operator can fork it"
+        )
+    states = [_state(invite, ref) for ref in reversed(_snapshots(facts)) if ref.step]
+    return Parent(
+        invite.run_id,
+        config_from_json(genesis.config_json),
+        genesis.layout_digest,
+        genesis.parameters,
+        tuple(states),
+        _held(facts),
+    )
+
+
+def _state(invite: Invite, ref: pb.SnapshotRef) -> StartingState:
+    """An agreed snapshot with what the signed log says of its step. Raises RefusedError if the log lacks that step."""
+    request = pb.ListEntriesRequest(run_id=invite.run_id, from_step=ref.step)
+    answer: pb.ListEntriesResponse = _ask(invite, "ListEntries", request)
+    data: Sequence[bytes] = [entry.SerializeToString(deterministic=True) for entry in answer.entries[:2]]
+    entries = [open_entry(each, run_id=invite.run_id, coordinator=invite.coordinator_public_key) for each in data]
+    if [signed.entry.step for signed in entries] not in ([ref.step], [ref.step, ref.step + 1]):
+        raise RefusedError(f"the log of run {invite.run_id.hex()[:16]} does not show its entry {ref.step}")
+    state = StartingState(
+        invite.run_id,
+        invite.coordinator_public_key,
+        ref.step,
+        entries[0].hash,
+        ref.root,
+        ref.total_bytes,
+        entries[1].entry.parent_state_digest if len(entries) > 1 else b"",
+        entries[0].entry.next_sample,
+    )
+    return start_from_body(start_body(state))  # the same door as for any other
+
+
+def _ask(invite: Invite, name: str, request: Any) -> Any:
+    """A public call to the first of the invite's coordinators that answers it. NetworkError, RefusedError."""
+    problems: list[str] = []
+    for address in invite.coordinators:
+        try:
+            pem = fetch_certificate(address, invite.certificate_sha256)
+            credentials = grpc.ssl_channel_credentials(pem)
+            with grpc.secure_channel(address, credentials, [("grpc.ssl_target_name_override", TLS_NAME)]) as channel:
+                return getattr(rpc.CoordinatorServiceStub(channel), name)(request, timeout=CALL_SECONDS_MAX)
+        except grpc.RpcError as error:
+            found = error_of(error)
+            if isinstance(found, RefusedError):
+                raise found from error
+            problems.append(str(found))
+        except NetworkError as error:
+            problems.append(str(error))
+    raise NetworkError("; ".join(problems))
