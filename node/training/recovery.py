@@ -368,11 +368,13 @@ class Recovery:
 
     def _load_fork(self, start: Start, snapshot: Snapshot) -> None:
         """Become the state that the genesis names: nobody's word is needed for it, so it counts as this peer's own."""
+        from_disk = start.is_here()
         found = self._fetch_start(start, [snapshot])
         self._replica.load(found, self._store.file(found.root))
         start.check(self._replica.demo.state_digest)
         self._keeper.adopt(found)
         self._base, self._doubt, self._confirmed = None, None, 0
+        self._log.info("starting state loaded", step=0, of=str(start.state), from_disk=from_disk)
 
     def _fetch_start(self, start: Start, offered: Sequence[Snapshot]) -> Manifest:
         holders = next((snapshot.holders for snapshot in offered if snapshot.step == 0), ())

@@ -45,6 +45,10 @@ class Start:
         here = self._here() if root == self.state.root else None
         return root if here is None else here.root
 
+    def is_here(self) -> bool:
+        """Whether this machine has the starting state on its disk."""
+        return self._here() is not None or snapshot_in(self.parent, self.state.root) is not None
+
     def _here(self) -> Manifest | None:
         return next((m for m in self.store.manifests() if m.step == 0 and is_start(m, self.state)), None)
 

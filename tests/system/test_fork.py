@@ -1,0 +1,117 @@
+"""A fork: a new run that begins at an agreed snapshot of another one, with the same peers and a newcomer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protos.invite import Invite
+from protos.start import start_of
+from protos.v1 import log_pb2
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, Process, digests_by_step, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+RUN = f"""
+name = "parent"
+{TINY_MODEL}
+[data]
+source = "{os.__file__}"
+context = 32
+[clock]
+steps = 40
+batch_samples = 16
+min_peers = 2
+snapshot_every = 20
+deadline_ms_min = 1000
+deadline_ms_max = 20000
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+LR, STEPS = 0.0005, 25
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
+    swarm = LocalSwarm(tmp_path, RUN, "--anchor")
+    try:
+        yield swarm
+    finally:
+        swarm.close()
+
+
+def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm: LocalSwarm) -> None:
+    anchor, peers = swarm.anchor(), [swarm.join("ada"), swarm.join("bob")]
+    for peer in peers:
+        assert peer.finish(120)[0] == 0
+    wait_for("the anchor's last step", lambda: swarm.last_step("anchor") == 40)
+    _leave(anchor)
+    parent = swarm.invite.run_id.hex()
+    [at_20] = digests_by_step(swarm.steps("ada"), swarm.steps("bob"), swarm.steps("anchor"))[20]
+
+    changes = (f"optimizer.lr={LR}", f"clock.steps={STEPS}", "clock.min_peers=3")
+    _go_over(swarm, swarm.operate("run", "fork", parent[:16], *changes, "--from-step", "30"))
+    fork = swarm.status()["fork"]
+    assert (fork["run"], fork["step"]) == (parent, 20), "the newest agreed snapshot at or before step 30"
+
+    # nobody has the state yet: a newcomer says so, and waits
+    newcomer = swarm.join("cyd")
+    where = f"nobody who has the starting state (step 20 of run {parent[:16]}) is online"
+    wait_for("a word about it", lambda: [event for event in _warnings(swarm, "cyd") if where in event])
+    assert newcomer.child.poll() is None
+    assert swarm.status()["step"] == 0
+
+    anchor = swarm.anchor()
+    everyone = [newcomer, swarm.join("ada", "--archive"), swarm.join("bob")]
+    for peer in everyone:
+        assert peer.finish(120)[0] == 0, peer.log.read_text()[-2000:]
+    wait_for("the anchor's last step", lambda: swarm.last_step("anchor") == STEPS)
+    _leave(anchor)
+    steps = [swarm.steps(name) for name in ("ada", "bob", "cyd", "anchor")]
+    found = digests_by_step(*steps)
+    assert sorted(found) == list(range(1, STEPS + 1))
+    assert all(len(digests) == 1 for digests in found.values()), "replicas are equal"
+    assert all(any(line["accepted"] for line in lines) for lines in steps[:3]), "the newcomer's votes count, too"
+    assert max(line["lr"] for line in steps[0]) == pytest.approx(LR)
+    assert steps[0][0]["lr"] < LR / 5, "the schedule begins anew, with its warm-up"
+
+    archive = swarm.folder / "ada" / "runs" / swarm.invite.run_id.hex()[:16] / "archive"
+    verdict = _verified(swarm, archive)
+    assert (verdict["ok"], verdict["steps"], verdict["from_start"]) == (True, STEPS, True), verdict
+    assert (verdict["fork_of"], verdict["fork_step"]) == (parent, 20)
+    assert {verdict["state_digest"]} == found[STEPS]
+    start = start_of(log_pb2.Genesis.FromString((archive / "genesis").read_bytes()))
+    assert start is not None
+    assert start.state_digest.hex() == at_20, "the fork names the state that the parent run's peers had"
+    loaded = {name: swarm.events(name, "starting state loaded")[0] for name in ("ada", "bob", "cyd", "anchor")}
+    assert {name: event["from_disk"] for name, event in loaded.items()} == {
+        "ada": True, "bob": True, "anchor": True, "cyd": False,
+    }  # fmt: skip
+
+
+def _go_over(swarm: LocalSwarm, created: dict[str, object]) -> None:
+    """From now on, the swarm's commands are about this run."""
+    swarm.created, swarm.link = created, str(created["invite"])
+    swarm.invite = Invite.parse(swarm.link)
+
+
+def _leave(*processes: Process) -> None:
+    for process in processes:
+        process.interrupt()
+    for process in processes:
+        process.finish(30)
+
+
+def _warnings(swarm: LocalSwarm, name: str) -> list[str]:
+    lines = (swarm.folder / f"{name}.log").read_text().splitlines()
+    return [json.loads(line)["event"] for line in lines if line.startswith("{") and "warning" in line]
+
+
+def _verified(swarm: LocalSwarm, archive: Path) -> dict[str, object]:
+    code, values = swarm.start("verify", "node", "verify", str(archive), "--json").finish(60)
+    assert code == 0, values
+    return values
