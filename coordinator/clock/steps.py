@@ -37,8 +37,6 @@ def _try_open(run: Run, now_ms: int) -> Outcome:
             return replace(run, reason=agreement.start_problem(run)), effects
         run, more = _try_open(run, now_ms)
         return run, effects + more
-    if run.head_step == 0 and run.anchored and not run.anchors_here:
-        return replace(run, reason=agreement.start_problem(run)), []  # a fork's initial state needs nobody's word
     if not members or (members < wanted and not electorate.founded(run)):
         text = f"{ready} peers are ready, and {members} of {wanted} needed may take part: the others are newcomers on probation"
         return replace(run, reason=f"{text}, or share a block of network addresses before the first step"), []
