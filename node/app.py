@@ -54,7 +54,7 @@ from protos.invite import Invite
 from protos.optimizer_config import SIZE_KEYS, TOP_K_FEW_BITS_MAX
 from protos.run_config import RunConfig
 from protos.signals import EXIT_INTERRUPTED, asked_to_stop, leave
-from protos.start import start_of
+from protos.start import fork_values, fork_words, start_of
 from protos.v1 import coordinator_pb2 as pb
 
 BYTES_A_GB = 10**9
@@ -186,7 +186,9 @@ class _Peer:
                 facts = swarm.connect(anchor=self.anchor)
                 config = check_genesis(facts.genesis, self.invite)
                 self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
-                agree(request(config, self.settings, os.path.exists, trains=not self.anchor))
+                asked = request(config, self.settings, os.path.exists, trains=not self.anchor)
+                fork = fork_values(facts.genesis)
+                agree(asked if fork is None else replace(asked, fork=fork_words(fork)))
                 device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
                 ranks = 1 if self.lead is None else self.lead.ranks
                 micro_batch = fit.check(config, self.settings, self.folder, device, trains=not self.anchor, ranks=ranks)

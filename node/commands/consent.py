@@ -41,11 +41,12 @@ class Request:
     tokenizer: str
     wants: tuple[str, ...] = ()
     downloads: bool = False
+    fork: str = ""
 
     def lines(self) -> list[str]:
         """For people."""
         said = [
-            f"Run:       {self.run}, {self.steps} steps",
+            f"Run:       {self.run}, {self.steps} steps" + (f", a {self.fork}" if self.fork else ""),
             f"Model:     {self.model}",
             f"Data:      {self.data}",
             f"Tokenizer: {self.tokenizer}",
