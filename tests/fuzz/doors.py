@@ -43,9 +43,10 @@ from protos.identity import Identity
 from protos.invite import SCHEME, Invite
 from protos.log import Contribution, Entry, Exclusion, Tick, entry_body, lr_to_bits, open_entry, open_tick, tick_body
 from protos.run_config import RunConfig, config_from_json
+from protos.start import StartingState, start_body, start_from_body
 from protos.text import TEXT_CHARACTERS_MAX, printable
 from protos.ticket import Ticket, open_ticket, seal_ticket, ticket_body
-from protos.v1 import archive_pb2, coordinator_pb2, update_pb2
+from protos.v1 import archive_pb2, coordinator_pb2, log_pb2, update_pb2
 
 Door = Callable[[bytes], None]
 RUN, HASH = b"r" * 32, b"h" * 32
@@ -140,6 +141,11 @@ def manifest(data: bytes) -> None:
 
 def snapshot(data: bytes) -> None:
     load(data, {name: torch.zeros(shape) for name, shape in SHAPES})
+
+
+def starting_state(data: bytes) -> None:
+    start = start_from_body(parse(log_pb2.StartingState, data))
+    assert start_from_body(start_body(start)) == start, "written again, it is another"
 
 
 def config(data: bytes) -> None:
@@ -288,6 +294,7 @@ DOORS: dict[str, Door] = {
     "requests": requests,
     "blob-stream": blob_stream,
     "archive": archive,
+    "starting-state": starting_state,
 }
 """By name. Each may raise `Refusal`."""
 
@@ -344,6 +351,7 @@ def seeds() -> dict[str, list[bytes]]:
             len(archived).to_bytes(4, "big") + archived,
             files.layout_text(SHAPES, {"table": "table"}).encode(),
         ],
+        "starting-state": [start_body(StartingState(RUN, HASH, STEP, HASH, HASH, 64, HASH, 9)).SerializeToString()],
     }
 
 

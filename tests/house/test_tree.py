@@ -121,7 +121,7 @@ RUN_BY = {
     r"swarmentum-coordinator serve": "tests/system/test_coordinator_process.py",
     r"swarmentum-coordinator run (create|example)": "tests/unit/coordinator/test_planning.py",
     r"swarmentum-coordinator run fork": "tests/system/test_fork.py",
-    r"swarmentum-coordinator snapshot": "tests/unit/coordinator/test_forks.py",
+    r"swarmentum-coordinator snapshot": "tests/attack/test_open_run.py",
     r"swarmentum-coordinator invite": "tests/system/test_invites.py",
     r"swarmentum-coordinator peer": "tests/unit/coordinator/test_peers.py",
     r"swarmentum join": "tests/system/test_life.py",
