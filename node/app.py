@@ -346,6 +346,7 @@ class _Peer:
             if settings.fit_uplink
             else None,
             archive=archive,
+            snapshots_kept=settings.snapshots_kept,
             start=start_of(facts.genesis),
         )
 

@@ -18,6 +18,7 @@ from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Event
 from node.swarm.session import REAL, Outside, Session, build
+from node.training.keeper import SNAPSHOTS_KEPT
 from node.training.loop import Trainer
 from node.training.recovery import Stopping
 from node.training.replica import Replica
@@ -114,6 +115,7 @@ def assemble(
     vote_size: VoteSize | None = None,
     archive: Recorder | None = None,
     behind: bool = True,
+    snapshots_kept: int = SNAPSHOTS_KEPT,
     start: StartingState | None = None,
 ) -> Trainer:
     """The peer's training side, once the model is built. See `Trainer` for the arguments.
@@ -141,5 +143,6 @@ def assemble(
         vote_size=vote_size,
         archive=archive,
         behind=behind,
+        snapshots_kept=snapshots_kept,
         start=begins,
     )

@@ -97,6 +97,10 @@ class PeerSettings(BaseSettings):
     payloads_gb: float = Field(default=PAYLOADS_GB, gt=0)
     """Room on the disk for other peers' votes since the last snapshot but one. Joiners need them; the oldest go first."""
 
+    snapshots_kept: int = Field(default=2, ge=2, le=1000)
+    """Snapshots that stay on the disk, the newest ones, within `snapshots_gb`. `swarmentum-coordinator run fork` can go back to
+    these. Anchors store every snapshot, other peers those that the log draws them for."""
+
     archive: bool = False
     """Keep the log, every payload and snapshots, so that `swarmentum verify` can replay the run from this machine."""
 

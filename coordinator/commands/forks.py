@@ -72,7 +72,7 @@ def _said(start: StartingState, from_step: int, held: bool) -> str:
         lines.append(f"That is the newest agreed snapshot at or before step {from_step}.")
     if not held:
         lines.append(
-            "No connected peer of the parent run has that state. The fork waits until a peer joins that has it."
+            "The coordinator knows no connected peer that has that state. The fork waits until a peer joins that has it."
         )
     lines.append(
         "Peers that have the state on their disks use it: start them with the --home that they had in the parent run."

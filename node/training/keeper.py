@@ -25,7 +25,8 @@ from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
 
 SNAPSHOTS_KEPT: Final = 2
-"""Snapshots on the disk: the one that joiners are offered, and the one before it, for joiners that cannot load the newer."""
+"""Snapshots on the disk, unless the person wants more: the one that joiners are offered, and the one before it, for joiners that
+cannot load the newer."""
 ROOTS_KEPT: Final = 4
 """Manifests of snapshots that this peer computed, stored here or by others. The peer can compute a state again from them
 (node/training/recovery.py)."""
@@ -53,9 +54,11 @@ class Keeper:
         log: Any,
         *,
         behind: bool = True,
+        snapshots_kept: int = SNAPSHOTS_KEPT,
     ) -> None:
         self._replica, self._store, self._private_path = replica, store, private_path
         self._stored, self._log, self._behind = stored, log, behind
+        self._snapshots_kept = snapshots_kept
         self._lock = threading.Lock()
         self._manifests: dict[int, Manifest] = {}
         self._agreed: dict[int, bytes] = {}
@@ -242,7 +245,7 @@ class Keeper:
         stored = self._store.manifests()
         with self._lock:
             agreed = set(self._agreed.values())
-            wanted = {m.root for m in stored[-SNAPSHOTS_KEPT:]} | {m.root for m in stored if m.root in agreed}
+            wanted = {m.root for m in stored[-self._snapshots_kept :]} | {m.root for m in stored if m.root in agreed}
             newest = sorted(self._manifests)[-ROOTS_KEPT:]
             self._manifests = {s: m for s, m in self._manifests.items() if s in newest or m.root in wanted}
         if len(wanted) == len(stored):

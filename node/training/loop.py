@@ -36,7 +36,7 @@ from node.swarm.api import Swarm
 from node.swarm.events import Agreed, Committed, Event, Failed, Finished, Opened, Resync, Waiting
 from node.swarm.membership import About
 from node.training.checker import Checker
-from node.training.keeper import Keeper
+from node.training.keeper import SNAPSHOTS_KEPT, Keeper
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
 from node.training.start import Start
@@ -89,6 +89,7 @@ class Trainer:
     """Whether this peer's momentum is loaded, so that it may be saved."""
     behind: bool = True
     """Whether a thread of its own writes snapshots and momentum."""
+    snapshots_kept: int = SNAPSHOTS_KEPT
     start: Start | None = None
     """Of a fork: the state of another run that it begins at."""
     wishes: Wishes = field(default_factory=Wishes)
@@ -102,7 +103,10 @@ class Trainer:
     def __post_init__(self) -> None:
         self.source = Source()
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
-        self.keeper = Keeper(self.replica, self.store, self.private_path, self._stored, self.log, behind=self.behind)
+        self.keeper = Keeper(
+            self.replica, self.store, self.private_path, self._stored, self.log, behind=self.behind,
+            snapshots_kept=self.snapshots_kept,
+        )  # fmt: skip
         self.recovery = Recovery(
             self.replica, self.swarm, self.store, self.keeper, self.private_path.parent, self.stopping, self.log, self.follow,
             agreed_start=self.anchored or self.config.admission.mode != "open", patience_seconds=self.patience_seconds,

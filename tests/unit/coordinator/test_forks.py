@@ -96,6 +96,8 @@ async def test_a_fork_by_the_operator_names_the_state_and_keeps_the_settings(tmp
             listed = {row["run"]: row for row in await run("list")}
         genesis = here.hub._genesis[bytes.fromhex(made["run"])]
         fork = here.hub.runs[bytes.fromhex(made["run"])].run
+    async with served(tmp_path, SETTINGS) as again:
+        assert again.hub.runs[fork.run_id].run == fork, "the genesis in the journal says it all"
     assert (
         listed[made["run"]]["fork"]
         == made["fork"]

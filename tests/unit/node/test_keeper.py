@@ -151,3 +151,18 @@ def test_an_archive_is_recorded_behind_the_training_and_can_be_replayed(tmp_path
         assert segment.path(files.MANIFEST).read_bytes() == manifest.encoded
     assert head_of(found[-1]) == 6
     peer.keeper.close()
+
+
+@pytest.mark.parametrize(("kept", "left"), [(2, [6, 8]), (3, [4, 6, 8])])
+def test_the_newest_snapshots_stay_as_many_as_the_person_wants(tmp_path: Path, kept: int, left: list[int]) -> None:
+    peer = Kept(tmp_path, 8)
+    peer.keeper = Keeper(
+        peer.replica, peer.store, tmp_path / "private.pt", peer.tell, structlog.get_logger(), snapshots_kept=kept
+    )
+    for step in (2, 4, 6, 8):
+        peer.plays(step)
+        peer.keeper.snapshot(kept=True)
+    peer.keeper.flush()
+    peer.keeper.close()
+    assert [manifest.step for manifest in peer.store.manifests()] == left
+    assert [step for step, stored in peer.told if not stored] == [step for step in (2, 4, 6) if step not in left]
