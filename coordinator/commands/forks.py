@@ -18,7 +18,7 @@ Changes = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CHANGE]...",
-        help="Settings that differ from the parent run's: optimizer.lr=0.001, or a file such as run.toml.",
+        help="Settings that differ from the parent run's: optimizer.lr=0.001, or a TOML file of them.",
     ),
 ]
 
@@ -27,8 +27,13 @@ def fork(
     run: Parents,
     changes: Changes = None,
     from_step: Annotated[
-        int, typer.Option(min=0, max=STEP_MAX, help="Begin at the newest agreed snapshot at or before this step.")
-    ] = STEP_MAX,
+        int | None,
+        typer.Option(
+            min=0,
+            max=STEP_MAX,
+            help="Begin at the newest agreed snapshot at or before this step (default: the newest).",
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="The name of the new run (default: the parent's, and the step).")
     ] = None,
@@ -48,7 +53,7 @@ def fork(
     wanted = changes_of(changes or [])
     operator = Operator(settings(home=home).home)
     found = parent(operator, run)
-    start = found.state_at(from_step)
+    start = found.state_at(STEP_MAX if from_step is None else from_step)
     named = {"name": name} if name else {"name": _name(found.config.name, start.step)} | wanted
     config = forked(found.config, wanted | named)
     invite = operator.create_run(config, found.layout_digest, found.parameters, start)
@@ -66,9 +71,9 @@ def _name(parent: str, step: int) -> str:
     return parent[: NAME_CHARACTERS_MAX - len(end)] + end
 
 
-def _said(start: StartingState, from_step: int, held: bool) -> str:
+def _said(start: StartingState, from_step: int | None, held: bool) -> str:
     lines = [f"It is a fork: it begins at the state after {start}."]
-    if start.step != from_step < STEP_MAX:
+    if from_step not in (None, start.step):
         lines.append(f"That is the newest agreed snapshot at or before step {from_step}.")
     if not held:
         lines.append(

@@ -88,12 +88,19 @@ def _of_invite(invite: Invite) -> Parent:
     states = [_state(invite, ref) for ref in reversed(_snapshots(facts)) if ref.step]
     return Parent(
         invite.run_id,
-        config_from_json(genesis.config_json),
+        _without_its_anchors(config_from_json(genesis.config_json)),
         genesis.layout_digest,
         genesis.parameters,
         tuple(states),
         _held(facts),
     )
+
+
+def _without_its_anchors(config: RunConfig) -> RunConfig:
+    """Anchors that another operator named have no authority over a fork: it has anchors of its own."""
+    if not config.trust.anchors:
+        return config
+    return config.model_copy(update={"trust": config.trust.model_copy(update={"anchors": [], "anchored": True})})
 
 
 def _state(invite: Invite, ref: pb.SnapshotRef) -> StartingState:

@@ -14,11 +14,12 @@ from coordinator.clock.records import SnapshotFact, Withdrawn
 from coordinator.clock.state import Phase
 from coordinator.commands.changes import changes_of, forked
 from coordinator.commands.operator import Operator
-from coordinator.commands.parents import Parent
+from coordinator.commands.parents import Parent, _without_its_anchors
 from coordinator.store.journal import Journal
 from coordinator.store.states import states
 from protos.assignment import Range
 from protos.errors import OperatorError, RefusedError
+from protos.identity import peer_id
 from protos.log import FORMAT_VERSION, run_id_of
 from protos.optimizer_config import BaseOptimizerConfig, OptimizerConfig
 from protos.run_config import RunConfig, TrustConfig
@@ -172,6 +173,12 @@ def test_settings_that_the_state_does_not_fit_are_refused(base: str, change: str
 def test_a_run_without_snapshots_says_that_there_is_nothing_to_fork() -> None:
     with pytest.raises(OperatorError, match="it has none at all yet"):
         Parent(RUN_ID, SETTINGS, LAYOUT, 10, (), frozenset()).state_at(5)
+
+
+def test_anchors_of_another_operator_have_no_authority_over_a_fork() -> None:
+    named = RunConfig(trust=TrustConfig(anchors=[peer_id(key(7))]))
+    assert _without_its_anchors(named).trust == TrustConfig(anchored=True)
+    assert _without_its_anchors(SETTINGS) == SETTINGS
 
 
 # ---- what a fork is to the machine -----------------------------------------------------------------------------------------

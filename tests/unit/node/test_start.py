@@ -237,3 +237,21 @@ def test_a_peer_that_comes_later_loads_a_snapshot_of_the_fork_itself(tmp_path: P
     offered: Sequence[Snapshot] = [world.serves(manifest, data), *world.offers[1:]]
     world.recovery.begin(offered, 5)
     assert (world.replica.step, world.replica.digest()) == (4, log.digests[4])
+
+
+def test_a_peer_that_has_gone_on_still_gives_the_starting_state(tmp_path: Path, parent: Log) -> None:
+    keeps_the_parents(tmp_path, parent)
+    log, start = ForkLog(parent, 6), starting_state(parent)
+    ForkWorld(tmp_path, log, start).begins()
+    back = ForkWorld(tmp_path, log, start)
+    assert back.store.get(start.root) is None
+    back.recovery.begin([back.serves(*log.manifests[4])], 5)
+    assert back.replica.step == 4
+    assert back.store.get(start.root) == parent.manifests[STEP][0].encoded
+    back.keeper.agreed(0, back.start.stored(start.root))
+    assert back.store.get(start.root) is not None
+    back.plays(6)
+    assert back.store.get(start.root) is not None, "the agreed snapshot stays"
+    back.keeper.agreed(4, log.manifests[4][0].root)
+    assert back.store.get(start.root) is None, "its pieces went, and with them the parent run's manifest"
+    assert back.named[-1] == (0, start.root, False)
