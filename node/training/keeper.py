@@ -25,8 +25,8 @@ from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
 
 SNAPSHOTS_KEPT: Final = 2
-"""Snapshots on the disk, unless the person wants more: the one that joiners are offered, and the one before it, for joiners that
-cannot load the newer."""
+"""Snapshots on the disk, unless the person wants more: the one that joiners are offered, and the one before it, for joiners
+that cannot load the newer."""
 ROOTS_KEPT: Final = 4
 """Manifests of snapshots that this peer computed, stored here or by others. The peer can compute a state again from them
 (node/training/recovery.py)."""

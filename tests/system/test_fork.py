@@ -60,7 +60,7 @@ def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm
 
     # nobody has the state yet: a newcomer says so, and waits
     newcomer = swarm.join("cyd")
-    where = f"nobody who has the starting state (step 20 of run {parent[:16]}) is online"
+    where = f"no peer that has the starting state (step 20 of run {parent[:16]}) is online"
     wait_for("a word about it", lambda: [event for event in _warnings(swarm, "cyd") if where in event])
     assert newcomer.child.poll() is None
     assert swarm.status()["step"] == 0

@@ -73,7 +73,7 @@ def forked(parent: Life, **wrong: object) -> Fork:
 def test_a_fork_is_replayed_from_the_state_that_its_genesis_names(parent: Life) -> None:
     fork = forked(parent)
     fork.steps(4)
-    found = fork.verdict()
+    found = fork.verify()
     assert found.ok, found.reason
     assert (found.steps, found.first_step, found.from_start) == (4, 1, True)
     assert (found.fork_of, found.fork_step) == (parent.run_id.hex(), STEP)
@@ -90,7 +90,7 @@ def test_an_archive_that_begins_later_says_what_it_lacks(parent: Life) -> None:
     describe = fork.ada.describer(image.total_bytes)
     fork.recorder.segment(fork.ada.step, image.total_bytes, lambda: image.pieces(1 << 20), describe)
     fork.steps(2)
-    found = fork.verdict(from_step=2)
+    found = fork.verify(from_step=2)
     assert found.ok, found.reason
     assert (found.first_step, found.from_start) == (3, False)
     assert "This archive lacks that state: it begins before step 3" in text(found)
@@ -106,7 +106,7 @@ def test_an_archive_that_begins_later_says_what_it_lacks(parent: Life) -> None:
 def test_another_state_than_the_genesis_names_does_not_hold(parent: Life, wrong: dict[str, object], says: str) -> None:
     fork = forked(parent, **wrong)
     fork.steps(2)
-    found = fork.verdict()
+    found = fork.verify()
     assert not found.ok
     assert (found.first_bad_step, found.steps) == (0, 0)
     assert says in found.reason
@@ -120,6 +120,6 @@ def test_weights_that_were_exchanged_in_the_archive_do_not_hold(parent: Life) ->
     data = bytearray(state.read_bytes())
     data[-3] ^= 1
     state.write_bytes(bytes(data))
-    found = fork.verdict()
+    found = fork.verify()
     assert not found.ok
     assert found.first_bad_step == 0

@@ -187,7 +187,7 @@ def test_a_state_that_is_not_what_the_genesis_says_is_refused(tmp_path: Path, pa
     world = ForkWorld(tmp_path, ForkLog(parent, 2), start)
     world.others_have(*parent.manifests[STEP])
     world.others_have(other, data)
-    with pytest.raises(DivergedError, match="its log or its genesis says"):
+    with pytest.raises(DivergedError, match="the run.s log or genesis says"):
         world.begins()
     assert not world.named, "nobody is told that it has a state"
 
@@ -225,7 +225,7 @@ def test_the_coordinators_word_about_step_0_changes_nothing(tmp_path: Path, pare
     world = ForkWorld(tmp_path, ForkLog(parent, 2), starting_state(parent))
     world.begins()
     wrong = Snapshot(0, b"w" * 32, 1, HOLDER)
-    with pytest.raises(DivergedError, match="contradicts what counts"):
+    with pytest.raises(DivergedError, match="contradicts the state that counts"):
         world.recovery.told(Resync(wrong, "another snapshot is agreed", step=0))
     assert world.replica.digest() == parent.digests[STEP]
 
