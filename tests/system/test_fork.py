@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,31 @@ deadline_ms_max = 20000
 bootstrap = [BOOTSTRAP]
 """
 LR, STEPS = 0.0005, 25
+CONFIG = ", ".join(line for line in TINY_MODEL.splitlines() if "=" in line)
+DIVERGES = f"""
+name = "diverges"
+[model]
+factory = "tests.system.nan_model:make"
+kwargs = {{ forwards = 24, config = {{ {CONFIG} }} }}
+[data]
+source = "{os.__file__}"
+context = 32
+[clock]
+steps = 100
+batch_samples = 16
+snapshot_every = 5
+deadline_ms_min = 1000
+deadline_ms_max = 20000
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+
+
+class AllowsCode(LocalSwarm):
+    """The model is one of these tests."""
+
+    def surroundings(self, name: str) -> dict[str, str]:
+        return {"SWARMENTUM_ALLOW_CODE": "true"}
 
 
 @pytest.fixture
@@ -91,6 +117,24 @@ def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm
     assert {name: event["from_disk"] for name, event in loaded.items()} == {
         "ada": True, "bob": True, "anchor": True, "cyd": False,
     }  # fmt: skip
+
+
+def test_a_run_of_nan_names_the_command_that_goes_back_and_the_command_works(tmp_path: Path) -> None:
+    swarm = AllowsCode(tmp_path, DIVERGES, "--anchor")
+    try:
+        anchor, ada = swarm.anchor(), swarm.join("ada")
+        pattern = r"swarmentum-coordinator (run fork [0-9a-f]{16} --from-step \d+ optimizer\.lr=\S+)"
+        found = wait_for("the way back", lambda: re.search(pattern, swarm.status()["reason"]))
+        diverged_at = swarm.last_step("ada")
+        _leave(ada, anchor)
+        _go_over(swarm, swarm.operate(*found[1].split()))
+        fork = swarm.status()["fork"]
+        assert 0 < fork["step"] <= diverged_at
+        anchor, ada = swarm.anchor(), swarm.join("ada")
+        swarm.wait_step("ada", 3)
+        assert all(len(digests) == 1 for digests in digests_by_step(swarm.steps("ada"), swarm.steps("anchor")).values())
+    finally:
+        swarm.close()
 
 
 def _go_over(swarm: LocalSwarm, created: dict[str, object]) -> None:
