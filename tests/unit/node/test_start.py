@@ -14,6 +14,8 @@ import structlog
 import torch
 from torch import nn
 
+from node.commands.consent import Request
+from node.commands.status import as_values, show
 from node.snapshot.pieces import Manifest, iterate_pieces
 from node.snapshot.store import SnapshotStore
 from node.swarm.events import Resync, Snapshot
@@ -24,7 +26,9 @@ from node.training.start import Start
 from protos.errors import DivergedError, StoppedError
 from protos.log import Entry, SignedEntry, seal_entry
 from protos.optimizer_config import OptimizerConfig
-from protos.start import StartingState
+from protos.run_config import RunConfig
+from protos.start import StartingState, start_body
+from protos.v1 import coordinator_pb2, log_pb2
 from tests.unit.node.test_recovery import COORDINATOR, LR, POISON, RUN, Log, Table, World, updates_of
 
 FORK = b"f" * 32
@@ -255,3 +259,12 @@ def test_a_peer_that_has_gone_on_still_gives_the_starting_state(tmp_path: Path, 
     back.keeper.agreed(4, log.manifests[4][0].root)
     assert back.store.get(start.root) is None, "its pieces went, and with them the parent run's manifest"
     assert back.named[-1] == (0, start.root, False)
+
+
+def test_people_are_told_that_a_run_is_a_fork(capsys: pytest.CaptureFixture[str]) -> None:
+    genesis = log_pb2.Genesis(layout_digest=bytes(32), start=start_body(starting_state(Log(STEP))))
+    facts = coordinator_pb2.GetRunResponse(genesis=genesis)
+    show(as_values(facts, RunConfig(), FORK))
+    words = f"fork of {RUN.hex()[:16]} at step {STEP}"
+    assert words in capsys.readouterr().out
+    assert Request("again", 9, "m", "d", "bytes", fork=words).lines()[0].endswith(f"9 steps, a {words}")
