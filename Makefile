@@ -42,8 +42,8 @@ install: .venv/.node ## Make .venv with the two commands.
 demo: .venv/.node ## Train a small model with a real swarm on this machine (about two minutes).
 	$(BIN)/swarmentum demo $(DEMO)
 
-# Tests of one process run a file on each core. Tests that start swarms of their own run after them, one at a time. The longest
-# tests run at night.
+# Tests of one process run a file on each core; tests that start swarms of their own run after them, two files at a time. The
+# longest tests run at night.
 SWARMS = tests/system tests/interop tests/attack
 
 test: .venv/.dev ## Run the tests; arguments in ARGS.
@@ -51,7 +51,7 @@ ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
 	$(BIN)/python -m pytest -m "not nightly" -n auto --dist loadfile --durations=15 $(addprefix --ignore=,$(SWARMS))
-	$(BIN)/python -m pytest -m "not nightly" --durations=15 $(SWARMS)
+	$(BIN)/python -m pytest -m "not nightly" -n 2 --dist loadfile --durations=15 $(SWARMS)
 endif
 
 nightly: .venv/.dev ## Run all tests, the long ones too and with new random examples, and three minutes of faults.
