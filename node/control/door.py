@@ -43,7 +43,7 @@ class Door:
                 if not door._room.acquire(blocking=False):
                     return
                 try:
-                    answer = door._answer(self.rfile.readline(REQUEST_BYTES_MAX))
+                    answer = answered(self.rfile.readline(REQUEST_BYTES_MAX), door._secret, door._commands)
                     self.wfile.write(json.dumps(answer).encode() + b"\n")
                 except OSError:
                     pass  # the caller is gone, or said nothing
@@ -69,28 +69,28 @@ class Door:
             self._path.touch(mode=0o600, exist_ok=False)
             self._path.write_text(json.dumps({"port": self._server.server_address[1], "secret": self._secret}))
 
-    def _answer(self, line: bytes) -> dict[str, Any]:
-        try:
-            request = json.loads(line)
-        except ValueError:
-            return {"error": "the request is no line of JSON"}
-        if not isinstance(request, dict) or not isinstance(request.get("secret"), str):
-            return {"error": "the request has no secret"}
-        if not hmac.compare_digest(request["secret"].encode(), self._secret.encode()):
-            return {"error": "the secret is not this peer's: it was started again; try once more"}
-        command = self._commands.get(str(request.get("command")))
-        if command is None:
-            return {
-                "error": f"this peer knows no command {request.get('command')!r}; it knows {', '.join(self._commands)}"
-            }
-        try:
-            return {"ok": command(request)}
-        except ValueError as error:
-            return {"error": str(error)}
-
     def close(self) -> None:
         """Remove the file, and serve no more."""
         self._path.unlink(missing_ok=True)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(STOP_SECONDS_MAX)
+
+
+def answered(line: bytes, secret: str, commands: Mapping[str, Answer]) -> dict[str, Any]:
+    """The answer to one request: `ok` with what the command gives, or `error` with what is wrong with the request."""
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError):
+        return {"error": "the request is no line of JSON"}
+    if not isinstance(request, dict) or not isinstance(request.get("secret"), str):
+        return {"error": "the request has no secret"}
+    if not hmac.compare_digest(request["secret"].encode(errors="replace"), secret.encode()):
+        return {"error": "the secret is not this peer's: it was started again; try once more"}
+    command = commands.get(str(request.get("command")))
+    if command is None:
+        return {"error": f"this peer knows no command {request.get('command')!r}; it knows {', '.join(commands)}"}
+    try:
+        return {"ok": command(request)}
+    except ValueError as error:
+        return {"error": str(error)}

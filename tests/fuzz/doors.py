@@ -10,8 +10,9 @@ import asyncio
 import base64
 import hashlib
 import io
-from collections.abc import Callable
-from contextlib import suppress
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -27,18 +28,21 @@ from node.blobs.blobs import BlobServer, WireBytes
 from node.blobs.fetcher import Asking
 from node.blobs.streams import Stream, Streams
 from node.blobs.turns import Attempt
+from node.control.door import answered
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.overlay.dht import _OwnRecordsOnly, open_record, run_key
 from node.snapshot.pieces import describe, load, open_manifest, pack
-from node.swarm.inbox import Inbox
+from node.swarm.inbox import Announced, Inbox
+from node.swarm.pushes import PUSHED_BYTES_MAX, PushServer
+from node.swarm.view import View
 from node.wire.codec import Update, encode_update
 from node.wire.validate import UpdateDoor
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, Share
 from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse, seal_bytes
-from protos.errors import NetworkError, OperatorError, Refusal
+from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import Identity
 from protos.invite import SCHEME, Invite
 from protos.log import Contribution, Entry, Exclusion, Tick, entry_body, lr_to_bits, open_entry, open_tick, tick_body
@@ -53,6 +57,7 @@ RUN, HASH = b"r" * 32, b"h" * 32
 STRANGER = Identity.from_seed(b"s" * 32)
 STEP = 3
 TICKET = Ticket(b"t" * 16, 1_800_000_000_000, 5, "lab machines")
+PUSHED_TICK = Tick(1, RUN, 1, (Share(STRANGER.public_key, 2),), (Range(0, 2),), 0)
 SHAPES = [("table", (65, 64)), ("bias", (7,))]
 
 
@@ -261,6 +266,58 @@ def blob_stream(data: bytes) -> None:
     asyncio.run(both())
 
 
+class _Announcements:
+    """The announcements of a peer with one open step, without the pulls that follow."""
+
+    def __init__(self) -> None:
+        self._inbox = Inbox(RUN)
+        self._inbox.open_step(PUSHED_TICK.step, PUSHED_TICK.places)
+
+    @contextmanager
+    def pushed(self, data: bytes, author: bytes) -> Iterator[Announced | None]:
+        announced = self._inbox.offer(data, PUSHED_BYTES_MAX)
+        if announced.author != author:
+            raise Refusal(Reason.UNKNOWN_SIGNER, "a push by another than its author")
+        yield announced if self._inbox.may_pull(announced) else None
+
+
+def pushed_votes(data: bytes) -> None:
+    """A stream of pushes: as it comes, and as an announcement's body with a good signature, then the payload."""
+    kept: list[tuple[int, bytes, bytes]] = []
+    view = View(RUN, STRANGER.public_key)
+    view.tick = PUSHED_TICK
+    server = PushServer(
+        _Announcements(),  # type: ignore[arg-type]
+        view,
+        lambda *kept_one: kept.append(kept_one),
+        WireBytes(),
+        lambda refusal: None,
+    )
+    body, payload = data[1 : 1 + data[0]] if data else b"", data[1 + data[0] :] if data else b""
+    parts = (sealed(Kind.KIND_ANNOUNCEMENT, body), payload)
+    framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+    async def both() -> None:
+        for stream in (data, framed, framed + framed):
+            reader = asyncio.StreamReader()
+            reader.feed_data(stream)
+            reader.feed_eof()
+            await server.handle(STRANGER.peer_id, reader, _Sink())  # type: ignore[arg-type]
+
+    asyncio.run(both())
+    assert len(kept) <= 1, "more than one payload of an author and a step was kept"
+    assert all(hashlib.sha256(votes).digest() == sha256 for _, sha256, votes in kept)
+
+
+def control(data: bytes) -> None:
+    """The owner's door: a line with the secret, and what a stranger may send."""
+    secret = "s" * 64
+    for line in (data, b'{"secret": "' + secret.encode() + b'", ' + data):
+        answer = answered(line, secret, {"me": lambda request: {"steps": request.get("steps")}})
+        assert answer.keys() in ({"ok"}, {"error"})
+        json.dumps(answer)
+
+
 def archive(data: bytes) -> None:
     for read in (_archived_records, lambda d: files.layout_shapes(d.decode(errors="replace")), files.unpacked):
         try:
@@ -295,6 +352,8 @@ DOORS: dict[str, Door] = {
     "blob-stream": blob_stream,
     "archive": archive,
     "starting-state": starting_state,
+    "pushed-votes": pushed_votes,
+    "control": control,
 }
 """By name. Each may raise `Refusal`."""
 
@@ -316,6 +375,9 @@ def seeds() -> dict[str, list[bytes]]:
     asked = update_pb2.BlobRequest(sha256=HASH).SerializeToString()
     answered = update_pb2.BlobResponse(found=True, total_bytes=64, remaining_bytes=64).SerializeToString()
     framed = [len(frame).to_bytes(4, "big") + frame for frame in (asked, answered)]
+    pushed = update_pb2.Announcement(
+        step=1, parent_hash=RUN, payload_sha256=hashlib.sha256(b"votes").digest(), payload_bytes=5
+    ).SerializeToString()
     archived = files.packed(b"votes" * 9, HASH, b"")
     return {
         "envelope": [sealed(Kind.KIND_REPORT, b"body")],
@@ -351,6 +413,8 @@ def seeds() -> dict[str, list[bytes]]:
             len(archived).to_bytes(4, "big") + archived,
             files.layout_text(SHAPES, {"table": "table"}).encode(),
         ],
+        "pushed-votes": [bytes([len(pushed)]) + pushed + b"votes"],
+        "control": [b'"command": "me", "steps": 3}', b'{"command": "me"}'],
         "starting-state": [start_body(StartingState(RUN, HASH, STEP, HASH, HASH, 64, HASH, 9)).SerializeToString()],
     }
 
