@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,13 +34,26 @@ class Target:
     @asynccontextmanager
     async def channel(self, **options: Any) -> AsyncIterator[Any]:
         """A new gRPC connection to the coordinator: channels with equal options share one, so each gets a number."""
+        address, credentials, settings = self._connection()
+        async with grpc.aio.secure_channel(
+            address, credentials, options=[*settings.items(), *options.items()]
+        ) as channel:
+            yield channel
+
+    @contextmanager
+    def threaded_channel(self) -> Iterator[Any]:
+        """The same of gRPC's threaded client."""
+        address, credentials, settings = self._connection()
+        with grpc.secure_channel(address, credentials, options=list(settings.items())) as channel:
+            yield channel
+
+    def _connection(self) -> tuple[str, grpc.ChannelCredentials, dict[str, Any]]:
+        """Where to connect, with what, and as a channel of its own: channels with equal options share one connection."""
         invite = self.invite
         address = invite.coordinators[0]
         pem = fetch_certificate(address, invite.certificate_sha256)
-        settings = {"grpc.ssl_target_name_override": TLS_NAME, "attack.number": next(_numbers), **options}
-        credentials = grpc.ssl_channel_credentials(pem)
-        async with grpc.aio.secure_channel(address, credentials, options=list(settings.items())) as channel:
-            yield channel
+        settings = {"grpc.ssl_target_name_override": TLS_NAME, "attack.number": next(_numbers)}
+        return address, grpc.ssl_channel_credentials(pem), settings
 
     async def run_now(self) -> pb.GetRunResponse:
         """The public facts of the run."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from pathlib import Path
 
 from tests.attack.attacks import all_attacks
 from tests.attack.base import Target
 
+HANGS_SECONDS = 110.0
+
 
 def main() -> None:
     """As an attacker's own process, so that it shares nothing with what it attacks."""
     name, link, folder, seconds, *pid = sys.argv[1:]
+    faulthandler.dump_traceback_later(
+        10 * float(seconds) + HANGS_SECONDS, exit=True
+    )  # says where it hangs, before it is ended
     target = Target(link, Path(folder), int(pid[0]) if pid else None)
     print(all_attacks()[name].run(target, float(seconds)))
 
