@@ -357,7 +357,7 @@ async def test_a_client_of_another_language_gets_nothing_in(tmp_path: Path) -> N
         pytest.skip("npm is not installed: apt-get install npm")
     async with served(tmp_path, LONG) as here, stepping(here):
         before = here.runtime.run.head_step
-        told = await attacked(here, "other_language", 2.0)
+        told = await attacked(here, "other_language", 2.0, TRIED_SECONDS_MAX)
         if "could not install" in told:
             pytest.skip(told)
         assert "INVALID_ARGUMENT" in told
