@@ -81,7 +81,8 @@ def _show(told: dict[str, Any]) -> None:
 
     megabytes = (told["wire_bytes_sent"] / 1e6, told["wire_bytes_received"] / 1e6)
     minutes = told["seconds"] / 60
-    print(f"run      {printable(told['run'], 64)}: step {told['step']} of {told['steps']}, loss {told['loss']:.4g}")
+    loss = "no loss yet" if told["loss"] is None else f"loss {told['loss']:.4g}"
+    print(f"run      {printable(told['run'], 64)}: step {told['step']} of {told['steps']}, {loss}")
     print(f"state    {_state(told)}")
     print(
         f"given    {told['votes_accepted']} votes accepted, {told['tokens']} tokens computed, in {minutes:.1f} minutes"

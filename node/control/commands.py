@@ -5,6 +5,7 @@ Refuses commands that the peer's role does not have: an anchor does not train, s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -42,6 +43,7 @@ class Commands:
         told = {name: value for name, value in asdict(summary).items() if name not in {"digest", "checkpoint"}}
         return {
             **told,
+            "loss": summary.loss if math.isfinite(summary.loss) else None,  # JSON has no NaN: no step is applied yet
             "run": trainer.config.name,
             "run_id": self._run_id.hex(),
             "steps": trainer.config.clock.steps,

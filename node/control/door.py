@@ -1,19 +1,27 @@
 """The control door of a running peer: a port of this machine alone, and a file in the home with the port and a secret. ADR 35.
 
 A request is one line of JSON with the secret; so is the answer. Only a person who can read the home's files has the secret.
-Refuses requests without it, lines over REQUEST_BYTES_MAX, and callers that say nothing for REQUEST_SECONDS_MAX.
+Refuses requests without it, lines over REQUEST_BYTES_MAX, and requests that are not whole after REQUEST_SECONDS_MAX. Any user
+of the machine can connect, so a caller that comes while CALLERS_MAX others are still sending takes the oldest one's place: the
+owner's request is one packet and is whole at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import secrets
+import socket
 import socketserver
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from protos.disk import writing
 
@@ -33,34 +41,58 @@ class Door:
     def __init__(self, home: Path, commands: Mapping[str, Answer]) -> None:
         self._path, self._secret = home / DOOR_FILE, secrets.token_hex(32)
         self._commands = commands
-        self._room = threading.BoundedSemaphore(CALLERS_MAX)
+        self._lock = threading.Lock()
+        self._sending: OrderedDict[socket.socket, None] = OrderedDict()
         door = self
 
-        class Handler(socketserver.StreamRequestHandler):
-            timeout = REQUEST_SECONDS_MAX
-
+        class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                if not door._room.acquire(blocking=False):
-                    return
-                try:
-                    answer = answered(self.rfile.readline(REQUEST_BYTES_MAX), door._secret, door._commands)
-                    self.wfile.write(json.dumps(answer).encode() + b"\n")
-                except OSError:
-                    pass  # the caller is gone, or said nothing
-                finally:
-                    door._room.release()
+                door._handle(self.request)
 
         class Server(socketserver.ThreadingTCPServer):
             daemon_threads = True
             block_on_close = False
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """A caller's connection broke: nobody is there to be told."""
+                structlog.get_logger("control").exception("a command of the owner failed: a bug of this program")
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="control door", daemon=True)
         self._thread.start()
         self._write()
+
+    def _handle(self, caller: socket.socket) -> None:
+        try:
+            line = self._request(caller)
+            if line is not None:
+                answer = answered(line, self._secret, self._commands)
+                caller.settimeout(REQUEST_SECONDS_MAX)
+                caller.sendall(json.dumps(answer, allow_nan=False).encode() + b"\n")
+        except OSError:
+            pass  # the caller is gone
+
+    def _request(self, caller: socket.socket) -> bytes | None:
+        """The caller's line, or what it sent up to REQUEST_BYTES_MAX; None if it was too slow, or lost its place."""
+        with self._lock:
+            if len(self._sending) >= CALLERS_MAX:
+                oldest, _ = self._sending.popitem(last=False)
+                _hang_up(oldest)
+            self._sending[caller] = None
+        deadline, line = time.monotonic() + REQUEST_SECONDS_MAX, bytearray()
+        try:
+            while b"\n" not in line and len(line) < REQUEST_BYTES_MAX:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                caller.settimeout(left)
+                part = caller.recv(REQUEST_BYTES_MAX - len(line))
+                if not part:
+                    return None
+                line += part
+            return bytes(line.partition(b"\n")[0])
+        finally:
+            with self._lock:
+                self._sending.pop(caller, None)
 
     def _write(self) -> None:
         """The file, for its owner alone, before there is a secret in it."""
@@ -75,6 +107,11 @@ class Door:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(STOP_SECONDS_MAX)
+
+
+def _hang_up(caller: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it hung up itself
+        caller.shutdown(socket.SHUT_RDWR)
 
 
 def answered(line: bytes, secret: str, commands: Mapping[str, Answer]) -> dict[str, Any]:

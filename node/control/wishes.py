@@ -18,7 +18,7 @@ class Ending(Enum):
 
 
 class Wishes:
-    """One peer's. Each is a single value that one thread writes: no lock is needed."""
+    """One peer's. Each is a single value, and each change sets it whole: no lock is needed. The last command wins."""
 
     def __init__(self) -> None:
         self.paused = False

@@ -185,6 +185,9 @@ class Trainer:
             return
         self.paused = self.wishes.paused
         self.swarm.paused(self.paused)
+        opened = self.opened
+        if self.paused and opened is not None and opened.ranges and self.announced_step < opened.tick.step:
+            self.standing.skipped(opened.tick.step, "the owner paused the peer during the step", "paused")
         self.log.info("paused by its owner" if self.paused else "goes on, as its owner wants", step=self.replica.step)
 
     # ---- our votes ---------------------------------------------------------------------------------------------------
@@ -240,9 +243,8 @@ class Trainer:
             return None
         self._note_reading(samples.reading_seconds - read_before, time.monotonic() - started)
         if not result.samples or decided():
-            if self.wishes.paused:
-                self.standing.skipped(tick.step, "the owner paused the peer during the step", "paused")
-            self.log.info("too late for this step", step=tick.step, samples=result.samples)
+            why = "paused by its owner" if self.wishes.paused else "too late for this step"
+            self.log.info(f"no votes: {why}", step=tick.step, samples=result.samples)
             return None
         return Ready(result, time.monotonic() - started, tick.step)
 

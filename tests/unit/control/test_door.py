@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from node.control.call import call
-from node.control.door import DOOR_FILE, REQUEST_BYTES_MAX, Door
+from node.control.door import CALLERS_MAX, DOOR_FILE, REQUEST_BYTES_MAX, Door
 from protos.errors import NetworkError, OperatorError
 
 
@@ -24,7 +24,7 @@ def greet(request: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    door = Door(tmp_path, {"greet": greet})
+    door = Door(tmp_path, {"greet": greet, "stumble": lambda _: {"result": 1 // 0}})
     yield tmp_path
     door.close()
     assert not (tmp_path / DOOR_FILE).exists()
@@ -43,7 +43,7 @@ def test_a_command_is_answered_and_a_wrong_value_is_told(home: Path) -> None:
     assert call(home, "greet", name="Ada") == {"hello": "Ada"}
     with pytest.raises(OperatorError, match="say a name"):
         call(home, "greet")
-    with pytest.raises(OperatorError, match="knows no command 'dance'; it knows greet"):
+    with pytest.raises(OperatorError, match="knows no command 'dance'; it knows greet, stumble"):
         call(home, "dance")
 
 
@@ -68,6 +68,46 @@ def test_callers_that_hang_up_do_not_hold_the_door(home: Path) -> None:
     port = json.loads((home / DOOR_FILE).read_text())["port"]
     for _ in range(50):
         socket.create_connection(("127.0.0.1", port), timeout=10).close()
+    assert call(home, "greet", name="Ada") == {"hello": "Ada"}
+
+
+def test_callers_that_trickle_or_say_nothing_do_not_lock_the_owner_out(home: Path) -> None:
+    port = json.loads((home / DOOR_FILE).read_text())["port"]
+    idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(5 * CALLERS_MAX)]
+    try:
+        for connection in idle[-CALLERS_MAX:]:
+            connection.sendall(b"{")
+        assert call(home, "greet", name="Ada") == {"hello": "Ada"}
+        assert idle[0].recv(1) == b"", "the oldest caller lost its place"
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_a_request_that_comes_byte_by_byte_is_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.control.door.REQUEST_SECONDS_MAX", 0.3)
+    port = json.loads((home / DOOR_FILE).read_text())["port"]
+    ended = False
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.settimeout(0.02)
+        for _ in range(1000):  # each byte in time, the whole never
+            try:
+                connection.sendall(b" ")
+                ended = connection.recv(1) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                ended = True
+            if ended:
+                break
+    assert ended
+    assert call(home, "greet", name="Ada") == {"hello": "Ada"}
+
+
+def test_a_bug_behind_the_door_is_in_the_log(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NetworkError, match="closed the call"):
+        call(home, "stumble")
+    assert "ZeroDivisionError" in capsys.readouterr().out
     assert call(home, "greet", name="Ada") == {"hello": "Ada"}
 
 
