@@ -86,7 +86,10 @@ class PeerSettings(BaseSettings):
     """Relays through which other peers reach this peer behind a router; one address of each."""
 
     reachability: Literal["auto", "public", "private"] = "auto"
-    """Whether other peers can dial this peer; with auto, libp2p finds out."""
+    """Whether other peers can dial this peer. With auto, this peer asks others to dial it, and takes relays if they cannot."""
+
+    relay_for_others: bool = True
+    """If others can dial this peer, carry connections between peers that nobody can dial. Turn it off on a metered link."""
 
     metrics_listen: str | None = Field(default=None, pattern=LISTEN_PATTERN)
     """Address and port of Prometheus metrics (http://.../metrics); off by default."""
@@ -169,6 +172,7 @@ class PeerSettings(BaseSettings):
             bootstrap=tuple(self.bootstrap),
             relays=tuple(self.relays),
             reachability=self.reachability,
+            relay_for_others=self.relay_for_others,
             patience_seconds=math.inf if self.patience_seconds is None else self.patience_seconds,
         )
 

@@ -66,7 +66,7 @@ class Connections:
 
     async def restart(self, known: list[str]) -> None:
         """The host's daemon is a new one: its connections and its DHT are gone."""
-        await self._discovery.stop()
+        self._discovery.forget()
         await self.connect_to(known)
         self._discovery = self._make_discovery(self._host, self._run_id)
         await self._discovery.start(known)

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from protos.errors import NetworkError, OperatorError
 
 # A peer behind a router tries BOOTSTRAP_TRIES times to reach its first relay, about 20 s, before it gives up.
 BOOTSTRAP_TRIES = 8
-DAEMON_RESTARTS_MAX = 100
+CHANGE_SECONDS_MAX = 60.0
 FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, TimeoutError)
 """Exceptions of a call to p2pd that has failed, or that did not end in time."""
 
@@ -38,17 +39,21 @@ Ready = Callable[[], Awaitable[None]]
 class _Process(P2P):  # type: ignore[misc]
     """p2pd with GossipSub, without a search for relays in strangers' tables; it never outlives this process."""
 
-    @staticmethod
-    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        made: list[str] = P2P._make_process_args(*args, pubsub=1, relayDiscovery=0, **kwargs)
-        return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *made]
+    flags: tuple[str, ...] = ()
 
     @classmethod
-    async def started(cls, **options: Any) -> P2P:
-        """As `create`, but a start that is cancelled leaves no p2pd running: hivemind forgets the child of such a start."""
+    def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
+        made: list[str] = P2P._make_process_args(*args, pubsub=1, relayDiscovery=0, **kwargs)
+        return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *made, *cls.flags]
+
+    @classmethod
+    async def started(cls, *more: str, **options: Any) -> P2P:
+        """As `create`, with `more` of p2pd's flags; a cancelled start leaves no p2pd running: hivemind forgets its child."""
         made: list[P2P] = []
 
         class Remembered(cls):  # type: ignore[misc, valid-type]
+            flags = more
+
             def __init__(self) -> None:
                 super().__init__()
                 made.append(self)
@@ -77,14 +82,22 @@ def check_port_free(host: str, port: int) -> None:
 
 
 class Daemon:
-    """One peer's p2pd, over all its starts. `restarts` counts the starts after the first."""
+    """One peer's p2pd, over all its starts. `restarts` counts the starts after it had died."""
 
     def __init__(self, peer_id: str, identity_path: Path, settings: OverlaySettings, tasks: Tasks, log: Any) -> None:
         self._peer_id, self._path, self._settings = peer_id, identity_path, settings
         self._tasks, self._log = tasks, log
         self._p2p: Any = None
         self._closing = False
+        self._changed: asyncio.Event | None = None
+        self.named: tuple[str, ...] = ()
+        """Multiaddresses of peers that the invite, the coordinator or a person named at the start."""
         self.restarts = 0
+
+    @property
+    def settings(self) -> OverlaySettings:
+        """Those of the present start: this peer may have found out that it needs relays."""
+        return self._settings
 
     @property
     def p2p(self) -> P2P:
@@ -111,10 +124,15 @@ class Daemon:
                 "left out bootstrap addresses that are not multiaddresses", count=len(set(bootstrap)) - len(told)
             )
         known = dict.fromkeys([*self._settings.bootstrap, *told])
+        self.named = tuple(known)
         await self._launch([address for address in known if not address.endswith(self._peer_id)], ready, restarted)
 
     async def _launch(self, initial: list[str], ready: Ready, restarted: Ready) -> None:
         private = self._settings.reachability == "private"
+        if self._settings.reachability == "public" and self._settings.relay_for_others:
+            # With one Go thread p2pd keeps its large relay limit in every run. With more threads it often falls back to 128 KiB
+            # a circuit (docs/overlay.md). p2pd inherits this process's environment.
+            os.environ.setdefault("GOMAXPROCS", "1")
         options: dict[str, Any] = {
             "host_maddrs": self._settings.listen(),
             "announce_maddrs": list(self._settings.announce) or None,
@@ -125,6 +143,7 @@ class Daemon:
             "trusted_relays": list(self._settings.relays) or None,
             "force_reachability": None if self._settings.reachability == "auto" else self._settings.reachability,
         }
+        initial = list(dict.fromkeys([*initial, *self._settings.relays]))
         try:
             # A dial can fail once for a lost packet or a busy relay, and a private peer cannot be reached without a relay.
             self._p2p = await self._process(options, initial, BOOTSTRAP_TRIES if private else 1)
@@ -142,7 +161,8 @@ class Daemon:
         delay = patience.RETRY_SECONDS_MIN
         for left in reversed(range(tries)):
             try:
-                return await _Process.started(initial_peers=list(initial) or None, **options)
+                flags = () if self._settings.relay_for_others else ("-relayService=0",)
+                return await _Process.started(*flags, initial_peers=list(initial) or None, **options)
             except P2PDaemonError as error:
                 if not left:
                     raise NetworkError(f"the libp2p daemon did not start: {error}") from error
@@ -156,12 +176,13 @@ class Daemon:
         await p2p._child.wait()
         if self._closing or p2p is not self._p2p:
             return
-        self._log.warning("the libp2p daemon died; starting it again", restarts=self.restarts)
+        if self._changed is None:
+            self.restarts += 1
+            self._log.warning("the libp2p daemon died; starting it again", restarts=self.restarts)
         with suppress(*FAILURES):
             await p2p.shutdown()  # closes the files of the dead daemon
         delay = patience.RETRY_SECONDS_MIN
-        while not self._closing and self.restarts < DAEMON_RESTARTS_MAX:
-            self.restarts += 1
+        while not self._closing:
             try:
                 await self._launch(initial, ready, restarted)
             except (NetworkError, *FAILURES) as error:
@@ -170,7 +191,24 @@ class Daemon:
                 delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
                 continue
             await restarted()
+            if self._changed is not None:
+                self._changed.set()
             return
+
+    async def change(self, **settings: Any) -> None:
+        """Start p2pd again with other settings (fields of `OverlaySettings`); all connections end. NetworkError if the new p2pd
+        is not there after CHANGE_SECONDS_MAX; this peer goes on trying."""
+        self._settings = replace(self._settings, **settings)
+        self._changed = asyncio.Event()
+        try:
+            with suppress(ProcessLookupError):
+                self.p2p._child.terminate()
+            async with asyncio.timeout(CHANGE_SECONDS_MAX):
+                await self._changed.wait()
+        except TimeoutError:
+            raise NetworkError("the libp2p daemon did not start again with its new settings; still trying") from None
+        finally:
+            self._changed = None
 
     def closing(self) -> None:
         """From now on the daemon's end is wanted: this peer does not start it again."""

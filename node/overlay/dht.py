@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any
 
 from hivemind.dht.node import DHTNode
@@ -31,6 +32,7 @@ from protos.rate import Rate
 from protos.v1 import envelope_pb2, update_pb2
 
 DHT_SECONDS_MAX = 10.0
+STOP_SECONDS_MAX = 2.0
 # A record outlives three missed refreshes.
 DHT_RECORD_SECONDS = 240.0
 # Limits of a DHT node: records in all, records of one run (8 KiB each at most), and runs of a relay (a peer has one run). The
@@ -201,9 +203,15 @@ class Discovery:
         self._node.protocol.storage, self._node.protocol.cache = _Records(runs_max), _Records(runs_max)
 
     async def stop(self) -> None:
-        """Stop answering."""
+        """Stop answering. With a dead daemon hivemind would wait for ever, so this ends after STOP_SECONDS_MAX."""
         if self._node is not None:
-            await self._node.shutdown()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._node.shutdown(), STOP_SECONDS_MAX)
+
+    def forget(self) -> None:
+        """The daemon of this node is gone, so nobody can ask the node any more: end its work."""
+        if self._node is not None:
+            self._node.is_alive = False
 
     @property
     def _key(self) -> str:

@@ -13,8 +13,9 @@ from pathlib import Path
 import structlog
 from hivemind.p2p import P2P
 
-from node.overlay import lives
+from node.overlay import lives, reach
 from node.overlay.daemon import Daemon, Ready
+from node.overlay.finder import Finder
 from node.overlay.links import Links
 from node.overlay.pubsub import MessageHandler, Pubsub
 from node.overlay.settings import OverlaySettings
@@ -50,6 +51,9 @@ class Host:
         self.pubsub = Pubsub(self._daemon, self._links, self._streams, self._tasks, refused)
         self._lives = lives.Lives(self.open, self._links.drop, self._links.redial)
         self._streams.answer(lives.PROTOCOL, self._on_life)
+        self.finder = Finder(self._daemon, self._links, self.open, identity.peer_id, self._log)
+        self._answerer = reach.Answerer(self._links.seen_at, lambda: self.finder.relays_for_others)
+        self._streams.answer(reach.PROTOCOL, self._answerer.answer)
 
     @property
     def peer_id(self) -> str:
@@ -73,6 +77,16 @@ class Host:
         and topics are registered again.
         """
         await self._daemon.start(bootstrap, self._register, restarted)
+
+    async def find_out(self) -> None:
+        """Find out whether others can dial this peer, and take relays if not, unless its settings say how it is reached."""
+        if self.settings.finds_out:
+            await self.finder.begin()
+
+    async def keep_reachable_forever(self) -> None:
+        """See `Finder.keep_forever`."""
+        if self.settings.finds_out:
+            await self.finder.keep_forever()
 
     async def _register(self) -> None:
         """Tell a new daemon this peer's stream protocols and topics."""

@@ -13,6 +13,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
 from node.overlay.daemon import FAILURES, Daemon
+from node.overlay.reach import Remote
 from protos.address import usable
 
 ADDRESSES_SECONDS_MAX = 5.0
@@ -38,6 +39,8 @@ class Links:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self.also: tuple[str, ...] = ()
+        """Multiaddresses at which others have dialled this peer, and that p2pd may not know (`finder`)."""
 
     async def addresses(self) -> list[str]:
         """Multiaddresses that other peers can dial, relayed ones included; loopback only if there is no other."""
@@ -47,7 +50,7 @@ class Links:
         except (ValueError, *FAILURES):
             return []
         outside = [address for address in found if "/127.0.0.1/" not in address and "/::1/" not in address]
-        return outside or found
+        return list(dict.fromkeys([*self.also, *(outside or found)]))
 
     async def connected(self) -> dict[str, bool]:
         """Ids of the connected peers, and whether the connection is direct (False: through a relay only)."""
@@ -60,6 +63,24 @@ class Links:
             direct = any(CIRCUIT not in str(address) for address in peer.addrs)
             found[peer.peer_id.to_base58()] = found.get(peer.peer_id.to_base58(), False) or direct
         return found
+
+    async def remotes(self) -> list[Remote]:
+        """The peers with a direct connection, and where they are."""
+        try:
+            peers = await asyncio.wait_for(self._daemon.p2p.list_peers(), CONNECT_SECONDS_MAX)
+        except FAILURES:
+            return []
+        found: dict[str, Remote] = {}
+        for peer in peers:
+            for address in map(str, peer.addrs):
+                words, remote = address.split("/"), peer.peer_id.to_base58()
+                if CIRCUIT not in address and len(words) > 4 and words[1] in {"ip4", "ip6"}:
+                    found.setdefault(remote, Remote(remote, address.partition("/p2p/")[0], words[2]))
+        return list(found.values())
+
+    async def seen_at(self, remote: str) -> str | None:
+        """The IP address that this peer sees a directly connected peer at."""
+        return next((it.ip for it in await self.remotes() if it.peer == remote), None)
 
     async def connect(self, addresses: list[str]) -> bool:
         """Dial one peer at its addresses (all end in the same /p2p/<id>). False if no address answers, or none is one."""

@@ -26,7 +26,14 @@ class OverlaySettings:
     bootstrap: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
     reachability: Reachability = "auto"
+    relay_for_others: bool = True
+    """If others can dial this peer, carry connections between peers that nobody can dial."""
     patience_seconds: float = math.inf
+
+    @property
+    def finds_out(self) -> bool:
+        """Whether this peer asks others if they can dial it. A person who says `announce`, `relays` or `reachability` knows."""
+        return self.reachability == "auto" and not (self.announce or self.relays or self.loopback)
 
     @property
     def loopback(self) -> bool:

@@ -209,6 +209,8 @@ class Session:
         await parts.host.serve(pushes.PROTOCOL, parts.push_server.handle)
         await parts.topic.subscribe(parts.listener.hear)
         await parts.connections.start(list(known))
+        if known:
+            await parts.host.find_out()
         parts.outbox.move_to(tuple(await parts.host.addresses()))
         return await parts.membership.enter(about)
 
@@ -221,6 +223,7 @@ class Session:
             self.parts.runtime.spawn(self.parts.reporter.report_forever())
             self.parts.runtime.spawn(self.parts.connections.keep_forever())
             self.parts.runtime.spawn(self.parts.publication.say_again_forever())
+            self.parts.runtime.spawn(self.parts.host.keep_reachable_forever())
 
     async def _follow_and_deliver(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -364,6 +364,12 @@ class SimHost(Host):
         self._overlay.hosts[self.name] = self
         self._overlay.silent.discard(self.identity.public_key)
 
+    async def find_out(self) -> None:
+        """Here everybody can dial everybody."""
+
+    async def keep_reachable_forever(self) -> None:
+        """See `find_out`."""
+
     async def stop(self) -> None:
         self.vanish()
 
@@ -495,6 +501,8 @@ class SimDiscovery:
     async def start(self, bootstrap: Sequence[str]) -> None: ...
 
     async def stop(self) -> None: ...
+
+    def forget(self) -> None: ...
 
     async def announce(self, addresses: list[str]) -> bool:
         self._overlay.records[self._host.identity.public_key] = tuple(addresses)

@@ -238,12 +238,16 @@ async def test_a_killed_daemon_comes_back_with_its_identity_streams_and_gossip(t
         await serve(ada, {NAME: BLOB}.get)
         await ada.subscribe("topic", heard.append)
         await bob.subscribe("topic", lambda message: None)
+        discovery = Discovery(ada, RUN)
+        await discovery.start([])
         ada.p2p._child.kill()
         await until("the daemon came back", lambda: ada.restarts == 1 and ada.p2p._child.returncode is None)
         async with asyncio.timeout(20):
             while not await bob.connect(await ada.addresses() or ["/p2p/x"]):
                 await asyncio.sleep(0.05)
         assert ada.p2p.peer_id.to_base58() == ada.identity.peer_id
+        async with asyncio.timeout(10):  # hivemind waits for ever for an answer of the dead daemon
+            await discovery.stop()
         async with fetching(bob) as fetcher:
             assert await fetcher.fetch(NAME, len(BLOB), [ada.identity.public_key]) == BLOB
         async with asyncio.timeout(20):

@@ -177,7 +177,9 @@ def alone(name: str, method: dict[str, Any]) -> list[str]:
                 inner[peer].borrow()
             for step in range(first, first + local.steps):
                 model.zero_grad()
-                for rows in batch(peer, step).chunk(SHARDS):  # as the ranks do: a half each, and the mean of two is exact
+                for rows in batch(peer, step).chunk(
+                    SHARDS
+                ):  # as the ranks do: a half each, and the mean of two is exact
                     (loss(model, rows) / SHARDS).backward()
                 if local.steps > 1:
                     inner[peer].step()

@@ -1,0 +1,123 @@
+"""Keeps this peer reachable: finds out whether others can dial it, and takes relays if they cannot. ADR 39.
+
+Refuses to do anything if a person has said how the peer is reached. Refuses to believe one answer: `reach.conclude` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from node.overlay.daemon import Daemon
+from node.overlay.links import CIRCUIT, Links
+from node.overlay.reach import RELAYS_WANTED, Finding, Opener, Remote, Verdict, ask_all, conclude, tcp_ports
+from protos.errors import NetworkError
+
+LOOK_SECONDS = 10.0
+# A peer asks again after so long: its router may have got another address, or its owner may have opened a port.
+ASK_AGAIN_SECONDS = 300.0
+# While no peer outside has answered, this peer asks when it has new connections, and at most so often in a row.
+UNKNOWN_TRIES_MAX = 30
+RESERVED_SECONDS_MAX = 10.0
+BEGIN_SECONDS_MAX = 2.0
+POLL_SECONDS = 0.1
+# A relay that is gone in so many looks in a row is replaced.
+GONE_LOOKS = 2
+
+
+class Finder:
+    """One peer's. `open_stream` opens a stream to a public key; `bootstrap` names peers that are asked first."""
+
+    def __init__(self, daemon: Daemon, links: Links, open_stream: Opener, peer_id: str, log: Any) -> None:
+        self._daemon, self._links, self._open, self._peer_id, self._log = daemon, links, open_stream, peer_id, log
+        self.finding = Finding(Verdict.UNKNOWN)
+        self._at, self._tries, self._gone = 0.0, 0, 0
+        self._asked: frozenset[str] = frozenset()
+
+    @property
+    def relays_for_others(self) -> bool:
+        """Whether peers that nobody can dial may take this peer as their relay."""
+        settings = self._daemon.settings
+        return settings.reachability == "public" and settings.relay_for_others
+
+    async def begin(self) -> None:
+        """`find_out`, as soon as a peer is connected that can be asked; without one after BEGIN_SECONDS_MAX, later."""
+        for _ in range(round(BEGIN_SECONDS_MAX / POLL_SECONDS)):
+            if await self._links.remotes():
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        await self.find_out()
+
+    async def find_out(self) -> Finding:
+        """Ask, and start p2pd again if the answer asks for other settings. Bounded in time; UNKNOWN if nobody answers."""
+        remotes = await self._remotes()
+        self._asked, self._at = frozenset(it.peer for it in remotes), time.monotonic()
+        self._tries += 1
+        told = await ask_all(self._open, remotes, tcp_ports(await self._links.addresses()))
+        found = conclude(told, self._peer_id)
+        if found.verdict is Verdict.UNKNOWN:
+            return self.finding
+        self._tries = 0
+        before, self.finding = self.finding, found
+        if found != before:
+            self._log.info(
+                "whether others can dial this peer", reachable=found.verdict.value, asked=found.asked, seen_at=found.seen_at,
+                relays=[relay[-8:] for relay in found.relays],
+            )  # fmt: skip
+        await self._follow(found)
+        return found
+
+    async def keep_forever(self) -> None:
+        """Ask again now and then, and replace relays that are gone."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                if await self._should_ask():
+                    await self.find_out()
+            except NetworkError as error:
+                self._log.warning("the overlay is not back", error=str(error))
+
+    async def _should_ask(self) -> bool:
+        if self.finding.verdict is Verdict.UNKNOWN:
+            new = frozenset(it.peer for it in await self._links.remotes()) - self._asked
+            return bool(new) and self._tries < UNKNOWN_TRIES_MAX
+        chosen = peers_of(self._daemon.settings.relays)
+        here = await self._links.connected()
+        self._gone = self._gone + 1 if chosen and not chosen & here.keys() else 0
+        lacks = self.finding.verdict is Verdict.PRIVATE and not chosen and bool(here.keys() - self._asked)
+        return self._gone >= GONE_LOOKS or lacks or time.monotonic() - self._at > ASK_AGAIN_SECONDS
+
+    async def _remotes(self) -> list[Remote]:
+        """Connected peers; those that a person or the invite named come first, because strangers cannot choose them."""
+        named = peers_of(self._daemon.named)
+        return sorted(await self._links.remotes(), key=lambda it: it.peer not in named)
+
+    async def _follow(self, found: Finding) -> None:
+        """Have p2pd run as the finding says."""
+        self._links.also = found.addresses
+        now = self._daemon.settings
+        if found.verdict is Verdict.PUBLIC:
+            if now.reachability != "public":
+                await self._daemon.change(reachability="public", relays=())
+            return
+        alive = peers_of(now.relays) & peers_of(found.relays)
+        enough = min(RELAYS_WANTED, len(found.relays))
+        if len(alive) < enough:  # p2pd takes its relays when it starts, so relays that are good enough stay
+            self._gone = 0
+            await self._daemon.change(reachability="private", relays=found.relays[:RELAYS_WANTED])
+            await self._reserved()
+
+    async def _reserved(self) -> None:
+        """Wait until this peer has an address through a relay, at most RESERVED_SECONDS_MAX."""
+        for _ in range(round(RESERVED_SECONDS_MAX / POLL_SECONDS)):
+            if any(CIRCUIT in address for address in await self._links.addresses()):
+                return
+            await asyncio.sleep(POLL_SECONDS)
+        self._log.warning("no relay has taken this peer yet; still trying")
+
+
+def peers_of(addresses: Iterable[str]) -> set[str]:
+    """The peer ids at the end of multiaddresses."""
+    return {address.rpartition("/p2p/")[2] for address in addresses}
