@@ -96,6 +96,10 @@ class Reach:
     """Peers of the run that answered."""
     seen_from: str
     """This machine's IP address, as the coordinator sees it; empty: it does not say."""
+    dialled: bool | None = None
+    """Whether peers outside could dial this machine when they were asked; None: none of them has answered."""
+    relays: int = 0
+    """Peers that relay for peers which nobody can dial."""
 
 
 @dataclass(frozen=True)

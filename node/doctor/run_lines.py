@@ -113,6 +113,14 @@ def reachable(reach: Reach | Fault) -> Line:
         return unknown("reachability", reach)
     found = usable(reach.addresses)
     peers = f"{reach.connected} peers answered"
+    if reach.dialled:
+        return Line("reachability", Verdict.OK, f"peers of the run could dial this machine; {peers}")
+    if reach.dialled is False and reach.relays:
+        text = f"nobody can dial this machine; `join` takes one of {reach.relays} relays by itself; {peers}"
+        return Line("reachability", Verdict.OK, text)
+    if reach.dialled is False:
+        text = f"nobody can dial this machine, and no connected peer is a relay; {peers}"
+        return Line("reachability", Verdict.WARNING, text, RELAY_TODO)
     if any(address.scope is Scope.PUBLIC and not address.relay for address in found):
         return Line("reachability", Verdict.OK, f"libp2p found a public address for this machine; {peers}")
     if any(address.relay for address in found):

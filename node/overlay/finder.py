@@ -16,10 +16,9 @@ from node.overlay.reach import RELAYS_WANTED, Finding, Opener, Remote, Verdict, 
 from protos.errors import NetworkError
 
 LOOK_SECONDS = 10.0
-# A peer asks again after so long: its router may have got another address, or its owner may have opened a port.
+# A peer asks again after so long: its router may have got another address, or its owner may have opened a port. While it lacks
+# an answer or a relay, it asks whenever it has a new connection, and otherwise after LOOK_SECONDS, then twice as long, ...
 ASK_AGAIN_SECONDS = 300.0
-# While no peer outside has answered, this peer asks when it has new connections, and at most so often in a row.
-UNKNOWN_TRIES_MAX = 30
 RESERVED_SECONDS_MAX = 10.0
 BEGIN_SECONDS_MAX = 2.0
 POLL_SECONDS = 0.1
@@ -33,7 +32,7 @@ class Finder:
     def __init__(self, daemon: Daemon, links: Links, open_stream: Opener, peer_id: str, log: Any) -> None:
         self._daemon, self._links, self._open, self._peer_id, self._log = daemon, links, open_stream, peer_id, log
         self.finding = Finding(Verdict.UNKNOWN)
-        self._at, self._tries, self._gone = 0.0, 0, 0
+        self._next, self._tries, self._gone = 0.0, 0, 0
         self._asked: frozenset[str] = frozenset()
 
     @property
@@ -52,15 +51,15 @@ class Finder:
 
     async def find_out(self) -> Finding:
         """Ask, and start p2pd again if the answer asks for other settings. Bounded in time; UNKNOWN if nobody answers."""
-        remotes = await self._remotes()
-        self._asked, self._at = frozenset(it.peer for it in remotes), time.monotonic()
-        self._tries += 1
-        told = await ask_all(self._open, remotes, tcp_ports(await self._links.addresses()))
-        found = conclude(told, self._peer_id)
+        self._gone, before = 0, self.finding
+        found = await self.ask()
+        if found.verdict is not Verdict.UNKNOWN:
+            self.finding = found
+        self._tries = self._tries + 1 if self._lacking else 0
+        wait = min(LOOK_SECONDS * 2**self._tries, ASK_AGAIN_SECONDS) if self._lacking else ASK_AGAIN_SECONDS
+        self._next = time.monotonic() + wait
         if found.verdict is Verdict.UNKNOWN:
-            return self.finding
-        self._tries = 0
-        before, self.finding = self.finding, found
+            return before
         if found != before:
             self._log.info(
                 "whether others can dial this peer", reachable=found.verdict.value, asked=found.asked, seen_at=found.seen_at,
@@ -68,6 +67,13 @@ class Finder:
             )  # fmt: skip
         await self._follow(found)
         return found
+
+    async def ask(self) -> Finding:
+        """Ask, and change nothing. Bounded in time."""
+        remotes = await self._remotes()
+        self._asked = frozenset(it.peer for it in remotes)
+        told = await ask_all(self._open, remotes, tcp_ports(await self._links.addresses()))
+        return conclude(told, self._peer_id)
 
     async def keep_forever(self) -> None:
         """Ask again now and then, and replace relays that are gone."""
@@ -80,14 +86,17 @@ class Finder:
                 self._log.warning("the overlay is not back", error=str(error))
 
     async def _should_ask(self) -> bool:
-        if self.finding.verdict is Verdict.UNKNOWN:
-            new = frozenset(it.peer for it in await self._links.remotes()) - self._asked
-            return bool(new) and self._tries < UNKNOWN_TRIES_MAX
+        here = {it.peer for it in await self._links.remotes()}
         chosen = peers_of(self._daemon.settings.relays)
-        here = await self._links.connected()
-        self._gone = self._gone + 1 if chosen and not chosen & here.keys() else 0
-        lacks = self.finding.verdict is Verdict.PRIVATE and not chosen and bool(here.keys() - self._asked)
-        return self._gone >= GONE_LOOKS or lacks or time.monotonic() - self._at > ASK_AGAIN_SECONDS
+        self._gone = self._gone + 1 if chosen and not chosen & here else 0
+        new = self._lacking and bool(here - self._asked)
+        return new or self._gone >= GONE_LOOKS or time.monotonic() >= self._next
+
+    @property
+    def _lacking(self) -> bool:
+        """Whether this peer lacks an answer from outside, or the relay that it needs."""
+        finding = self.finding
+        return finding.verdict is Verdict.UNKNOWN or (finding.verdict is Verdict.PRIVATE and not finding.relays)
 
     async def _remotes(self) -> list[Remote]:
         """Connected peers; those that a person or the invite named come first, because strangers cannot choose them."""
@@ -105,7 +114,6 @@ class Finder:
         alive = peers_of(now.relays) & peers_of(found.relays)
         enough = min(RELAYS_WANTED, len(found.relays))
         if len(alive) < enough:  # p2pd takes its relays when it starts, so relays that are good enough stay
-            self._gone = 0
             await self._daemon.change(reachability="private", relays=found.relays[:RELAYS_WANTED])
             await self._reserved()
 

@@ -56,6 +56,8 @@ class Streams:
                 await handler(info.peer_id.to_base58(), reader, writer)
             except FAILURES as error:
                 self._log.debug("stream ended", protocol=protocol, error=str(error))
+            except asyncio.CancelledError:
+                return  # the peer stops; asyncio of Python 3.11 prints a cancelled handler as an error of its own
             finally:
                 writer.close()
 

@@ -47,6 +47,19 @@ table ip cut {
   chain through { type filter hook forward priority filter; policy drop; }
 }
 """
+SYMMETRIC = """
+flush chain ip home out
+add rule ip home out oifname "wan" masquerade fully-random
+"""
+CONE = """
+flush chain ip home out
+add rule ip home out oifname "wan" masquerade
+"""
+NO_UDP = """
+table ip noudp {
+  chain through { type filter hook forward priority filter; policy accept; meta l4proto udp drop; }
+}
+"""
 SPLIT = """
 table ip split {
   chain through { type filter hook forward priority filter; policy accept;
@@ -207,6 +220,25 @@ class Internet:
     def heal(self, place: str) -> None:
         """Undo `cut`."""
         _run(*self.inside(place), "nft", "delete", "table", "ip", "cut")
+
+    def symmetric(self, home: str, *, on: bool = True) -> None:
+        """The home's router takes another port for each destination, so that nobody can punch through it."""
+        _run(*self.inside(self.homes[home]), "nft", "-f", "-", given=SYMMETRIC if on else CONE)
+
+    def block_udp(self, home: str, *, on: bool = True) -> None:
+        """The home's router lets no UDP through, as in some offices and hotels."""
+        nft = (*self.inside(self.homes[home]), "nft")
+        if on:
+            _run(*nft, "-f", "-", given=NO_UDP)
+        else:
+            _run(*nft, "delete", "table", "ip", "noudp")
+
+    def move(self, home: str, address: str) -> None:
+        """The provider gives the home's router another public address, in the same /24; its connections are dead."""
+        nat = self.homes[home]
+        self._ip(nat, "address", "flush", "dev", "wan")
+        self._ip(nat, "address", "add", f"{address}/24", "dev", "wan")
+        self._ip(nat, "route", "replace", "default", "via", address.rpartition(".")[0] + ".1")
 
     def split(self, places: Sequence[str]) -> None:
         """No packet gets from these public places to the others or back; among themselves they do. One split at a time."""

@@ -1,4 +1,4 @@
-"""Two homes behind two NATs and one public peer train together: equal digests, nobody left out, relayed or punched.
+"""Homes behind NATs and public peers train together without a flag: equal digests, nobody left out, relayed or punched.
 
 Everything is real but the internet: processes, routers with nftables, addresses, a coordinator, a relay. The homes share one
 private network number and cannot be dialled from outside.
@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,8 +46,9 @@ bootstrap = BOOTSTRAP
 class NatSwarm(LocalSwarm):
     """A coordinator and a relay at the public address; peers there and at home."""
 
-    def __init__(self, folder: Path, internet: Internet, min_peers: int, run: str = RUN) -> None:
+    def __init__(self, folder: Path, internet: Internet, min_peers: int, run: str = RUN, *, relay: bool = True) -> None:
         self.folder, self.internet = folder, internet
+        self.with_relay = relay
         self.processes: dict[str, Process] = {}
         try:
             self._start(min_peers, run)
@@ -56,13 +58,16 @@ class NatSwarm(LocalSwarm):
 
     def _start(self, min_peers: int, run: str) -> None:
         here = PUBLIC["pub"]
-        relay = self.start("relay", "node", "relay", "--home", str(self.folder / "relay"),
-                           "--listen", f"{here}:{RELAY_PORT}", "--json")  # fmt: skip
+        self.bootstrap: list[str] = []
+        if self.with_relay:
+            relay = self.start("relay", "node", "relay", "--home", str(self.folder / "relay"),
+                               "--listen", f"{here}:{RELAY_PORT}", "--json")  # fmt: skip
         serve = self.start("coordinator", "coordinator", "serve", "--home", self.home, "--json",
                            "--listen", f"0.0.0.0:{COORDINATOR_PORT}",
                            "--advertise", f"{here}:{COORDINATOR_PORT}")  # fmt: skip
         self.serving = serve.first_json()
-        self.bootstrap: list[str] = relay.first_json()["addresses"]
+        if self.with_relay:
+            self.bootstrap = relay.first_json()["addresses"]
         text = self.folder / "text.txt"
         text.write_bytes(Path(os.__file__).read_bytes())
         run = run.replace("DATA", str(text)).replace("MIN_PEERS", str(min_peers))
@@ -78,6 +83,19 @@ class NatSwarm(LocalSwarm):
     def inside(self, name: str) -> tuple[str, ...]:
         return self.internet.inside(name if name in HOMES else "pub")
 
+    def join_plainly(self, name: str) -> None:
+        """A peer that says nothing about its network but a port, which the tests probe."""
+        self.join(name, "--listen", f"0.0.0.0:{PEER_PORT}")
+
+    def found(self, name: str) -> dict[str, Any]:
+        """What a peer last found out about its network; empty: nothing yet."""
+        said = self.events(name, "whether others can dial this peer")
+        return said[-1] if said else {}
+
+    def known_as(self, name: str) -> str:
+        """How log lines name a peer or a relay."""
+        return Identity.load_or_create(self.folder / name / "identity.key").peer_id[-8:]
+
     def join_from(self, home: str, transport: str, *flags: str) -> None:
         """A peer behind a router; it knows one address of the relay."""
         relay = next(address for address in self.bootstrap if f"/{transport}" in address)
@@ -86,7 +104,7 @@ class NatSwarm(LocalSwarm):
 
     def way(self, home: str, other: str) -> str:
         """How a peer last said that it is connected to another: direct, relayed, or "" if it is not."""
-        peer = Identity.load_or_create(self.folder / other / "identity.key").peer_id[-8:]
+        peer = self.known_as(other)
         said = self.events(home, "connections")
         return next((way for way in ("direct", "relayed") if said and peer in said[-1][way]), "")
 
@@ -103,9 +121,11 @@ def internet() -> Iterator[Internet]:
         internet.close()
 
 
-def trained_together(swarm: NatSwarm, names: tuple[str, ...]) -> None:
+def trained_together(swarm: NatSwarm, names: tuple[str, ...], *, from_now: bool = False) -> None:
     """At least STEPS steps in which all of them took part: equal states after each, most votes of each accepted."""
-    first = max(swarm.steps(name)[0]["step"] for name in names)
+    for name in names:
+        swarm.wait_step(name, 1)
+    first = max(swarm.steps(name)[-1 if from_now else 0]["step"] for name in names)
     upto = first + STEPS
     for name in names:
         swarm.wait_step(name, upto)
@@ -131,13 +151,16 @@ def test_two_homes_behind_nats_and_a_public_peer_train_together(internet: Intern
     try:
         # The homes are there first, so that the public peer finds them and not they it: it can reach them by the relay only.
         for home in HOMES:
-            swarm.join_from(home, "quic-v1")
+            swarm.join_plainly(home)
         for home in HOMES:
             wait_for(f"{home} in the run", lambda home=home: swarm.events(home, "waiting"))  # type: ignore[misc]
-        swarm.join(PUBLIC_PEER, "--listen", f"{PUBLIC['pub']}:{PEER_PORT}", "--reachability", "public")
+            assert swarm.found(home)["reachable"] == "private"
+            assert swarm.found(home)["relays"] == [swarm.known_as("relay")]
+        swarm.join_plainly(PUBLIC_PEER)
         for name in PEERS:
             swarm.wait_step(name, 1)
         trained_together(swarm, PEERS)
+        assert swarm.found(PUBLIC_PEER)["reachable"] == "public"
         for home in HOMES:
             # once known, a public peer is no burden on the relay
             wait_for(f"direct connection to {home}", lambda home=home: swarm.way(home, PUBLIC_PEER) == "direct")  # type: ignore[misc]
@@ -150,6 +173,82 @@ def test_two_homes_behind_nats_and_a_public_peer_train_together(internet: Intern
     finally:
         swarm.close()
     assert processes_with(str(tmp_path)) == [], "something was left running"
+
+
+def test_two_homes_need_no_relay_of_the_operator_if_a_peer_is_public(internet: Internet, tmp_path: Path) -> None:
+    swarm = NatSwarm(tmp_path, internet, min_peers=3, relay=False)
+    try:
+        swarm.join_plainly(PUBLIC_PEER)
+        wait_for("the public peer in the run", lambda: swarm.events(PUBLIC_PEER, "waiting"))
+        for home in HOMES:
+            swarm.join_plainly(home)
+        trained_together(swarm, PEERS)
+        # The first peer had nobody to ask. Once the homes had dialled it back, it was public, and their relay.
+        for home in HOMES:
+            wait_for(f"relay of {home}", lambda home=home: swarm.found(home).get("relays"))  # type: ignore[misc]
+            assert swarm.found(home)["relays"] == [swarm.known_as(PUBLIC_PEER)]
+        wait_for("connection of the homes", lambda: swarm.way("home1", "home2") and swarm.way("home2", "home1"))
+        leaves_cleanly(swarm, PEERS)
+    finally:
+        swarm.close()
+    assert processes_with(str(tmp_path)) == [], "something was left running"
+
+
+@pytest.mark.nightly
+def test_routers_that_cannot_be_punched_or_block_udp_cost_nobody_a_place(internet: Internet, tmp_path: Path) -> None:
+    """One home is behind an endpoint-dependent ("symmetric") NAT, the other one behind a router without UDP."""
+    internet.symmetric("home1")
+    internet.block_udp("home2")
+    swarm = NatSwarm(tmp_path, internet, min_peers=3)
+    try:
+        for name in PEERS:
+            swarm.join_plainly(name)
+        trained_together(swarm, PEERS)
+        for home in HOMES:
+            assert swarm.found(home)["reachable"] == "private"
+        wait_for("connection of the homes", lambda: swarm.way("home1", "home2") == "relayed")
+        leaves_cleanly(swarm, PEERS)
+    finally:
+        swarm.close()
+        internet.symmetric("home1", on=False)
+        internet.block_udp("home2", on=False)
+
+
+@pytest.mark.nightly
+def test_another_relay_is_taken_when_the_only_one_dies(internet: Internet, tmp_path: Path) -> None:
+    swarm = NatSwarm(tmp_path, internet, min_peers=3)
+    try:
+        for home in HOMES:
+            swarm.join_plainly(home)
+        for home in HOMES:
+            wait_for(f"{home} in the run", lambda home=home: swarm.events(home, "waiting"))  # type: ignore[misc]
+            assert swarm.found(home)["relays"] == [swarm.known_as("relay")]
+        swarm.join_plainly(PUBLIC_PEER)
+        trained_together(swarm, PEERS)
+        wait_for("the public peer relays", lambda: swarm.found(PUBLIC_PEER).get("reachable") == "public")
+        swarm.processes["relay"].kill()
+        taken = [swarm.known_as(PUBLIC_PEER)]
+        for home in HOMES:
+            wait_for(f"another relay of {home}", lambda home=home: swarm.found(home)["relays"] == taken, 90)  # type: ignore[misc]
+        trained_together(swarm, PEERS, from_now=True)
+        leaves_cleanly(swarm, PEERS)
+    finally:
+        swarm.close()
+
+
+@pytest.mark.nightly
+def test_a_home_whose_public_address_changes_goes_on(internet: Internet, tmp_path: Path) -> None:
+    swarm = NatSwarm(tmp_path, internet, min_peers=2)
+    try:
+        for name in PEERS:
+            swarm.join_plainly(name)
+        trained_together(swarm, PEERS)
+        internet.move("home1", "11.2.0.9")
+        trained_together(swarm, PEERS, from_now=True)
+        leaves_cleanly(swarm, PEERS)
+    finally:
+        swarm.close()
+        internet.move("home1", PUBLIC[HOMES["home1"]])
 
 
 def test_two_homes_train_through_nothing_but_a_relay_over_tcp(internet: Internet, tmp_path: Path) -> None:
