@@ -170,9 +170,7 @@ async def _overlay(
                 await host.start(known)
                 connected, finding = await host.connected(), await host.finder.ask()
                 dialled = None if finding.verdict is Verdict.UNKNOWN else finding.verdict is Verdict.PUBLIC
-                reach = Reach(
-                    tuple(await host.addresses()), len(connected), seen_from, dialled, len(finding.relays)
-                )
+                reach = Reach(tuple(await host.addresses()), len(connected), seen_from, dialled, len(finding.relays))
                 newest = await look(invite)  # a small run makes a snapshot every few seconds, and peers drop older ones
                 return reach, await _download(host, newest, set(connected))
         except TimeoutError:

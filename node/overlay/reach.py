@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
-from protos.address import Scope, scope_of, site
+from protos.address import Scope, scope_of, site, usable
 from protos.errors import NetworkError, OperatorError
 from protos.identity import public_key_of
 from protos.rate import Rate
@@ -94,7 +94,7 @@ def conclude(told: Sequence[Told], peer: str) -> Finding:
     relays = tuple(f"{it.remote.address}/p2p/{it.remote.peer}" for it in near)
     seen = tuple(sorted({it.seen_at for it in outside}))
     dialled = sorted({(it.seen_at, port) for it in outside for port in it.ports})
-    addresses = tuple(f"{_ip_words(ip)}/tcp/{port}/p2p/{peer}" for ip, port in dialled)
+    addresses = tuple(it.text for it in usable(f"{_ip_words(ip)}/tcp/{port}/p2p/{peer}" for ip, port in dialled))
     if not outside:
         return Finding(Verdict.UNKNOWN)
     if all(it.ports for it in outside):

@@ -32,6 +32,7 @@ from node.control.door import answered
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.overlay import reach
 from node.overlay.dht import _OwnRecordsOnly, open_record, run_key
 from node.snapshot.pieces import describe, load, open_manifest, pack
 from node.swarm.inbox import Announced, Inbox
@@ -309,6 +310,35 @@ def pushed_votes(data: bytes) -> None:
     assert all(hashlib.sha256(votes).digest() == sha256 for _, sha256, votes in kept)
 
 
+def reach_stream(data: bytes) -> None:
+    """A request to dial back, and the answer to such a request. Nothing here dials: no port of a good request is above 1023."""
+    remote = reach.Remote(STRANGER.peer_id, "/ip4/11.0.0.1/tcp/4001", "11.0.0.1")
+
+    def fed(more: bytes) -> asyncio.StreamReader:
+        reader = asyncio.StreamReader()
+        reader.feed_data(more)
+        reader.feed_eof()
+        return reader
+
+    async def both() -> None:
+        async def seen_at(_remote: str) -> str:
+            return "11.0.0.2"
+
+        async def opened(_key: bytes, _protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return fed(data), _Sink()  # type: ignore[return-value]
+
+        answerer = reach.Answerer(seen_at, lambda: True)
+        low = bytes(byte & 3 if at % 2 else byte for at, byte in enumerate(data))
+        with suppress(asyncio.IncompleteReadError):
+            await answerer.answer("stranger", fed(low), _Sink())  # type: ignore[arg-type]
+        told = await reach.ask_all(opened, [remote], [4001, 4002])
+        found = reach.conclude(told, STRANGER.peer_id)
+        usable(found.addresses, STRANGER.peer_id)
+        assert all(parse_address(address).peer for address in (*found.addresses, *found.relays))
+
+    asyncio.run(both())
+
+
 def control(data: bytes) -> None:
     """The owner's door: a line with the secret, and what a stranger may send."""
     secret = "s" * 64
@@ -354,6 +384,7 @@ DOORS: dict[str, Door] = {
     "starting-state": starting_state,
     "pushed-votes": pushed_votes,
     "control": control,
+    "reach": reach_stream,
 }
 """By name. Each may raise `Refusal`."""
 
@@ -414,6 +445,7 @@ def seeds() -> dict[str, list[bytes]]:
             files.layout_text(SHAPES, {"table": "table"}).encode(),
         ],
         "pushed-votes": [bytes([len(pushed)]) + pushed + b"votes"],
+        "reach": [b"\x02\x00\x50\x01\xbb", b"\x01\x0811.0.0.2\x01\x00", b"\x00\x0484.1"],
         "control": [b'"command": "me", "steps": 3}', b'{"command": "me"}'],
         "starting-state": [start_body(StartingState(RUN, HASH, STEP, HASH, HASH, 64, HASH, 9)).SerializeToString()],
     }

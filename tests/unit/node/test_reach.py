@@ -25,6 +25,7 @@ from protos.identity import Identity
 from tests.unit.node.test_overlay import hosts
 
 HOME = "84.1.2.3"
+ME = "12D3KooWGRUbpBkUqRCYhqHTzQvMoUbWeRPHDbYJoCrxRFLwmZwv"
 
 
 def told(ip: str, *ports: int, relays: bool = False, seen_at: str = HOME, round_trip: float = 0.1) -> Told:
@@ -32,16 +33,16 @@ def told(ip: str, *ports: int, relays: bool = False, seen_at: str = HOME, round_
 
 
 def test_all_that_were_asked_could_dial_it() -> None:
-    found = conclude([told("11.0.0.1", 4001), told("12.0.0.1", 4001, 4002, relays=True)], "me")
+    found = conclude([told("11.0.0.1", 4001), told("12.0.0.1", 4001, 4002, relays=True)], ME)
     assert found.verdict is Verdict.PUBLIC
-    assert found.addresses == (f"/ip4/{HOME}/tcp/4001/p2p/me", f"/ip4/{HOME}/tcp/4002/p2p/me")
+    assert found.addresses == (f"/ip4/{HOME}/tcp/4001/p2p/me", f"/ip4/{HOME}/tcp/4002/p2p/{ME}")
     assert found.relays == ()
 
 
 def test_nobody_could_dial_it_and_the_nearest_relays_come_first() -> None:
     far = told("11.0.0.1", relays=True, round_trip=0.3)
     near = told("12.0.0.1", relays=True, round_trip=0.02)
-    found = conclude([far, told("13.0.0.1"), near], "me")
+    found = conclude([far, told("13.0.0.1"), near], ME)
     assert found.verdict is Verdict.PRIVATE
     assert found.relays == (
         "/ip4/12.0.0.1/udp/4001/quic-v1/p2p/peer-12.0.0.1",
@@ -50,7 +51,7 @@ def test_nobody_could_dial_it_and_the_nearest_relays_come_first() -> None:
 
 
 def test_a_liar_among_the_asked_costs_a_relay_and_no_address() -> None:
-    found = conclude([told("11.0.0.1", 4001), told("66.0.0.1", relays=True)], "me")
+    found = conclude([told("11.0.0.1", 4001), told("66.0.0.1", relays=True)], ME)
     assert found.verdict is Verdict.PRIVATE
     assert found.addresses
     assert found.relays
@@ -58,9 +59,9 @@ def test_a_liar_among_the_asked_costs_a_relay_and_no_address() -> None:
 
 def test_answers_from_the_own_network_say_nothing_about_the_internet() -> None:
     near = told("192.168.1.7", 4001, relays=True, seen_at="192.168.1.2")
-    assert conclude([near], "me").verdict is Verdict.UNKNOWN
-    assert conclude([], "me").verdict is Verdict.UNKNOWN
-    assert conclude([near, told("11.0.0.1")], "me").relays == (), "nobody outside reaches a relay at home"
+    assert conclude([near], ME).verdict is Verdict.UNKNOWN
+    assert conclude([], ME).verdict is Verdict.UNKNOWN
+    assert conclude([near, told("11.0.0.1")], ME).relays == (), "nobody outside reaches a relay at home"
 
 
 def test_the_ports_of_own_direct_addresses() -> None:
