@@ -35,7 +35,7 @@ def told(ip: str, *ports: int, relays: bool = False, seen_at: str = HOME, round_
 def test_all_that_were_asked_could_dial_it() -> None:
     found = conclude([told("11.0.0.1", 4001), told("12.0.0.1", 4001, 4002, relays=True)], ME)
     assert found.verdict is Verdict.PUBLIC
-    assert found.addresses == (f"/ip4/{HOME}/tcp/4001/p2p/me", f"/ip4/{HOME}/tcp/4002/p2p/{ME}")
+    assert found.addresses == (f"/ip4/{HOME}/tcp/4001/p2p/{ME}", f"/ip4/{HOME}/tcp/4002/p2p/{ME}")
     assert found.relays == ()
 
 
