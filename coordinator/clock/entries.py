@@ -46,7 +46,8 @@ def _judged(run: Run, at_step: int) -> Outcome:
     drawn = run.checks.get(at_step)
     if drawn is None or not drawn.verdicts:
         return run, []
-    record = Judged(at_step, tuple(drawn.verdicts[name] for name in sorted(drawn.verdicts)), drawn.arrival)
+    verdicts = tuple(drawn.verdicts[name] for name in sorted(drawn.verdicts))
+    record = Judged(at_step, verdicts, drawn.arrival, drawn.samples)
     return memory.written(run, record)
 
 

@@ -69,11 +69,13 @@ class Withdrawn:
 
 @dataclass(frozen=True)
 class Judged:
-    """All verdicts that counted on the votes of a step; `arrival`: the step's authors in the order of their announcements."""
+    """All verdicts that counted on the votes of a step; `arrival`: the step's authors in the order of their announcements.
+    `samples`: of each of them, in this order; empty in a journal of an older version."""
 
     step: int
     verdicts: tuple[Verdict, ...]
     arrival: tuple[bytes, ...]
+    samples: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

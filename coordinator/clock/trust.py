@@ -88,6 +88,8 @@ class StepChecks:
     drawn: Mapping[bytes, tuple[bytes, ...]]
     payloads: Mapping[bytes, bytes]
     arrival: tuple[bytes, ...] = ()
+    samples: tuple[int, ...] = ()
+    """Of the authors in `arrival`."""
     verdicts: Mapping[tuple[bytes, bytes], Verdict] = field(default_factory=dict)
 
     def with_verdict(self, verdict: Verdict) -> StepChecks:
@@ -101,19 +103,26 @@ class StepChecks:
 
 @dataclass(frozen=True)
 class Recent:
-    """One figure of each of the last checks, at most TYPICAL_KEPT."""
+    """The figures of each of the last checks, at most TYPICAL_KEPT. `samples`: of the votes that were checked; 0: not known."""
 
     differences: tuple[float, ...] = ()
+    samples: tuple[int, ...] = ()
     overlaps: Mapping[bytes, float] = field(default_factory=dict)
     """The last with an earlier payload, by subject: who is checked more often than others weighs no more. Of counted peers."""
 
-    @property
-    def difference(self) -> float:
-        """That honest votes make nowadays, as most checks say; 0 while that is too little to tell anything."""
+    def difference(self, samples: int) -> float:
+        """That honest votes on so many samples make nowadays, as most checks say; 0 if that is too little to tell anything.
+
+        A check looks at a few samples. The more others there are in the gradient that a peer voted with, the less these few
+        move it: the difference falls with the number of samples, by its power of -0.75 to -1 (docs/security.md). So a peer with
+        a larger share than most makes a smaller difference without any fault. It is not asked for more with a smaller share.
+        """
         if len(self.differences) < TYPICAL_NEEDED:
             return 0.0
-        middle = statistics.median(self.differences)
-        return middle if middle >= TELLING_MIN else 0.0
+        known = [count for count in self.samples if count]
+        part = min(statistics.median(known) / samples, 1.0) if known and samples else 1.0
+        expected = part * statistics.median(self.differences)
+        return expected if expected >= TELLING_MIN else 0.0
 
     @property
     def copied_overlap(self) -> float:
@@ -123,12 +132,12 @@ class Recent:
         middle = statistics.median(self.overlaps.values())
         return middle + COPIED_WAY * (1.0 - middle)
 
-    def more(self, difference: float, overlaps: Mapping[bytes, float]) -> Recent:
+    def more(self, difference: float, samples: int, overlaps: Mapping[bytes, float]) -> Recent:
         """With one more check."""
         kept = {key: value for key, value in self.overlaps.items() if key not in overlaps} | dict(overlaps)
         for key in list(kept)[: max(len(kept) - TYPICAL_KEPT, 0)]:
             del kept[key]
-        return Recent((*self.differences, difference)[-TYPICAL_KEPT:], kept)
+        return Recent((*self.differences, difference)[-TYPICAL_KEPT:], (*self.samples, samples)[-TYPICAL_KEPT:], kept)
 
 
 def checks_of(trust: TrustConfig, entry: Entry, entry_hash: bytes) -> StepChecks:
@@ -136,14 +145,16 @@ def checks_of(trust: TrustConfig, entry: Entry, entry_hash: bytes) -> StepChecks
     parts = sorted((*entry.contributions, *entry.trials), key=lambda c: c.arrival)
     payloads = {c.public_key: c.payload_sha256 for c in parts}
     arrival = tuple(c.public_key for c in parts if c.arrival)
-    return StepChecks(checks.drawn(entry_hash, entry, trust.checkers), payloads, arrival)
+    samples = tuple(c.samples for c in parts if c.arrival)
+    return StepChecks(checks.drawn(entry_hash, entry, trust.checkers), payloads, arrival, samples)
 
 
-def suspicion(trust: TrustConfig, verdict: Verdict, recent: Recent, *, copied: bool) -> float:
-    """BAD for votes of somebody who did not work on these samples, else GOOD. `copied`: see `repeats`."""
+def suspicion(trust: TrustConfig, verdict: Verdict, recent: Recent, samples: int, *, copied: bool) -> float:
+    """BAD for votes of somebody who did not work on these samples, else GOOD. `samples`: of the votes, 0: not known. `copied`:
+    see `repeats`."""
     if verdict.own < trust.agreement_min:
         return BAD
-    usual = recent.difference
+    usual = recent.difference(samples)
     if copied and not usual and verdict.overlap >= recent.copied_overlap:
         return BAD  # where differences tell something, they tell copies, and whose work it was
     part = COPY_PART if copied else LAZY_PART
@@ -156,21 +167,27 @@ def judge(
     recent: Recent,
     verdicts: Sequence[Verdict],
     arrival: Sequence[bytes],
+    samples: Sequence[int] = (),
 ) -> tuple[dict[bytes, Standing], Recent]:
-    """(standings, recent checks) after the verdicts on one step. All are judged by the weights and figures of before."""
+    """(standings, recent checks) after the verdicts on one step. All are judged by the weights and figures of before.
+
+    `samples`: of the authors in `arrival`; empty: not known.
+    """
     after, figures = dict(standings), recent
+    sizes = dict(zip(arrival, samples, strict=False))
     for subject in sorted({verdict.subject for verdict in verdicts}):
         said = [verdict for verdict in verdicts if verdict.subject == subject]
         weights = [standings.get(verdict.checker, Standing()).weight for verdict in said]
         if len(said) < VERDICTS_NEEDED or sum(weights) < WEIGHT_NEEDED:
             continue
         copied = repeats(trust, subject, said, weights, arrival)
-        found = [suspicion(trust, verdict, recent, copied=copied) for verdict in said]
+        size = sizes.get(subject, 0)
+        found = [suspicion(trust, verdict, recent, size, copied=copied) for verdict in said]
         before = after.get(subject, Standing())
         alike = {}
         if before.counted and not before.excluded and any(verdict.like for verdict in said):
             alike = {subject: weighted_median([verdict.overlap for verdict in said], weights)}
-        figures = figures.more(weighted_median([verdict.difference for verdict in said], weights), alike)
+        figures = figures.more(weighted_median([verdict.difference for verdict in said], weights), size, alike)
         middle = weighted_median(found, weights)
         for verdict, one in zip(said, found, strict=True):
             checker = after.get(verdict.checker, Standing())

@@ -155,12 +155,14 @@ def _read_withdrawn(_: Context, step: int, body: bytes) -> Withdrawn:
 
 def _write_judged(_: Context, record: Judged) -> bytes:
     verdicts = [verdict_body(verdict) for verdict in record.verdicts]
-    return log_pb2.Judged(verdicts=verdicts, arrival=record.arrival).SerializeToString(deterministic=True)
+    body = log_pb2.Judged(verdicts=verdicts, arrival=record.arrival, samples=record.samples)
+    return body.SerializeToString(deterministic=True)
 
 
 def _read_judged(_: Context, step: int, body: bytes) -> Judged:
     judged = parse(log_pb2.Judged, body)
-    return Judged(step, tuple(verdict_from_body(verdict) for verdict in judged.verdicts), tuple(judged.arrival))
+    verdicts = tuple(verdict_from_body(verdict) for verdict in judged.verdicts)
+    return Judged(step, verdicts, tuple(judged.arrival), tuple(judged.samples))
 
 
 def _write_ticket(_: Context, record: TicketMade) -> bytes:

@@ -77,12 +77,14 @@ class Exclusion(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., equivocation: _Optional[_Union[Equivocation, _Mapping]] = ..., by_operator: _Optional[bool] = ...) -> None: ...
 
 class Judged(_message.Message):
-    __slots__ = ("verdicts", "arrival")
+    __slots__ = ("verdicts", "arrival", "samples")
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
     arrival: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., arrival: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    samples: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., arrival: _Optional[_Iterable[bytes]] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LogEntry(_message.Message):
     __slots__ = ("step", "parent_hash", "contributions", "lr_bits", "parent_state_digest", "returned_samples", "next_sample", "trials", "exclusions", "readmitted")

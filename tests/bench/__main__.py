@@ -16,6 +16,7 @@ from tests.bench import (
     plain,
     race,
     restart,
+    shares,
     swarm,
     traffic,
 )
@@ -28,6 +29,7 @@ SUBCOMMANDS = {
     "convergence": convergence,
     "adversaries": adversaries,
     "restart": restart,
+    "shares": shares,
     "loop": loop,
     "coordinator": coordinator,
     "traffic": traffic,

@@ -29,7 +29,7 @@ GOOD_OVERLAP = 0.3
 def figures(
     difference: float = GOOD_DIFFERENCE, overlap: float = GOOD_OVERLAP, n: int = trust.TYPICAL_NEEDED
 ) -> Recent:
-    return Recent((difference,) * n, {key(50 + number): overlap for number in range(n)})
+    return Recent((difference,) * n, (16,) * n, {key(50 + number): overlap for number in range(n)})
 
 
 TYPICAL = figures()
@@ -115,6 +115,25 @@ def test_idle_votes_fit_nobodys_samples_better_and_count_only_where_that_tells_s
     assert "no better than anybody's" in judged(5, idle)[key(5)].excluded
     assert judged(1, idle, recent=figures(2.0, n=32))[key(5)].score == 0, "early in a run nobody's do"
     assert judged(1, idle, recent=figures(24.0, n=3))[key(5)].score == 0, "too few figures"
+
+
+def test_an_honest_peer_with_a_large_share_is_not_taken_for_an_idle_one() -> None:
+    """Found in a demo on a busy machine: with four times the samples, a check of four of them says a quarter as much."""
+    verdicts = [verdict(n, 5, difference=GOOD_DIFFERENCE / 5) for n in range(3)]
+    arrival = [key(5)]
+    standings = {key(n): Standing(counted=True) for n in range(PEERS)}
+    assert trust.judge(ON, standings, TYPICAL, verdicts, arrival, [16])[0][key(5)].score == 1
+    assert trust.judge(ON, standings, TYPICAL, verdicts, arrival, [64])[0][key(5)].score == 0
+    assert trust.judge(ON, standings, TYPICAL, verdicts, arrival, [2])[0][key(5)].score == 1, (
+        "a small share asks for no more"
+    )
+    idle = [verdict(n, 5, difference=0.0) for n in range(3)]
+    assert trust.judge(ON, standings, TYPICAL, idle, arrival, [64])[0][key(5)].score == 1, (
+        "and idle ones are still found"
+    )
+    assert trust.judge(ON, standings, TYPICAL, idle, arrival, [65])[0][key(5)].score == 0, (
+        "where 6 is no longer expected"
+    )
 
 
 def alike(subject: int, like: int, overlap: float = 1.0, difference: float = GOOD_DIFFERENCE) -> list[Verdict]:
