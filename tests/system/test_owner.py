@@ -54,10 +54,12 @@ def test_a_paused_peer_costs_the_others_no_step_and_comes_back(swarm: LocalSwarm
         swarm.join(name)
     for name in PEERS:
         swarm.wait_step(name, 5)
-    told = owner(swarm, "me", "eve")
+    told = owner(swarm, "me", "eve", "--steps", "100")
     assert {"accepted"} & {fate["outcome"] for fate in told["last"]}
     assert told["votes_accepted"] > 0
-    assert 0.1 < told["share"] < 0.9
+    own = sum(fate["samples"] for fate in told["last"] if fate["outcome"] == "accepted")
+    assert told["share"] == pytest.approx(own / sum(fate["all_samples"] for fate in told["last"]))
+    assert 0.0 < told["share"] < 1.0
 
     owner(swarm, "pause", "eve")
     wait_for("pause of eve", lambda: swarm.events("eve", "paused by its owner"))
