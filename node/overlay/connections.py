@@ -59,6 +59,8 @@ class Connections:
         self._make_discovery = discovery
         self._discovery = discovery(host, run_id)
         self._again: dict[str, tuple[float, float]] = {}  # relayed peers: the next dial's time, and the wait after it
+        self._announced = 0.0
+        self._lacked: set[str] = set()
 
     async def start(self, known: list[str]) -> None:
         """Join the DHT through peers whose addresses are known."""
@@ -67,6 +69,7 @@ class Connections:
     async def restart(self, known: list[str]) -> None:
         """The host's daemon is a new one: its connections and its DHT are gone."""
         self._discovery.forget()
+        self._announced, self._lacked = 0.0, set()
         await self.connect_to(known)
         self._discovery = self._make_discovery(self._host, self._run_id)
         await self._discovery.start(known)
@@ -77,20 +80,19 @@ class Connections:
 
     async def keep_forever(self) -> None:
         """Announce this peer's addresses, find the other peers, stay connected."""
-        announced, addresses, ways = 0.0, tuple[str, ...](), dict[str, bool]()
-        again_at, patience, before = 0.0, DISCOVER_AGAIN_SECONDS, set[str]()
+        addresses, ways = tuple[str, ...](), dict[str, bool]()
+        again_at, patience = 0.0, DISCOVER_AGAIN_SECONDS
         while True:
             found = tuple(await self._host.addresses())
             if found and found != addresses:
-                addresses, announced = found, 0.0
+                addresses, self._announced = found, 0.0
                 self._neighbours.moved(found)
-            if time.monotonic() - announced > DHT_REFRESH_SECONDS and await self._discovery.announce(list(addresses)):
-                announced = time.monotonic()
+            await self._announce(list(addresses))
             here = await self._host.connected()
             lacking = self._lacking(here)
-            if lacking - before:  # a peer is new, or gone: look for it soon
+            if lacking - self._lacked:  # a peer is new, or gone: look for it soon
                 again_at, patience = 0.0, DISCOVER_AGAIN_SECONDS
-            before = lacking
+            self._lacked = lacking
             if (lacking or not here) and time.monotonic() >= again_at:
                 await self._look()
                 here = await self._host.connected()
@@ -103,6 +105,14 @@ class Connections:
                 )
             soon = bool(lacking) or not here
             await asyncio.sleep(DISCOVER_AGAIN_SECONDS if soon else DISCOVER_SECONDS)
+
+    async def _announce(self, addresses: list[str]) -> None:
+        """Put this peer's addresses into the DHT, if the DHT does not have them or forgets them soon."""
+        discovery, now = self._discovery, time.monotonic()
+        if now - self._announced <= DHT_REFRESH_SECONDS or not await discovery.announce(addresses):
+            return
+        if discovery is self._discovery:  # the DHT of a daemon that has died since has forgotten them
+            self._announced = now
 
     def _lacking(self, here: dict[str, bool]) -> set[str]:
         """Peers that should be connected, and are not or only through a relay; none if there are enough connections."""

@@ -210,6 +210,11 @@ class Daemon:
         finally:
             self._changed = None
 
+    @property
+    def changes(self) -> bool:
+        """Whether p2pd starts again because this peer wants it, after its connections were ended."""
+        return self._changed is not None
+
     def closing(self) -> None:
         """From now on the daemon's end is wanted: this peer does not start it again."""
         self._closing = True

@@ -22,8 +22,10 @@ ASK_AGAIN_SECONDS = 300.0
 RESERVED_SECONDS_MAX = 10.0
 BEGIN_SECONDS_MAX = 2.0
 POLL_SECONDS = 0.1
-# A relay that is gone in so many looks in a row is replaced.
+# A relay that is gone in so many looks in a row, or that has forgotten this peer, is asked again or replaced. If that does not
+# help, the peer waits twice as long before it tries the next time, at most 2 ** VAIN_DOUBLINGS times as long.
 GONE_LOOKS = 2
+VAIN_DOUBLINGS = 5
 
 
 class Finder:
@@ -32,7 +34,7 @@ class Finder:
     def __init__(self, daemon: Daemon, links: Links, open_stream: Opener, peer_id: str, log: Any) -> None:
         self._daemon, self._links, self._open, self._peer_id, self._log = daemon, links, open_stream, peer_id, log
         self.finding = Finding(Verdict.UNKNOWN)
-        self._next, self._tries, self._gone = 0.0, 0, 0
+        self._next, self._tries, self._gone, self._vain = 0.0, 0, 0, 0
         self._asked: frozenset[str] = frozenset()
 
     @property
@@ -88,9 +90,13 @@ class Finder:
     async def _should_ask(self) -> bool:
         here = {it.peer for it in await self._links.remotes()}
         chosen = peers_of(self._daemon.settings.relays)
-        self._gone = self._gone + 1 if chosen and not chosen & here else 0
+        if not chosen or (chosen & here and await self._is_reserved()):
+            self._gone = self._vain = 0
+        else:
+            self._gone += 1
+        patience = GONE_LOOKS << min(self._vain, VAIN_DOUBLINGS)
         new = self._lacking and bool(here - self._asked)
-        return new or self._gone >= GONE_LOOKS or time.monotonic() >= self._next
+        return new or self._gone >= patience or time.monotonic() >= self._next
 
     @property
     def _lacking(self) -> bool:
@@ -109,21 +115,35 @@ class Finder:
         now = self._daemon.settings
         if found.verdict is Verdict.PUBLIC:
             if now.reachability != "public":
-                await self._daemon.change(reachability="public", relays=())
+                await self._change(reachability="public", relays=())
             return
         alive = peers_of(now.relays) & peers_of(found.relays)
         enough = min(RELAYS_WANTED, len(found.relays))
-        if len(alive) < enough:  # p2pd takes its relays when it starts, so relays that are good enough stay
-            await self._daemon.change(reachability="private", relays=found.relays[:RELAYS_WANTED])
-            await self._reserved()
+        # p2pd takes its relays when it starts, so relays that are good enough stay. A p2pd that has lost the place at its relay
+        # does not ask that relay again for an hour.
+        if found.relays and (len(alive) < enough or not await self._is_reserved()):
+            first = self._vain % len(found.relays)  # after relays that did not take this peer, the next ones
+            relays = (*found.relays[first:], *found.relays[:first])[:RELAYS_WANTED]
+            await self._change(reachability="private", relays=relays)
+            self._vain = 0 if await self._reserved() else self._vain + 1
 
-    async def _reserved(self) -> None:
-        """Wait until this peer has an address through a relay, at most RESERVED_SECONDS_MAX."""
+    async def _change(self, **settings: Any) -> None:
+        """Start p2pd again with these settings. Other peers learn that the old connections are at an end."""
+        await self._links.part()
+        await self._daemon.change(**settings)
+
+    async def _reserved(self) -> bool:
+        """Wait until this peer has an address through a relay, at most RESERVED_SECONDS_MAX; whether it has one."""
         for _ in range(round(RESERVED_SECONDS_MAX / POLL_SECONDS)):
-            if any(CIRCUIT in address for address in await self._links.addresses()):
-                return
+            if await self._is_reserved():
+                return True
             await asyncio.sleep(POLL_SECONDS)
         self._log.warning("no relay has taken this peer yet; still trying")
+        return False
+
+    async def _is_reserved(self) -> bool:
+        """Whether a relay keeps a place for this peer: the peer has an address through it."""
+        return any(CIRCUIT in address for address in await self._links.addresses())
 
 
 def peers_of(addresses: Iterable[str]) -> set[str]:

@@ -90,7 +90,7 @@ class Host:
 
     async def _register(self) -> None:
         """Tell a new daemon this peer's stream protocols and topics."""
-        self._lives.begin()
+        self._lives.begin(again=self._daemon.changes)
         await self._streams.register()
         self.pubsub.register()
 

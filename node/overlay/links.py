@@ -113,6 +113,10 @@ class Links:
         with suppress(*FAILURES):
             await self._disconnect(remote)
 
+    async def part(self) -> None:
+        """End all connections, best effort: a p2pd that is told to end tells nobody, and other peers would wait for it."""
+        await asyncio.gather(*(self.drop(remote) for remote in await self.connected()))
+
     async def redial(self, remote: str) -> None:
         """Connect at the addresses that p2pd remembers, best effort."""
         with suppress(ValueError, *FAILURES):

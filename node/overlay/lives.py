@@ -40,9 +40,13 @@ class Lives:
         self._known: dict[str, bytes] = {}
         self._met: set[str] = set()
 
-    def begin(self) -> None:
-        """The overlay has started (again): no peer has met this life."""
-        self._own = secrets.token_bytes(LIFE_BYTES)
+    def begin(self, *, again: bool = False) -> None:
+        """The overlay has started. `again`: this peer ended its connections before, so that this is still the same life.
+
+        A new life would make a relay drop this peer's new connection, and with it the place that the relay keeps for the peer.
+        """
+        if not again:
+            self._own = secrets.token_bytes(LIFE_BYTES)
         self._met = set()
 
     async def meet(self, here: set[str]) -> None:

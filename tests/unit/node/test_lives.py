@@ -82,6 +82,14 @@ async def test_who_comes_back_is_dropped_and_dials_again(world: dict[bytes, Peer
     assert ada.dropped == [bob.id]
 
 
+async def test_a_peer_that_ended_its_connections_itself_is_not_dropped(world: dict[bytes, Peer]) -> None:
+    ada, bob = Peer(world), Peer(world)
+    await bob.lives.meet({ada.id})
+    bob.lives.begin(again=True)
+    await bob.lives.meet({ada.id})
+    assert ada.dropped == bob.dropped == ada.dialled == bob.dialled == []
+
+
 async def test_who_asks_somebody_that_came_back_drops_and_dials(world: dict[bytes, Peer]) -> None:
     ada, bob = Peer(world), Peer(world)
     await ada.lives.meet({bob.id})
