@@ -120,6 +120,7 @@ RUN_BY = {
     r"make (test|check|sim|docs)": ".ci/run",
     r"swarmentum-coordinator serve": "tests/system/test_coordinator_process.py",
     r"swarmentum-coordinator run (create|example)": "tests/unit/coordinator/test_planning.py",
+    r"swarmentum-coordinator run check": "tests/unit/coordinator/test_checking.py",
     r"swarmentum-coordinator run fork": "tests/system/test_fork.py",
     r"swarmentum-coordinator snapshot": "tests/attack/test_open_run.py",
     r"swarmentum-coordinator invite": "tests/system/test_invites.py",
