@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from node.commands import service
 from node.commands.control import finish, leave, me, pause, resume
 from node.commands.join import anchor, join
 from node.commands.options import (
@@ -45,6 +46,7 @@ app.command(epilog=EXIT_CODES)(join)
 app.command(epilog=EXIT_CODES)(anchor)
 for command in (me, pause, resume, finish, leave):
     app.command(epilog=EXIT_CODES)(command)
+app.add_typer(service.app, name="service")
 
 
 @app.command(epilog=EXIT_CODES)
