@@ -208,6 +208,7 @@ class RunRuntime:
         """Note that a record is in the journal."""
         self._folded.append(record)
         if isinstance(record, EntryCommitted):
+            self._metrics.committed(run, record.entry)
             self._due = self._folded.due() or self._due
             self._entry = self._journal.seal(run.run_id, record).envelope
 

@@ -134,6 +134,7 @@ RUN_BY = {
     r"torchrun .* docs/examples/": "tests/unit/optim/test_torch_optimizer.py",
     r"python -m tests\.bench": "tests/bench/test_convergence.py",
     r"python -m tests\.(sim|attack)": ".ci/run",
+    r"prometheus --config.file": "tests/interop/test_prometheus.py",
     r"pip install": "tests/system/test_wheel.py",
 }
 """Commands of `console` blocks, and the test that runs them."""
