@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import anchors, checking, forks, invites, peers, snapshots
+from coordinator.commands import anchors, checking, forks, health, invites, peers, snapshots
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.console import configure_logging, exit_with
 from protos.identity import short
@@ -35,6 +35,7 @@ runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_
 app.add_typer(runs, name="run")
 runs.command("fork", epilog=EXIT_CODES)(forks.fork)
 runs.command("check", epilog=EXIT_CODES)(checking.check)
+app.command("health", epilog=EXIT_CODES)(health.health)
 app.add_typer(invites.app, name="invite")
 app.add_typer(peers.app, name="peer")
 app.add_typer(anchors.app, name="anchor")

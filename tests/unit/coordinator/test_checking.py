@@ -1,4 +1,4 @@
-"""`run check`: mistakes with their lines, all at once; what a run costs; a second run of one name. No torch but where said."""
+"""`run check`: mistakes with their lines, all at once; what a run costs; one name, one run. `health`. Mostly without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from coordinator import __main__ as command
 from coordinator.commands.checking import checked, cost_of, curve
 from coordinator.commands.planning import LayoutFacts
-from protos.errors import OperatorError
+from protos.errors import NetworkError, OperatorError
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig
 from tests.unit.coordinator.serving import operated, served
@@ -107,3 +107,12 @@ async def test_a_second_run_of_one_name_is_refused(tmp_path: Path) -> None:
         with operated(here, "run") as run, pytest.raises(OperatorError, match=f"has a run '{WAITS.name}' already"):
             await run("create", str(file), "--no-layout")
         assert len(here.hub.runs) == 1
+
+
+async def test_health_asks_over_tls(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here:
+        with operated(here, "health") as ask:
+            [told] = await ask("--live")
+        assert told == {"address": f"127.0.0.1:{here.port}", "acts": True}
+    with operated(here, "health") as ask, pytest.raises(NetworkError, match="does not answer"):
+        await ask("--live")
