@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import anchors, checking, forks, health, invites, peers, snapshots
+from coordinator.commands import anchors, backups, checking, forks, health, invites, peers, snapshots
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.console import configure_logging, exit_with
 from protos.identity import short
@@ -36,6 +36,8 @@ app.add_typer(runs, name="run")
 runs.command("fork", epilog=EXIT_CODES)(forks.fork)
 runs.command("check", epilog=EXIT_CODES)(checking.check)
 app.command("health", epilog=EXIT_CODES)(health.health)
+app.command("backup", epilog=EXIT_CODES)(backups.backup)
+app.command("restore", epilog=EXIT_CODES)(backups.restore)
 app.add_typer(invites.app, name="invite")
 app.add_typer(peers.app, name="peer")
 app.add_typer(anchors.app, name="anchor")

@@ -33,6 +33,7 @@ from coordinator.serving.operator_service import OperatorService
 from coordinator.serving.peer_service import CoordinatorService
 from coordinator.serving.places import Places
 from coordinator.serving.sessions import Sessions
+from coordinator.store import backup
 from coordinator.store.database import parsed, shared
 from coordinator.store.journal import Journal
 from coordinator.store.known_runs import KnownRuns
@@ -144,6 +145,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
             known = KnownRuns(home)
             hub.noted = known.add
             known.check(journal.place, [run_id for run_id, _ in journal.runs()])
+            hub.held = backup.is_held(home)
             hub.restore()
         stack.push_async_callback(hub.stop)  # ends the work that the last requests began
         server, port, gate = await _listen(settings, hub, certificate, front)
