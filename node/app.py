@@ -248,7 +248,12 @@ class _Peer:
         home, stage = self.settings.home, self.stage
         stage.open(home)
         commands = Commands(
-            trainer, self.invite.run_id, self.stop.ask, started=started, recent=stage.recent, log_file=stage.log_file
+            trainer,
+            self.invite.run_id,
+            self.stop.ask,
+            started=started,
+            recent=stage.recent,
+            log_file=lambda: stage.log_file,
         )
         return Door(home, commands.all())
 

@@ -29,7 +29,7 @@ STANDING_SECONDS = 10.0
 class Commands:
     """Of one peer in one run, since `started` (seconds of `time.monotonic`). `leave` ends the peer as Ctrl-C does.
 
-    `recent`: the last lines of its log; `log_file`: the file that the log goes to while a terminal view is up.
+    `recent`: the last lines of its log; `log_file` gives the file that the log goes to while a terminal view is up.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Commands:
         *,
         started: float,
         recent: Recent | None = None,
-        log_file: Path | None = None,
+        log_file: Callable[[], Path | None] = lambda: None,
     ) -> None:
         self._trainer, self._run_id, self._leave, self._started = trainer, run_id, leave, started
         self._recent, self._log_file = recent or Recent(), log_file
@@ -82,7 +82,7 @@ class Commands:
             "last": trainer.standing.last(count),
             "losses": trainer.standing.losses(),
             "lines": self._recent.last(),
-            "log_file": None if self._log_file is None else str(self._log_file),
+            "log_file": None if (file := self._log_file()) is None else str(file),
         }
 
     def _place(self) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def duration(seconds: float) -> str:
     if seconds < MINUTE:
         return f"{seconds:.0f} s"
     if seconds < HOUR:
-        return f"{seconds / MINUTE:.0f} min"
+        return f"{seconds // MINUTE:.0f} min"
     if seconds < DAY:
         return f"{seconds // HOUR:.0f} h {seconds % HOUR // MINUTE:.0f} min"
     return f"{seconds // DAY:.0f} d {seconds % DAY // HOUR:.0f} h"
