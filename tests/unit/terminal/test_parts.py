@@ -86,7 +86,7 @@ def test_a_log_file_rotates_and_takes_descriptors_along(tmp_path: Path) -> None:
     assert path.with_name("peer.log.1").stat().st_size <= 100 + 20
     assert path.read_text().endswith("a library's line\n")
     assert "line 029" in path.read_text()
-    assert sorted(os.listdir(tmp_path)) == ["peer.log", "peer.log.1"]
+    assert sorted(it.name for it in tmp_path.iterdir()) == ["peer.log", "peer.log.1"]
 
 
 def test_recent_lines_are_bounded_and_printable_and_leave_out_the_steps() -> None:
