@@ -92,11 +92,22 @@ def doctor(
 
 
 @app.command(epilog=EXIT_CODES)
-def status(invite: InviteLink, as_json: Json = False) -> None:
-    """Show a run: its phase, step, loss and peers."""
+def status(
+    invite: InviteLink,
+    live: Annotated[
+        bool, typer.Option("--watch", help="Keep looking: a live view on a terminal, otherwise a line for each change.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="With --watch: lines, also on a terminal.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a run: its phase, step, loss and peers. Joins nothing."""
     from node.commands.person import link_from
     from node.commands.status import show
     from node.commands.status import status as ask
+    from node.commands.status import watch as look_on
+
+    if live:
+        raise typer.Exit(look_on(link_from(invite), plain=plain, as_json=as_json))
 
     values = ask(link_from(invite))
     if as_json:

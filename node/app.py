@@ -41,6 +41,7 @@ from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Event
 from node.swarm.session import Session
+from node.terminal.stage import Stage
 from node.training.loop import Trainer
 from node.training.methods import demo_config, local_config
 from node.training.replica import Replica
@@ -84,9 +85,10 @@ class Stop:
     A closed shell sends its SIGHUP twice, so a second SIGHUP is no second request.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before_leaving: Callable[[], None] = lambda: None) -> None:
         self._asked = threading.Event()
         self._nothing_to_save = False
+        self._before_leaving = before_leaving
 
     def __call__(self) -> bool:
         return self._asked.is_set()
@@ -116,6 +118,7 @@ class Stop:
 
     def _ask(self, number: int) -> None:
         if self._nothing_to_save or (self() and number != signal.SIGHUP):
+            self._before_leaving()
             leave()
         self._asked.set()
 
@@ -127,19 +130,21 @@ def join(
     agree: Callable[[Request], None] = lambda asked: None,
     *,
     anchor: bool = False,
+    stage: Stage | None = None,
 ) -> Outcome:
     """Take part in a run until the run is finished, or Ctrl-C. Raises a SwarmentumError that names the fault.
 
     An `anchor` applies the others' votes and does not train; it serves the last state until Ctrl-C. `agree` gets the run's
     requests of this machine before anything is built, and raises if the person does not agree. In a peer of several ranks this
-    is rank 0; the others `follow`.
+    is rank 0; the others `follow`. `stage` shows the terminal view, once there is something to see.
     """
+    stage = stage or Stage()
     invite = Invite.parse(invite_link)
     lock = lock_home(settings.home, "peer")
-    stop = Stop()
+    stop = Stop(stage.close)
     try:
-        with stop.listening(), _leading(settings) as lead:
-            return _Peer(invite, settings, stop, lead, anchor=anchor).run(export_to, agree)
+        with stop.listening(), _leading(settings) as lead, stage:
+            return _Peer(invite, settings, stop, stage, lead, anchor=anchor).run(export_to, agree)
     finally:
         lock.close()
 
@@ -160,9 +165,17 @@ class _Peer:
     """One peer in one run; `run` has the phases of its life in order."""
 
     def __init__(
-        self, invite: Invite, settings: PeerSettings, stop: Stop, lead: Lead | None = None, *, anchor: bool = False
+        self,
+        invite: Invite,
+        settings: PeerSettings,
+        stop: Stop,
+        stage: Stage,
+        lead: Lead | None = None,
+        *,
+        anchor: bool = False,
     ) -> None:
         self.invite, self.settings, self.stop, self.lead, self.anchor = invite, settings, stop, lead, anchor
+        self.stage = stage
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
         self.folder = settings.home / "runs" / folder_of(invite.run_id)
@@ -195,8 +208,7 @@ class _Peer:
                 text, replica, samples = self._build(config, device)
             trainer = self._trainer(config, replica, swarm, samples, facts, micro_batch)
             summary = trainer.summary
-            commands = Commands(trainer, self.invite.run_id, self.stop.ask, started=started)
-            door = Door(self.settings.home, commands.all())
+            door = self._door(trainer, started)
             metrics = self._metrics(summary, swarm)
             trainer.enter(list(facts.bootstrap))
             finished = trainer.run()
@@ -222,6 +234,7 @@ class _Peer:
                 metrics.shutdown()
                 metrics.server_close()
         summary.copy_counters(swarm.counters)
+        summary.gave(trainer.standing.given, time.monotonic() - started)
         return Outcome(summary, 0 if finished or trainer.wishes.ending is not None else EXIT_INTERRUPTED)
 
     def _session(self, emit: Callable[[Event], Awaitable[None]]) -> Session:
@@ -229,6 +242,20 @@ class _Peer:
         return self.home.session(
             self.invite, self.identity, self.identity_path, settings.overlay(), emit, archive=settings.archive
         )
+
+    def _door(self, trainer: Trainer, started: float) -> Door:
+        """The owner's door, and the terminal view, which asks it."""
+        home, stage = self.settings.home, self.stage
+        stage.open(home)
+        commands = Commands(
+            trainer,
+            self.invite.run_id,
+            self.stop.ask,
+            started=started,
+            recent=stage.recent,
+            log_file=lambda: stage.log_file,
+        )
+        return Door(home, commands.all())
 
     def _metrics(self, summary: Summary, swarm: Swarm) -> Any:
         if self.settings.metrics_listen is None:

@@ -7,9 +7,10 @@ import logging
 import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol, TextIO, cast
 
 import structlog
+from structlog.typing import Processor
 
 from protos.errors import OperatorError, StoppedError, SwarmentumError
 from protos.signals import EXIT_INTERRUPTED, leave
@@ -18,8 +19,20 @@ from protos.text import printable
 ERROR_LINE_CHARACTERS_MAX = 4096
 
 
-def configure_logging(*, as_json: bool, verbose: bool = False) -> None:
+class Target(Protocol):
+    """What log lines are written to."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+def configure_logging(
+    *, as_json: bool, verbose: bool = False, target: Target | None = None, seen: Processor | None = None
+) -> None:
     """Structured logs on stderr (JSON lines, or aligned text); stdout stays for results. Called by commands only.
+
+    `target`: where the lines go instead of stderr. `seen` is a structlog processor that looks at each line's values.
 
     A traceback is plain text. structlog's default with rich prints the values of all local variables, too: private keys
     may be among them, and big ones hold the event loop up for many seconds.
@@ -31,11 +44,12 @@ def configure_logging(*, as_json: bool, verbose: bool = False) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([] if seen is None else [seen]),
             *([structlog.processors.format_exc_info] if as_json else [_printable_values]),
             structlog.processors.JSONRenderer() if as_json else console,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, target or sys.stderr)),
         cache_logger_on_first_use=True,
     )
 

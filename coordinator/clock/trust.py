@@ -80,6 +80,13 @@ class Standing:
         """For people."""
         return "excluded" if self.excluded else "counted" if self.counted else "probation"
 
+    def progress(self, needed: int) -> str:
+        """Of a peer on probation, for people; empty for any other. `needed`: the good checks that end a probation."""
+        if self.counted or self.excluded:
+            return ""
+        doubt = ", and a bad one is not made good yet" if self.score > 0 else ""
+        return f"{min(self.passed, needed)} of {needed} checks passed{doubt}"
+
 
 @dataclass(frozen=True)
 class StepChecks:

@@ -209,7 +209,7 @@ def _standing(run: Run, public_key: bytes) -> dict[str, Any]:
         "score": standing.score,
         "check_permille": standing.check_permille,
         "standing": standing.name,
-        "standing_reason": standing.excluded,
+        "standing_reason": standing.excluded or standing.progress(run.config.trust.probation_steps),
     }
 
 

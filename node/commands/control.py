@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from node.amounts import amount
 from node.commands.options import Json
+from node.control import words
 from node.control.call import call
 
 Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default: ~/.swarmentum/peer).")]
@@ -60,18 +62,6 @@ def _do(command: str, home: Path | None, words: str, *, as_json: bool) -> None:
     print(json.dumps(told) if as_json else words.format(**told))
 
 
-def _state(told: dict[str, Any]) -> str:
-    """The peer's state in words."""
-    if told["ending"]:
-        return "ending, as its owner wants"
-    if told["paused"]:
-        return "paused by its owner"
-    behind = told["committed_step"] - told["step"]
-    if behind > 1:
-        return f"catching up: {behind} steps behind"
-    return "an anchor: applies every step" if told["anchor"] else "takes part"
-
-
 def _show(told: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -79,17 +69,15 @@ def _show(told: dict[str, Any]) -> None:
 
     from protos.text import printable
 
-    megabytes = (told["wire_bytes_sent"] / 1e6, told["wire_bytes_received"] / 1e6)
-    minutes = told["seconds"] / 60
     loss = "no loss yet" if told["loss"] is None else f"loss {told['loss']:.4g}"
-    print(f"run      {printable(told['run'], 64)}: step {told['step']} of {told['steps']}, {loss}")
-    print(f"state    {_state(told)}")
-    print(
-        f"given    {told['votes_accepted']} votes accepted, {told['tokens']} tokens computed, in {minutes:.1f} minutes"
-    )
-    print(f"share    {100 * told['share']:.1f} % of the samples of the last steps")
-    print(f"traffic  {megabytes[0]:.1f} MB up, {megabytes[1]:.1f} MB down")
-    print(f"device   {printable(told['device'], 128)}")
+    print(f"run      {words.cut(told['run'], 64)}: {words.progress(told)}, {loss}")
+    print(f"state    {words.state(told)[0]}")
+    print(f"time     {words.clock(told)}")
+    print(f"given    {words.given(told)}")
+    print(f"traffic  {amount(told['wire_bytes_sent'])} up, {amount(told['wire_bytes_received'])} down")
+    print(f"device   {words.device(told)}")
+    print(f"reached  {words.link(told['access'])}")
+    print(f"peers    {words.peers(told['access'], told['last'])}")
     table = Table("step", "votes", "samples", "why", title="the last steps, the newest first", title_justify="left")
     for fate in told["last"]:
         outcome = Text(fate["outcome"], style=OUTCOME_WORDS.get(fate["outcome"], ""))

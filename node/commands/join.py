@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -36,6 +37,7 @@ from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
 
 if TYPE_CHECKING:
     from node.config import PeerSettings
+    from node.terminal.stage import Stage
 
 NAME_CHARACTERS_MAX = 64
 
@@ -102,6 +104,9 @@ def join(
     export: Annotated[
         Path | None, typer.Option(help="Folder for the Hugging Face model at the end of the run.")
     ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Print log lines instead of the terminal view, also on a terminal.")
+    ] = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -109,10 +114,12 @@ def join(
     need_node_extra()
     # A donor's machine has other work too, so waiting threads sleep instead of spinning. OpenMP reads this when torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    configure_logging(as_json=as_json, verbose=verbose)
     from node.ranks.launch import launched
+    from node.terminal.stage import Stage
 
     launch = launched(os.environ)
+    stage = Stage(wanted=not (plain or as_json or launch is not None))  # other ranks write to the same terminal
+    configure_logging(as_json=as_json, verbose=verbose, target=stage, seen=stage.recent)
     link = _read(invite, invite_file, as_json=as_json) if launch is None or not launch.rank else ""
     from node.config import load_settings
 
@@ -148,7 +155,7 @@ def join(
 
         follow(launch, settings)
         return
-    _take_part(link, settings, export, as_json=as_json)
+    _take_part(link, settings, export, stage, as_json=as_json)
 
 
 def _read(invite: str | None, invite_file: Path | None, *, as_json: bool) -> str:
@@ -169,6 +176,7 @@ def _take_part(
     link: str,
     settings: PeerSettings,
     export: Path | None,
+    stage: Stage,
     *,
     as_json: bool,
     anchor: bool = False,
@@ -178,6 +186,7 @@ def _take_part(
         from node.app import join as join_run
     from node.commands import person
     from node.commands.consent import Request, must_ask
+    from node.control import words
 
     def agree(asked: Request) -> None:
         if not as_json:
@@ -185,14 +194,14 @@ def _take_part(
         if must_ask(asked, settings, can_ask=not as_json and person.can_be_asked()):
             person.ask(asked)
 
-    outcome = join_run(link, settings, export, agree, anchor=anchor)
+    outcome = join_run(link, settings, export, agree, anchor=anchor, stage=stage)
     summary = outcome.summary
     if as_json:
         print(summary.json(), flush=True)
     else:
         kept = f"; model: {summary.checkpoint}" if summary.checkpoint else ""
-        votes = "" if anchor else f" {summary.votes_accepted} votes accepted,"
-        print(f"step {summary.step},{votes} state digest {summary.digest[:16]}{kept}", flush=True)
+        print(f"step {summary.step}, state digest {summary.digest[:16]}{kept}", flush=True)
+        print(person.fitted(words.farewell(asdict(summary), anchor=anchor)), flush=True)
     if outcome.exit_code == EXIT_INTERRUPTED:
         leave()  # everything is saved and closed; the interpreter's own shutdown would take over a second
     raise typer.Exit(outcome.exit_code)
@@ -226,7 +235,10 @@ def anchor(
     """
     need_node_extra()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    configure_logging(as_json=as_json, verbose=verbose)
+    from node.terminal.stage import Stage
+
+    stage = Stage()  # an anchor runs unattended
+    configure_logging(as_json=as_json, verbose=verbose, target=stage, seen=stage.recent)
     link = _read(invite, invite_file, as_json=as_json)
     from node.config import load_settings
 
@@ -245,4 +257,4 @@ def anchor(
         allow_data=allow_data or None,
         yes=yes or None,
     )
-    _take_part(link, settings, None, as_json=as_json, anchor=True)
+    _take_part(link, settings, None, stage, as_json=as_json, anchor=True)

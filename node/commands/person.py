@@ -5,7 +5,9 @@ Every user of the machine can read a link on the command line (`ps`), its ticket
 
 from __future__ import annotations
 
+import os
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from node.commands.consent import Request
 
 STDIN = "-"
+COLUMNS_MIN = 40
 
 
 def link_from(given: str | None, file: Path | None = None) -> str:
@@ -49,6 +52,13 @@ def can_be_asked() -> bool:
 def show(asked: Request) -> None:
     """On stderr: stdout is for results."""
     print("\n".join(asked.lines()), file=sys.stderr, flush=True)
+
+
+def fitted(line: str) -> str:
+    """The line, broken between words where stdout is a terminal that is too narrow for it."""
+    if not sys.stdout.isatty():
+        return line
+    return textwrap.fill(line, max(os.get_terminal_size(sys.stdout.fileno()).columns, COLUMNS_MIN))
 
 
 def ask(asked: Request) -> None:

@@ -1,23 +1,35 @@
-"""`swarmentum status`: the coordinator's facts about a run, once. The text of the facts is a stranger's: printable, never
-markup."""
+"""`swarmentum status`: the coordinator's facts about a run, once or live. Joins nothing.
+
+The text of the facts is a stranger's: it is shown printable, and never as markup.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from node import patience
+from node.amounts import amount
 from node.link.client import CoordinatorClient
+from node.terminal.stage import can_show
+from protos.errors import NetworkError, Refusal, RefusedError
+from protos.figures import loss_of
 from protos.identity import peer_id
 from protos.invite import Invite
-from protos.limits import DEVICE_CHARACTERS_MAX
+from protos.limits import DEVICE_CHARACTERS_MAX, ENTRIES_PAGE_MAX
+from protos.log import open_entry
 from protos.run_config import RunConfig
 from protos.start import fork_values, fork_words
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
+
+LINE_SECONDS = 2.0
 
 
 async def fetch(invite: Invite) -> tuple[pb.GetRunResponse, RunConfig]:
@@ -110,6 +122,100 @@ def show(values: dict[str, Any]) -> None:
     for excluded in values["exclusions"]:
         when = "from the next entry on" if excluded["step"] is None else f"step {excluded['step']}"
         console.print(f"{excluded['id']}, {when}: {excluded['reason']}", highlight=False, markup=False, soft_wrap=True)
+
+
+class Watcher:
+    """Looks at a run again and again, over one connection. It is a `Source` of `node/terminal/run_view.py`."""
+
+    def __init__(self, invite: Invite) -> None:
+        self._invite = invite
+        self._client: CoordinatorClient | None = None
+
+    async def look(self) -> dict[str, Any]:
+        """The facts now. Raises NetworkError or RefusedError; the next call connects again."""
+        try:
+            client = await self._connected()
+            facts, config = await client.get_run()
+        except NetworkError:
+            await self.close()
+            raise
+        return as_values(facts, config, self._invite.run_id)
+
+    async def losses(self, step: int, count: int) -> list[float]:
+        """Of the log's steps up to `step`, at most `count` and at most a page; the newest last. Each signature is checked."""
+        client = await self._connected()
+        first = max(step - min(count, ENTRIES_PAGE_MAX) + 1, 1)
+        envelopes, _ = await client.entries(first)
+        found: list[float] = []
+        for envelope in envelopes[:count]:
+            try:
+                signed = open_entry(
+                    envelope, run_id=self._invite.run_id, coordinator=self._invite.coordinator_public_key
+                )
+            except Refusal as refusal:
+                raise RefusedError(
+                    f"the coordinator's entries from step {first} on are invalid: {refusal}"
+                ) from refusal
+            found.append(loss_of(signed.entry.contributions, found[-1] if found else 0.0))
+        return found
+
+    async def _connected(self) -> CoordinatorClient:
+        if self._client is None:
+            self._client = CoordinatorClient(self._invite, None)
+            await self._client.connect()
+        return self._client
+
+    async def close(self) -> None:
+        """Hang up."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+
+def watch(link: str, *, plain: bool, as_json: bool) -> int:
+    """Look until the person ends it: a view on a terminal, otherwise a line for each change until the run is finished."""
+    source = Watcher(Invite.parse(link))
+    if not plain and not as_json and can_show():
+        from node.terminal.run_view import RunView
+
+        view = RunView(source)
+        code = view.show()
+        if view.failure is not None:
+            raise view.failure
+        return code
+    asyncio.run(_lines(source, as_json=as_json))
+    return 0
+
+
+async def _lines(source: Watcher, *, as_json: bool) -> None:
+    """A line for each change, until the run is finished. A coordinator that is away is asked again, for ever."""
+    before: tuple[Any, ...] = ()
+    delay = patience.RETRY_SECONDS_MIN
+    try:
+        while True:
+            try:
+                values = await source.look()
+            except NetworkError as error:
+                print(f"the coordinator is away, asking again: {printable(str(error))}", file=sys.stderr, flush=True)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, patience.RETRY_SECONDS_MAX)
+                continue
+            delay = patience.RETRY_SECONDS_MIN
+            now = values["phase"], values["step"], len(values["peers"])
+            if now != before:
+                print(json.dumps(values) if as_json else _line(values), flush=True)
+            if values["phase"] == "finished":
+                return
+            before = now
+            await asyncio.sleep(LINE_SECONDS)
+    finally:
+        await source.close()
+
+
+def _line(values: dict[str, Any]) -> str:
+    loss = "-" if values["loss"] is None else f"{values['loss']:.4f}"
+    where = f"step {values['step']} of {values['steps']}, loss {loss}, {len(values['peers'])} peers"
+    return f"{where}, {amount(values['payload_bytes'])} of votes: {values['phase']}, {values['reason']}"
 
 
 def status(link: str) -> dict[str, Any]:

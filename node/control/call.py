@@ -37,7 +37,10 @@ def call(home: Path, command: str, **values: Any) -> dict[str, Any]:
         ) from error
     if not line:
         raise NetworkError(f"the peer with the home {home} closed the call: try again")
-    answer = json.loads(line)
+    try:
+        answer = json.loads(line)
+    except ValueError as error:
+        raise NetworkError(f"the peer with the home {home} answered something else than JSON: try again") from error
     if "error" in answer:
         raise OperatorError(f"the peer with the home {home} refuses: {answer['error']}")
     found: dict[str, Any] = answer["ok"]

@@ -9,19 +9,44 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from node.control.door import Answer
+from node.control.kept import Kept
+from node.control.recent import Recent
 from node.control.standing import STEPS_KEPT
 from node.control.wishes import Ending
+from node.model.load import Meter
 from node.training.loop import Trainer
+from protos.text import printable
+
+ACCESS_SECONDS = 5.0
+STANDING_SECONDS = 10.0
+"""So often at most: the connections are asked of p2pd, and a new peer's checks of the coordinator."""
 
 
 class Commands:
-    """Of one peer in one run, since `started` (seconds of `time.monotonic`). `leave` ends the peer as Ctrl-C does."""
+    """Of one peer in one run, since `started` (seconds of `time.monotonic`). `leave` ends the peer as Ctrl-C does.
 
-    def __init__(self, trainer: Trainer, run_id: bytes, leave: Callable[[], None], *, started: float) -> None:
+    `recent`: the last lines of its log; `log_file` gives the file that the log goes to while a terminal view is up.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        run_id: bytes,
+        leave: Callable[[], None],
+        *,
+        started: float,
+        recent: Recent | None = None,
+        log_file: Callable[[], Path | None] = lambda: None,
+    ) -> None:
         self._trainer, self._run_id, self._leave, self._started = trainer, run_id, leave, started
+        self._recent, self._log_file = recent or Recent(), log_file
+        self._meter = Meter(trainer.replica.device)
+        self._access = Kept(trainer.swarm.access, ACCESS_SECONDS)
+        self._checks = Kept(trainer.swarm.standing, STANDING_SECONDS)
 
     def all(self) -> dict[str, Answer]:
         """By the name that the command line has."""
@@ -43,6 +68,7 @@ class Commands:
         told = {name: value for name, value in asdict(summary).items() if name not in {"digest", "checkpoint"}}
         return {
             **told,
+            **self._place(),
             "loss": summary.loss if math.isfinite(summary.loss) else None,  # JSON has no NaN: no step is applied yet
             "run": trainer.config.name,
             "run_id": self._run_id.hex(),
@@ -54,7 +80,35 @@ class Commands:
             "share": trainer.standing.share(),
             "seconds": time.monotonic() - self._started,
             "last": trainer.standing.last(count),
+            "losses": trainer.standing.losses(),
+            "lines": self._recent.last(),
+            "log_file": None if (file := self._log_file()) is None else str(file),
         }
+
+    def _place(self) -> dict[str, Any]:
+        """What this peer gave, how it is doing in the run, and how others reach it."""
+        trainer, standing = self._trainer, self._trainer.standing
+        pace, left = standing.step_seconds(), trainer.config.clock.steps - trainer.summary.step
+        access = self._access.get() if trainer.entered else None
+        given = standing.given
+        return {
+            "entered": trainer.entered,
+            "waiting": printable(standing.waiting),
+            "checks": self._on_probation(),
+            "step_seconds": pace,
+            "seconds_left": None if pace is None or standing.waiting else pace * left,
+            "samples_accepted": given.samples,
+            "tokens_accepted": given.tokens,
+            "share_of_all": given.share,
+            "access": None if access is None else {**asdict(access), "reachable": access.reachable.value},
+            "load": asdict(self._meter.read()),
+        }
+
+    def _on_probation(self) -> str:
+        """The coordinator's words on the checks of a new peer; empty for a peer whose votes count."""
+        last = self._trainer.standing.last(1)
+        on_probation = bool(last) and last[0]["outcome"] == "probation"
+        return (self._checks.get() or "probation") if on_probation else ""
 
     def pause(self, _request: Mapping[str, Any]) -> dict[str, Any]:
         """Train in no step; the peer goes on to apply the log."""

@@ -5,13 +5,18 @@ The training thread writes; the control door reads from another thread.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 STEPS_KEPT = 100
 OPEN_KEPT = 4
+PACE_STEPS = 20
+"""The pace of a run is that of so many steps: it follows a peer that comes or goes within a minute or two."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,11 @@ class Fate:
     samples: int = 0
     all_samples: int = 0
     """Of all peers whose votes the step counted."""
+    tokens: int = 0
+    peers: int = 0
+    """Whose votes the step counted."""
+    loss: float | None = None
+    """Of the step, in nats a token, as all peers saw it; None for a step without samples."""
 
 
 OUTCOMES = {
@@ -31,22 +41,49 @@ OUTCOMES = {
     "refused": "the votes were announced, and the log does not count them",
     "late": "the step was decided before the votes were announced",
     "skipped": "this peer had no votes that it could send",
+    "probation": "the peer is new: others check its votes, and they do not count yet",
     "paused": "the owner had paused the peer",
     "not asked": "the step's roster does not name this peer",
     "replayed": "this peer took the step from the log: it was not there when the step was open",
 }
 
 
-class Standing:
-    """The last STEPS_KEPT steps."""
+@dataclass
+class Given:
+    """What this peer gave since it started. `all_samples`: of everybody, in the steps that this peer was there for."""
 
-    def __init__(self) -> None:
+    samples: int = 0
+    tokens: int = 0
+    all_samples: int = 0
+
+    @property
+    def share(self) -> float:
+        """This peer's part of the samples, between 0 and 1."""
+        return self.samples / self.all_samples if self.all_samples else 0.0
+
+
+class Standing:
+    """The last STEPS_KEPT steps, and what this peer gave in all. `now`: seconds of a clock that only goes forward."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self._lock = threading.Lock()
         self._open: dict[int, Fate] = {}
         self._decided: OrderedDict[int, Fate] = OrderedDict()
+        self._times: deque[float] = deque(maxlen=PACE_STEPS + 1)
+        self.given = Given()
+        self.waiting = ""
+        """Why no step is open; empty while one is, or before the coordinator has said anything."""
+
+    def waits(self, why: str) -> None:
+        """The coordinator opens no step."""
+        self.waiting = why
+        with self._lock:
+            self._times.clear()
 
     def opened(self, step: int, *, asked: bool, paused: bool = False) -> None:
         """The coordinator opened a step, perhaps again; `asked`: its roster names this peer."""
+        self.waiting = ""
         before = self._open.get(step)
         if before is not None and before.outcome == "announced":
             return
@@ -55,32 +92,56 @@ class Standing:
         outcome = "paused" if paused else "late" if asked else "not asked"
         self._open[step] = Fate(step, outcome, OUTCOMES[outcome])
 
-    def announced(self, step: int, samples: int) -> None:
+    def announced(self, step: int, samples: int, tokens: int = 0) -> None:
         """This peer announced votes for the step."""
-        self._open[step] = Fate(step, "announced", samples=samples)
+        self._open[step] = Fate(step, "announced", samples=samples, tokens=tokens)
 
     def skipped(self, step: int, why: str, outcome: str = "skipped") -> None:
         """This peer announces no votes for the step."""
         self._open[step] = Fate(step, outcome, why)
 
-    def decided(self, step: int, *, accepted: bool, samples: int, peers: int) -> None:
-        """The log decided a step. `samples`: of all `peers` whose votes it counts."""
+    def decided(
+        self, step: int, *, accepted: bool, samples: int, peers: int, loss: float = 0.0, tried: bool = False
+    ) -> None:
+        """The log decided a step. `samples`: of all `peers` whose votes it counts. `tried`: its trials have this peer's."""
         fate = self._open.pop(step, Fate(step, "replayed", OUTCOMES["replayed"]))
         if accepted:
             fate = replace(fate, outcome="accepted", why="")
+        elif tried:
+            fate = replace(fate, outcome="probation", why=OUTCOMES["probation"])
         elif fate.outcome == "announced":
             why = f"too few holders had this peer's payload when the step closed; it counts the votes of {peers} peers"
-            fate = replace(fate, outcome="refused", why=why, samples=0)
+            fate = replace(fate, outcome="refused", why=why)
+        if fate.outcome != "accepted":
+            fate = replace(fate, samples=0, tokens=0)
         with self._lock:
-            self._decided[step] = replace(fate, all_samples=samples)
+            finite = loss if math.isfinite(loss) else None
+            self._decided[step] = replace(fate, all_samples=samples, peers=peers, loss=finite)
             while len(self._decided) > STEPS_KEPT:
                 self._decided.popitem(last=False)
+            if fate.outcome != "replayed":
+                self._times.append(self._now())
+                given = self.given
+                self.given = Given(
+                    given.samples + fate.samples, given.tokens + fate.tokens, given.all_samples + samples
+                )
 
     def last(self, count: int = STEPS_KEPT) -> list[dict[str, Any]]:
         """The last steps, the newest first."""
         with self._lock:
             fates = list(self._decided.values())[-count:]
         return [asdict(fate) for fate in reversed(fates)]
+
+    def losses(self) -> list[float]:
+        """Of the last steps, the newest last."""
+        with self._lock:
+            return [fate.loss for fate in self._decided.values() if fate.loss is not None]
+
+    def step_seconds(self) -> float | None:
+        """Seconds between the ends of the last steps; None before there are two."""
+        with self._lock:
+            times = list(self._times)
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
     def share(self) -> float:
         """This peer's part of the samples of the last steps, between 0 and 1."""

@@ -18,6 +18,7 @@ from node.overlay.daemon import Daemon, Ready
 from node.overlay.finder import Finder
 from node.overlay.links import Links
 from node.overlay.pubsub import MessageHandler, Pubsub
+from node.overlay.reach import Access, Verdict
 from node.overlay.settings import OverlaySettings
 from node.overlay.streams import StreamHandler, Streams
 from node.overlay.tasks import Tasks
@@ -105,6 +106,14 @@ class Host:
     async def addresses(self) -> list[str]:
         """See `Links.addresses`."""
         return await self._links.addresses()
+
+    async def access(self) -> Access:
+        """How this peer is reached and connected now. Where a person said how it is reached, that counts."""
+        settings, connected = self._daemon.settings, await self.connected()
+        said = settings.reachability
+        verdict = self.finder.finding.verdict if said == "auto" else Verdict(said)
+        direct = sum(connected.values())
+        return Access(verdict, len(settings.relays), direct, len(connected) - direct)
 
     async def subscribers(self, topic: str) -> set[str]:
         """See `Pubsub.subscribers`."""

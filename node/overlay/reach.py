@@ -83,6 +83,18 @@ class Finding:
     asked: int = field(default=0, compare=False)
 
 
+@dataclass(frozen=True)
+class Access:
+    """How this peer is reached and connected now, for its owner. `relays`: those that it asked to carry connections to it."""
+
+    reachable: Verdict
+    relays: int
+    direct: int
+    """Peers with a direct connection."""
+    relayed: int
+    """Peers that are connected through a relay only."""
+
+
 def conclude(told: Sequence[Told], peer: str) -> Finding:
     """Of all answers about the peer with this id. An answer from its own network says nothing about the internet.
 

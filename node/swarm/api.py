@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from node.overlay.reach import Access
 from node.swarm.counters import Counters
 from node.swarm.events import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import About
@@ -29,6 +30,7 @@ EVENTS_MAX = 256
 START_SECONDS_MAX = 90.0
 FETCH_SECONDS_MAX = 600.0
 STOP_SECONDS_MAX = 10.0
+OWNER_SECONDS_MAX = 20.0
 SLICE_SECONDS = 0.25
 T = TypeVar("T")
 
@@ -183,6 +185,14 @@ class Swarm:
     def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
         """A blob by hash; NetworkError if no holder gives it."""
         return self._call(self._session.fetch(sha256, size, holders), FETCH_SECONDS_MAX, stoppable=True)
+
+    def access(self) -> Access:
+        """How this peer is reached and connected now. From any thread, after `join`."""
+        return self._call(self._session.access(), OWNER_SECONDS_MAX)
+
+    def standing(self) -> str:
+        """The coordinator's words on whether this peer's votes count. From any thread."""
+        return self._call(self._session.standing(), OWNER_SECONDS_MAX)
 
     def close(self, *, leaving: bool) -> None:
         """Stop the network side; `leaving` says goodbye first. Safe to call twice."""

@@ -21,6 +21,7 @@ from node.link.coordinators import Coordinators
 from node.overlay.connections import Connections
 from node.overlay.dht import Discovery
 from node.overlay.host import Host
+from node.overlay.reach import Access
 from node.overlay.settings import OverlaySettings
 from node.swarm import pushes
 from node.swarm.announcements import Announcements
@@ -47,6 +48,7 @@ from protos.errors import Refusal, RefusedError, SwarmentumError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import SignedEntry, Verdict
+from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
 
@@ -328,6 +330,20 @@ class Session:
     async def fetch(self, sha256: bytes, size: int, holders: Sequence[bytes]) -> bytes:
         """A blob by hash from any of the holders."""
         return await self.fetcher.fetch(sha256, size, holders)
+
+    # ---- for the peer's owner ----------------------------------------------------------------------------------------
+
+    async def access(self) -> Access:
+        """See `Host.access`. The overlay must have started."""
+        return await self.parts.host.access()
+
+    async def standing(self) -> str:
+        """The coordinator's words on whether this peer's votes count, and why. Raises NetworkError or RefusedError."""
+        facts, _ = await self.parts.client.get_run()
+        own = self.parts.host.identity.public_key
+        found = next((peer for peer in facts.peers if peer.public_key == own), None)
+        words = [] if found is None else [found.standing, found.standing_reason]
+        return ": ".join(printable(word) for word in words if word)
 
     # ---- the overlay -------------------------------------------------------------------------------------------------
 

@@ -173,6 +173,7 @@ class Trainer:
                 self.opened = None
                 self._resync(event)
             case Waiting():
+                self.standing.waits(event.reason)
                 self.log.info("waiting", step=self.replica.step, why=event.reason)
             case Finished():
                 self.finished = True  # a late joiner hears it before it has replayed the log
@@ -296,7 +297,7 @@ class Trainer:
         )
         self.replica.announcement, self.announced_step = announcement.SerializeToString(), tick.step
         self.swarm.publish(data, announcement)
-        self.standing.announced(tick.step, result.samples)
+        self.standing.announced(tick.step, result.samples, result.tokens)
         self.summary.tokens += result.tokens
         if self.vote_size is not None:
             self.vote_size.sent(payload_hash(data), self.replica.size)
@@ -340,7 +341,8 @@ class Trainer:
         summary.votes_accepted += accepted
         summary.copy_counters(self.swarm.counters)
         peers, samples = len(entry.contributions), sum(c.samples for c in entry.contributions)
-        self.standing.decided(entry.step, accepted=accepted, samples=samples, peers=peers)
+        tried = any(trial.public_key == public_key_of(summary.id) for trial in entry.trials)
+        self.standing.decided(entry.step, accepted=accepted, samples=samples, peers=peers, loss=loss, tried=tried)
         self.log.info("step", step=entry.step, loss=round(loss, 4), lr=entry.lr, peers=peers, accepted=accepted)
         self.steps.applied(event.signed, digest, loss, accepted)
 

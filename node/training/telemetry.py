@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from node.control.standing import Given
 from node.swarm.counters import Counters
 from protos.disk import writing
 from protos.errors import OperatorError
@@ -41,6 +42,11 @@ class Summary:
     wire_bytes_received: int = 0
     resyncs: int = 0
     checkpoint: str | None = None
+    samples_accepted: int = 0
+    tokens_accepted: int = 0
+    share: float = 0.0
+    """Of the samples of all peers, in the steps that this peer was there for."""
+    seconds: float = 0.0
 
     def copy_counters(self, counters: Counters) -> None:
         """Copy the network side's figures."""
@@ -48,6 +54,11 @@ class Summary:
         self.payload_bytes_received = counters.payload_bytes_received
         self.wire_bytes_sent = counters.wire.sent
         self.wire_bytes_received = counters.wire.received
+
+    def gave(self, given: Given, seconds: float) -> None:
+        """Copy what the log counts of this peer since its start, so many seconds ago."""
+        self.samples_accepted, self.tokens_accepted, self.share = given.samples, given.tokens, given.share
+        self.seconds = seconds
 
     def json(self) -> str:
         """One line."""

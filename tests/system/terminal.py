@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
+import re
 import select
 import signal
+import struct
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+import pyte
 
 from tests.system.local_swarm import wait_for
 
 CTRL_C = b"\x03"
+CLIPBOARD_AND_KEYS = re.compile(r"\x1b\[[<>=][0-9;]*[a-zA-Z]|\x1b\[\?[0-9;]*\$p")
+"""Sequences about the keyboard and modes, which pyte would print."""
 
 
 class Terminal:
     """`python -m command ...` as the leader of a session whose terminal this is."""
 
-    def __init__(self, *command: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *command: str, environment: dict[str, str] | None = None, size: tuple[int, int] | None = None
+    ) -> None:
+        """`size`: columns and rows of a window as people have it; without it, the terminal can only print lines."""
         self.screen = b""
+        self.size = size
         self.pid, self._master = pty.fork()
         if not self.pid:
+            if size is not None:
+                os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", LC_ALL="C.UTF-8")
+                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
             env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(environment or {})}
             os.execvpe(sys.executable, [sys.executable, "-m", *command], env)
         self.code: int | None = None
@@ -53,6 +69,21 @@ class Terminal:
                 break
             self.screen += data
         return self.screen.decode(errors="replace")
+
+    def rows(self) -> list[str]:
+        """The window as a person sees it now, row by row."""
+        assert self.size is not None, "it has no window"
+        window = pyte.Screen(*self.size)
+        pyte.Stream(window).feed(CLIPBOARD_AND_KEYS.sub("", self.look()))
+        return [row.rstrip() for row in window.display]
+
+    def shows(self, text: str) -> bool:
+        """Whether the window has a text now."""
+        return any(text in row for row in self.rows())
+
+    def modes(self) -> list[Any]:
+        """How the terminal is set: echo, whole lines, and so on."""
+        return termios.tcgetattr(self._master)
 
     def wait_for(self, what: str, look: Callable[[], object], seconds: float = 90.0) -> None:
         def found() -> bool:

@@ -51,3 +51,49 @@ def test_only_the_last_steps_are_kept() -> None:
     assert len(standing.last()) == STEPS_KEPT
     assert standing.last(1)[0]["step"] == 3 * STEPS_KEPT - 1
     assert Standing().share() == 0.0
+
+
+def test_a_peer_on_probation_is_told_so_and_not_that_its_payload_was_lost() -> None:
+    standing = Standing()
+    standing.opened(1, asked=True)
+    standing.announced(1, 16, 512)
+    standing.decided(1, accepted=False, samples=48, peers=3, tried=True)
+    fate = standing.last(1)[0]
+    assert (fate["outcome"], fate["samples"], fate["tokens"], fate["peers"]) == ("probation", 0, 0, 3)
+    assert "do not count yet" in fate["why"]
+
+
+def test_what_was_given_is_of_the_steps_that_the_peer_was_there_for() -> None:
+    standing = Standing()
+    standing.decided(1, accepted=False, samples=1000, peers=3)  # replayed
+    for step, accepted in ((2, True), (3, False), (4, True)):
+        standing.opened(step, asked=True)
+        standing.announced(step, 16, 512)
+        standing.decided(step, accepted=accepted, samples=64, peers=4, loss=5.0 - step)
+    given = standing.given
+    assert (given.samples, given.tokens, given.all_samples) == (32, 1024, 192)
+    assert given.share == 32 / 192
+    assert standing.losses() == [0.0, 3.0, 2.0, 1.0]
+
+
+def test_the_pace_is_that_of_the_last_steps_and_begins_anew_after_a_wait() -> None:
+    now = [100.0]
+    standing = Standing(lambda: now[0])
+
+    def decide(step: int, seconds: float) -> None:
+        now[0] += seconds
+        standing.opened(step, asked=True)
+        standing.decided(step, accepted=False, samples=1, peers=1, loss=float("nan"))
+
+    assert standing.step_seconds() is None
+    decide(1, 0.0)
+    assert standing.step_seconds() is None
+    for step in range(2, 40):
+        decide(step, 2.0)
+    assert standing.step_seconds() == 2.0
+    standing.waits("1 of 2 peers")
+    assert (standing.waiting, standing.step_seconds()) == ("1 of 2 peers", None)
+    decide(40, 1000.0)
+    decide(41, 3.0)
+    assert (standing.waiting, standing.step_seconds()) == ("", 3.0)
+    assert standing.losses() == [], "JSON has no NaN"

@@ -361,3 +361,10 @@ def test_verdicts_that_were_not_drawn_are_not_taken() -> None:
     swarm.feed(Reported(other, verdicts=(lie,)))
     swarm.feed(Reported(other, verdicts=(replace(lie, checker=checkers[0]),)))
     assert swarm.run.checks[1] == before
+
+
+def test_a_new_peer_is_told_how_far_its_probation_is() -> None:
+    assert Standing(passed=4).progress(10) == "4 of 10 checks passed"
+    assert Standing(passed=12, score=0.5).progress(10) == "10 of 10 checks passed, and a bad one is not made good yet"
+    assert Standing(passed=12, counted=True).progress(10) == ""
+    assert Standing(excluded="why").progress(10) == ""

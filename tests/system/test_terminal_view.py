@@ -1,0 +1,224 @@
+"""The terminal view of a real peer and of a real run, on a real terminal: what it shows, its keys, and how it ends.
+
+A child that draws, a peer that trains: whatever ends one of them, the terminal is as it was, and nothing is left running.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node.control.call import call
+from protos.invite import Invite
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, processes_with, wait_for
+from tests.system.terminal import CTRL_C, Terminal, daemons_of
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+STOP_SECONDS_MAX = 20.0
+START_SECONDS_MAX = 200.0
+"""Torch is loaded in 4 s where nothing else runs."""
+SIZE = (80, 24)
+# One way to end it from outside and one from inside stand for all; `make nightly` tries each.
+WAYS = ("ctrl-c", "q", *(pytest.param(way, marks=pytest.mark.nightly) for way in ("sigterm", "hang-up")))
+RUN = """
+name = "seen"
+[model]
+factory = "tests.system.paced_model:make"
+[model.kwargs]
+seconds = 0.2
+[model.kwargs.config]
+""" + TINY_MODEL.partition("[model.config]")[2] + """
+[data]
+context = 32
+[clock]
+steps = STEPS
+batch_samples = 4
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
+    swarm = LocalSwarm(tmp_path_factory.mktemp("seen"), RUN.replace("STEPS", "1000000"))
+    yield swarm
+    swarm.close()
+
+
+def another_run(swarm: LocalSwarm, tmp_path: Path, steps: int) -> str:
+    """The link of one more run on the swarm's coordinator."""
+    file = tmp_path / "another.toml"
+    file.write_text(RUN.replace("STEPS", str(steps)).replace("BOOTSTRAP", json.dumps(swarm.bootstrap[0])))
+    flags = ("--home", swarm.home, "--json", "--no-layout")
+    create = swarm.start("another", "coordinator", "run", "create", str(file), *flags)
+    link: str = create.first_json()["invite"]
+    create.finish()
+    return link
+
+
+def join(link: str, home: Path, *flags: str, size: tuple[int, int] | None = SIZE) -> Terminal:
+    at = ("--home", str(home), "--listen", "127.0.0.1:0", "--threads", "1", "--allow-code", "--yes")
+    return Terminal("node", "join", link, *at, *flags, size=size)
+
+
+def view_of(home: Path) -> int:
+    """The process that draws."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"node.terminal" in command and str(home).encode() in command:
+                return int(entry.name)
+    return 0
+
+
+def check_end(terminal: Terminal, home: Path, code: int) -> str:
+    """Soon, with its code; the terminal as it was, no process left, and the words after the view. Gives these words."""
+    assert terminal.seconds_to_end(60.0) < STOP_SECONDS_MAX
+    shown = terminal.look()
+    assert terminal.code == code, shown[-2000:]
+    assert not daemons_of(home)
+    assert not view_of(home)
+    assert not processes_with(f"--home {home}")
+    for word in ("Traceback", "Error", "died", "did not"):
+        assert word not in shown, shown[-2000:]
+    assert "\x1b[?1049h" in shown
+    after = shown.rpartition("\x1b[?1049l")[2]
+    for mode in ("?1049h", "?25l", "?1000h"):
+        assert f"\x1b[{mode}" not in after, "a mode of the view is left on"
+    return after
+
+
+def test_a_peer_is_seen_at_work_and_finishes(swarm: LocalSwarm, tmp_path: Path) -> None:
+    """The keys, the log's file, and the thanks at the end."""
+    with join(swarm.link, tmp_path) as terminal:
+        before = terminal.modes()
+        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
+        terminal.wait_for("steps", lambda: terminal.shows("accepted, 4 of 4 samples"))
+        rows = terminal.rows()
+        assert re.match(r" seen +step \d+ of 1,000,000$", rows[0]), rows[0]
+        assert any(row.startswith(" device   cpu, ") and " busy, " in row for row in rows)
+        assert any(re.search(r"^ given .* tokens, .* 100 % of the swarm", row) for row in rows)
+        assert f" log: {tmp_path}/peer.log" in rows
+        assert " p Pause / go on  f Finish, then leave  q Quit  ? Help" in rows[-1]
+        terminal.type(b"p")
+        terminal.wait_for("pause", lambda: terminal.shows(" state    paused"))
+        assert call(tmp_path, "me")["paused"]
+        terminal.type(b"p")
+        terminal.wait_for("work", lambda: terminal.shows(" state    counted"))
+        terminal.type(b"?")
+        terminal.wait_for("help", lambda: terminal.shows("Any key closes this help."))
+        terminal.type(b"x")
+        terminal.wait_for("no help", lambda: not terminal.shows("Any key closes this help."))
+        terminal.type(b"f")
+        after = check_end(terminal, tmp_path, 0)
+        assert terminal.modes() == before
+    assert re.search(r"step \d+, state digest [0-9a-f]{16}\r\n", after), after
+    assert re.search(r"Thank you for .* tokens in \d+ steps, 100 % of the\s+swarm's work, with", after), after
+    log = (tmp_path / "peer.log").read_text()
+    assert "taking part" in log
+    assert "paused by its owner" in log
+    assert "\x1b" not in log
+    assert "taking part" not in after
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_end_it_is_quiet(swarm: LocalSwarm, tmp_path: Path, way: str) -> None:
+    link = another_run(swarm, tmp_path, 1000000)
+    folder = tmp_path / "runs" / Invite.parse(link).run_id.hex()[:16]
+    with join(link, tmp_path) as terminal:
+        before = terminal.modes()
+        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
+        if way == "hang-up":
+            terminal.hang_up()
+            assert terminal.seconds_to_end(60.0) < STOP_SECONDS_MAX
+            assert terminal.code == 130
+            assert not view_of(tmp_path)
+            assert not daemons_of(tmp_path)
+        else:
+            keys = {"ctrl-c": CTRL_C, "q": b"q"}
+            if way == "sigterm":
+                terminal.signal(signal.SIGTERM)
+            else:
+                terminal.type(keys[way])
+            after = check_end(terminal, tmp_path, 0 if way == "q" else 130)
+            assert "Thank you" in after
+            assert terminal.modes() == before
+    assert (folder / "private.pt").exists()
+
+
+def test_a_view_that_is_killed_costs_the_peer_nothing(swarm: LocalSwarm, tmp_path: Path) -> None:
+    with join(another_run(swarm, tmp_path, 1000000), tmp_path) as terminal:
+        before = terminal.modes()
+        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
+        step = call(tmp_path, "me")["step"]
+        os.kill(view_of(tmp_path), signal.SIGKILL)
+        terminal.wait_for("plain lines", lambda: "the terminal view has ended (exit code -9)" in terminal.look())
+        terminal.wait_for("steps", lambda: call(tmp_path, "me")["step"] > step + 2)
+        assert terminal.modes() == before
+        assert call(tmp_path, "me")["log_file"] is None
+        terminal.type(CTRL_C)
+        check_end(terminal, tmp_path, 130)
+
+
+@pytest.mark.nightly
+def test_a_peer_that_is_killed_leaves_the_terminal_in_order(swarm: LocalSwarm, tmp_path: Path) -> None:
+    with join(another_run(swarm, tmp_path, 1000000), tmp_path) as terminal:
+        before = terminal.modes()
+        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
+        os.kill(terminal.pid, signal.SIGKILL)
+        terminal.seconds_to_end(30.0)
+        wait_for("end of the view", lambda: not view_of(tmp_path))
+        assert terminal.modes() == before
+        after = terminal.look().rpartition("\x1b[?1049h")[2]
+        assert "\x1b[?1049l" in after
+        assert "\x1b[?25h" in after
+
+
+@pytest.mark.nightly
+def test_plain_lines_where_they_are_asked_for_and_where_there_is_no_window(swarm: LocalSwarm, tmp_path: Path) -> None:
+    for flags, size in ((("--plain",), SIZE), ((), None)):
+        with join(swarm.link, tmp_path, *flags, size=size) as terminal:
+            terminal.wait_for("lines", lambda terminal=terminal: "taking part" in terminal.look(), START_SECONDS_MAX)
+            assert not view_of(tmp_path)
+            assert "\x1b[?1049h" not in terminal.look()
+            terminal.type(CTRL_C)
+            assert terminal.seconds_to_end(60.0) < STOP_SECONDS_MAX
+            assert terminal.code == 130
+    assert not (tmp_path / "peer.log").exists()
+
+
+def test_a_run_is_seen_from_outside_until_it_is_finished(swarm: LocalSwarm, tmp_path: Path) -> None:
+    link = another_run(swarm, tmp_path, 12)
+    lines = swarm.start("lines", "node", "status", link, "--watch", "--json")
+    with Terminal("node", "status", link, "--watch", size=SIZE) as terminal:
+        before = terminal.modes()
+        terminal.wait_for("run", lambda: terminal.shows("waiting: "))
+        with join(link, tmp_path, "--plain") as peer:
+            terminal.wait_for("peer", lambda: terminal.shows(" peers    1 peer; "), START_SECONDS_MAX)
+            terminal.wait_for("end", lambda: terminal.shows(" state    finished: "), START_SECONDS_MAX)
+            rows = terminal.rows()
+            assert re.match(r" seen +step 12 of 12$", rows[0]), rows[0]
+            assert any(re.match(r" \w{8} +\S+ +cpu +12 +12 ", row) for row in rows), rows
+            assert peer.seconds_to_end(60.0) < 60.0
+        assert "libtorch" not in Path(f"/proc/{terminal.pid}/maps").read_text()
+        terminal.type(b"?")
+        terminal.wait_for("help", lambda: terminal.shows("Any key closes this help."))
+        terminal.type(b"q")
+        terminal.wait_for("no help", lambda: not terminal.shows("Any key closes this help."))
+        terminal.type(CTRL_C)
+        assert terminal.seconds_to_end(30.0) < STOP_SECONDS_MAX
+        assert terminal.code == 130
+        assert terminal.modes() == before
+    code, last = lines.finish()
+    assert code == 0
+    assert (last["phase"], last["step"]) == ("finished", 12)
