@@ -20,6 +20,7 @@ from protos.errors import OperatorError
 
 PRIVATE = 0o600
 KEPT_VARIABLES = ("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES")
+KEPT_PREFIX = "SWARMENTUM_"
 """Settings of the person's shell that a peer needs as a service, too."""
 
 app = typer.Typer(help="Run a peer as a service: it starts with the machine.", no_args_is_help=True)
@@ -45,12 +46,14 @@ def install(
     told = Invite.parse(link)
     home = _home_of(link, context.args)
     run_id = told.run_id.hex()[:16]
-    file = home / f"service-{run_id}.invite"
+    file = _link_file(run_id)
     with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
         home.mkdir(parents=True, exist_ok=True)
         replace_bytes(file, link.encode() + b"\n", mode=PRIVATE)
     command = (sys.executable, "-m", "node", "join", "--invite-file", str(file), *context.args)
-    environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    kept = (*KEPT_VARIABLES, *(name for name in os.environ if name.startswith(KEPT_PREFIX)))
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
     service = Service(run_id, told.run_name, command, home, Path.cwd(), {"PYTHONUNBUFFERED": "1", **environment})
     where, warnings = here.install(service, start=start)
     if as_json:
@@ -105,7 +108,13 @@ def uninstall(
             f"{len(found)} services fit {run or 'no name'!r}; installed are: {', '.join(ids) or 'none'}"
         )
     file = here.remove(found[0])
+    _link_file(found[0]).unlink(missing_ok=True)
     print(json.dumps({"run": found[0], "removed": str(file)}) if as_json else f"{file}: removed.")
+
+
+def _link_file(run_id: str) -> Path:
+    """The file with the invite of a service: a unit may be read by every user, and the link may hold a ticket."""
+    return Path.home() / ".swarmentum" / "services" / f"{run_id}.invite"
 
 
 def _home_of(link: str, arguments: list[str]) -> Path:

@@ -7,6 +7,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,13 +21,13 @@ class NoPostgresError(Exception):
 class Postgres:
     """Serves until `close`. fsync stays on. `inside` is put before the server's command (a network namespace)."""
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1", inside: tuple[str, ...] = ()) -> None:
+    def __init__(self, host: str = "127.0.0.1", inside: tuple[str, ...] = ()) -> None:
         binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
         if not binaries:
             raise NoPostgresError("no PostgreSQL server here (apt-get install postgresql)")
-        self._bin, self._folder = binaries[-1], folder / "postgres"
+        # Not below pytest's folder: each pytest that starts closes that folder to other users, such as `postgres`.
+        self._bin, self._folder = binaries[-1], Path(tempfile.mkdtemp(prefix="swarmentum-pg-"))
         self.host, self.port = host, _free_port() if host == "127.0.0.1" else 5432
-        self._folder.mkdir()
         self._as = self._somebody_else()
         data = self._folder / "data"
         self._run("initdb", "-D", str(data), "--auth=trust", "--username=swarm", "--encoding=UTF8")
@@ -60,9 +61,6 @@ class Postgres:
         if shutil.which("setpriv") is None:
             raise NoPostgresError("root needs setpriv (util-linux) to run the server as somebody else")
         os.chown(self._folder, user.pw_uid, user.pw_gid)
-        for parent in self._folder.parents:
-            if not parent.stat().st_mode & 0o001:
-                parent.chmod(parent.stat().st_mode | 0o011)
         return ("setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups")
 
     def _run(self, name: str, *words: str) -> None:
@@ -93,6 +91,7 @@ class Postgres:
                 self.process.kill()
                 self.process.wait(10)
         self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _free_port() -> int:

@@ -183,9 +183,9 @@ class Coordinators(LocalSwarm):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+def server() -> Iterator[Postgres]:
     try:
-        made = Postgres(tmp_path_factory.mktemp("database"))
+        made = Postgres()
     except NoPostgresError as error:
         pytest.skip(str(error))
     try:
@@ -322,14 +322,14 @@ def stopped(pid: int) -> bool:
 
 @pytest.mark.nightly
 @pytest.mark.netns
-def test_a_coordinator_that_is_cut_off(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_coordinator_that_is_cut_off(tmp_path: Path) -> None:
     """No packet gets to it or from it: neither peers nor the database. It stands by while the other acts, and after that."""
     try:
         internet = Internet()
     except NotHereError as error:
         pytest.skip(f"no network namespaces: {error}")
     try:
-        server = Postgres(tmp_path_factory.mktemp("database"), PUBLIC["pub"], internet.inside("pub"))
+        server = Postgres(PUBLIC["pub"], internet.inside("pub"))
     except NoPostgresError as error:
         internet.close()
         pytest.skip(str(error))

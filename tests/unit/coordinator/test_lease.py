@@ -25,9 +25,9 @@ CERTIFICATE = bytes([2]) * 32
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+def server() -> Iterator[Postgres]:
     try:
-        made = Postgres(tmp_path_factory.mktemp("lease"))
+        made = Postgres()
     except NoPostgresError as error:
         pytest.skip(str(error))
     try:

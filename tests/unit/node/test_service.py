@@ -133,6 +133,8 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path / "person"))
+    monkeypatch.setenv("SWARMENTUM_MICRO_BATCH", "3")
     monkeypatch.setattr(manager.sys, "platform", "linux")
     return tmp_path / "notes"
 
@@ -154,6 +156,7 @@ def test_install_status_and_uninstall(noted: Path, tmp_path: Path) -> None:
     assert stat.S_IMODE(invite.stat().st_mode) == 0o600
     text = Path(told["file"]).read_text()
     assert LINK not in text, "everybody may read a unit"
+    assert 'Environment="SWARMENTUM_MICRO_BATCH=3"' in text, "settings of the shell are lost"
     assert f'"--invite-file" "{invite}" "--home" "{home}" "--threads" "2" "--yes"' in text
     calls = noted.read_text().splitlines()
     assert [line for line in calls if line.startswith("systemctl")][1:] == [
@@ -168,6 +171,7 @@ def test_install_status_and_uninstall(noted: Path, tmp_path: Path) -> None:
     assert run("uninstall")[0] == 0
     assert f"systemctl --user disable --now {unit}" in noted.read_text()
     assert not Path(told["file"]).exists()
+    assert not invite.exists()
     assert json.loads(run("status", "--json")[1]) == []
     with pytest.raises(OperatorError, match="installed are: none"):
         run("uninstall")
