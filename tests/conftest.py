@@ -5,6 +5,7 @@ the same random numbers each time, alone or after others. New ones for hypothesi
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
 from collections.abc import Generator, Iterator
@@ -29,6 +30,12 @@ def _seeded() -> None:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_page() -> None:
+    """Coordinators of tests start no web page: it takes a second of a core, and a fixed port. Tests of the page ask for one."""
+    os.environ.setdefault("SWARMENTUM_COORDINATOR_WEB_LISTEN", "none")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

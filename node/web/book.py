@@ -21,8 +21,10 @@ from protos.text import printable
 STEPS_MAX: Final = 8_000_000
 """Steps of one run that the page keeps figures of: some 60 bytes each."""
 EVENTS_MAX: Final = 512
-SPEED_STEPS: Final = 60
-"""Steps over which the page measures the speed of a run."""
+SPEED_LOOKS: Final = 61
+"""Looks that found new entries, over which the page measures the speed of a run: a minute of a fast run."""
+STILL_TIMES: Final = 3.0
+"""A run stands still if no entry comes for so many times the usual time."""
 SHARE_STEPS: Final = 20
 """Steps over which the page measures the share of a peer."""
 UNSEEN: Final = math.nan
@@ -65,6 +67,7 @@ class Book:
         self._happened = 0
         self._loss, self._lr, self._seen = array("d"), array("d"), array("d")
         self._tokens, self._bytes, self._peers = array("Q", [0]), array("Q", [0]), array("I")
+        self._looks: deque[tuple[float, int, int]] = deque(maxlen=SPEED_LOOKS)
         self._shares: deque[dict[bytes, int]] = deque(maxlen=SHARE_STEPS)
 
     @property
@@ -110,8 +113,10 @@ class Book:
             self.tell("readmitted", f"the operator admits {peer_id(key)} again", seen)
 
     def tell(self, kind: str, text: str, seen: float | None) -> None:
-        """Add an event to the feed; the oldest events leave a full feed."""
+        """Add an event to the feed; the oldest events leave a full feed. Of snapshots in a row only the newest stays."""
         self._happened += 1
+        if kind == "snapshot" and self.events and self.events[-1].kind == kind:
+            self.events.pop()
         self.events.append(Happening(self._happened, self.head, kind, printable(text), seen))
 
     def shares(self) -> dict[bytes, float]:
@@ -123,18 +128,22 @@ class Book:
         whole = sum(sums.values())
         return {key: samples / whole for key, samples in sums.items()} if whole else {}
 
-    def speed(self) -> tuple[float, float] | None:
-        """Steps a second and tokens a second over the last steps that came while somebody watched; None without two."""
-        last = self.head
-        first = last
-        while first > 1 and last - first < SPEED_STEPS and not math.isnan(self._seen[first - 2]):
-            first -= 1
-        if last < 2 or first == last or math.isnan(self._seen[last - 1]):
+    def looked(self, now: float) -> None:
+        """The log was read to its end at `now`, in Unix seconds: the looks that found new entries measure the speed."""
+        if not self._looks or self._looks[-1][1] != self.head:
+            self._looks.append((now, self.head, self.tokens))
+
+    def speed(self, now: float) -> tuple[float, float] | None:
+        """Steps a second and tokens a second over the last looks that found new entries; None without two.
+
+        A run that stands still becomes slower: the time since the last entry counts if it is longer than usual.
+        """
+        if len(self._looks) < 2:
             return None
-        seconds = self._seen[last - 1] - self._seen[first - 1]
-        if seconds <= 0:
-            return None
-        return (last - first) / seconds, (self._tokens[last] - self._tokens[first]) / seconds
+        (first, head, tokens), (last, _, _) = self._looks[0], self._looks[-1]
+        usual = (last - first) / (len(self._looks) - 1)
+        seconds = (now if now - last > STILL_TIMES * usual else last) - first
+        return None if seconds <= 0 else ((self.head - head) / seconds, (self.tokens - tokens) / seconds)
 
     def points(self, first: int, last: int, points_max: int) -> Points:
         """The steps `first` to `last` as at most `points_max` points of equally many steps."""

@@ -106,6 +106,7 @@ class Followed:
         await self._catch_up(client)
         before, self.facts = self.facts, facts
         self.looked = time.time()
+        self.book.looked(self.looked)
         for kind, text in happenings(before, facts):
             self.book.tell(kind, text, self.looked)
         self.problem, self._live = "", True
@@ -117,8 +118,9 @@ class Followed:
             page, _ = await client.entries(self.book.head + 1)
             if not page:  # the coordinator lost the end of its journal, and peers give it back
                 raise NetworkError(f"the coordinator does not give entry {self.book.head + 1} at the moment")
+            seen = time.time() if live else None
             for number, envelope in enumerate(page, 1):
-                self._take(envelope, time.time() if live else None)
+                self._take(envelope, seen)
                 if number % ENTRIES_AT_ONCE == 0:
                     await asyncio.sleep(0)
             if not live:

@@ -144,7 +144,7 @@ async def _take_lines(site: Site) -> None:
         try:
             one = Shown.from_line(line)
             if site.add(one.invite, one.at):
-                log.info("the page shows a run", run=one.invite.run_id.hex()[:16])
+                log.debug("the page shows a run", run=one.invite.run_id.hex()[:16])
         except OperatorError as error:
             log.warning("a run is not shown", why=str(error))
 

@@ -55,10 +55,10 @@ def _steps_of(run: Followed) -> int:
 def run_of(run: Followed) -> answers.Run:
     """Everything about the run but the columns of the charts and the ledger."""
     facts, book = run.facts or pb.GetRunResponse(), run.book
-    speed = book.speed()
+    speed = book.speed(run.looked or 0.0)
     parameters = facts.genesis.parameters or None
     left = None
-    if speed is not None and phase_of(facts) == "open":
+    if speed is not None and speed[0] > 0 and phase_of(facts) == "open":
         left = max(_steps_of(run) - book.head, 0) / speed[0]
     fork = facts.genesis.start.run_id.hex() if facts.genesis.HasField("start") else None
     return answers.Run(

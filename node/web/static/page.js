@@ -9,6 +9,7 @@ const RUN_ID = /^[0-9a-f]{64}$/;
 const POINTS = 600;
 const POINTS_MAX = 2000;
 const FEED_MAX = 64;
+const SPEED_SECONDS_MIN = 5;
 const by = (id) => document.getElementById(id);
 const COLUMNS = ["steps", "loss", "tokens", "payload_bytes", "peers", "lr", "seen"];
 const X = {
@@ -34,6 +35,21 @@ function table(id, heads, rows) {
   by(id).querySelector("tbody").replaceChildren(...lines);
 }
 
+
+// Steps a minute before each step, over at least SPEED_SECONDS_MIN; null where nobody saw the steps come.
+function speeds({ steps, seen }) {
+  let from = 0;
+  return seen.map((now, index) => {
+    if (now === null || seen[from] === null) {
+      from = index;
+      return null;
+    }
+    if (now === seen[index + 1]) return null; // one look found both
+    while (from + 1 < index && now - seen[from + 1] >= SPEED_SECONDS_MIN) from += 1;
+    const seconds = now - seen[from];
+    return seconds >= SPEED_SECONDS_MIN ? (60 * (steps[index] - steps[from])) / seconds : null;
+  });
+}
 
 class Page {
   constructor(run) {
@@ -123,12 +139,7 @@ class Page {
     this.drawLoss();
     const steps = { ...X.steps, values: this.steps.steps };
     this.charts.peers.draw(steps, this.steps.peers);
-    const speed = this.steps.seen.map((seen, index) => {
-      const before = this.steps.seen[index - 1] ?? null;
-      if (seen === null || before === null || seen <= before) return null;
-      return (60 * (this.steps.steps[index] - this.steps.steps[index - 1])) / (seen - before);
-    });
-    this.charts.speed.draw(steps, speed);
+    this.charts.speed.draw(steps, speeds(this.steps));
   }
 
   drawLoss() {
