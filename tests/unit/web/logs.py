@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import Contribution, Entry, Exclusion, SignedEntry, lr_to_bits, run_id_of, seal_entry
@@ -36,6 +38,7 @@ def entry(step: int, parent: bytes, loss: float | None = None, exclusions: tuple
     return Entry(step, parent, counted, lr_to_bits(0.5), b"", (), 100 * step, exclusions=exclusions)
 
 
+@lru_cache
 def signed_log(steps: int) -> list[SignedEntry]:
     """Entries 1 to `steps`, signed and chained."""
     made: list[SignedEntry] = []
