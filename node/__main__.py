@@ -138,6 +138,20 @@ def web(
     show_page(invites, listen, host or (), as_json=as_json)
 
 
+@app.command("export-page", epilog=EXIT_CODES)
+@leaving_at_once()  # what is written so far is no page yet
+def export_page(
+    invite: InviteLink,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
+    as_json: Json = False,
+) -> None:
+    """Write the web page of a run as files, for any host of files. The browser checks the log there, too."""
+    configure_logging(as_json=as_json)
+    from node.commands.web import export
+
+    export(invite, folder, as_json=as_json)
+
+
 @app.command(epilog=EXIT_CODES)
 @leaving_at_once()  # a signal ends the program at once, until the program handles signals itself
 def relay(

@@ -12,6 +12,7 @@ from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
+from protos.version import VERSION_CHARACTERS_MAX
 
 ALLREDUCE_BYTES_PER_PARAMETER: Final = 8
 """A ring sends each fp32 twice: once to reduce, once to gather."""
@@ -56,7 +57,7 @@ def run_of(run: Followed) -> answers.Run:
     """Everything about the run but the columns of the charts and the ledger."""
     facts, book = run.facts or pb.GetRunResponse(), run.book
     speed = book.speed(run.looked or 0.0)
-    parameters = facts.genesis.parameters or None
+    parameters = facts.parameters or facts.genesis.parameters or None
     left = None
     if speed is not None and speed[0] > 0 and phase_of(facts) == "open":
         left = max(_steps_of(run) - book.head, 0) / speed[0]
@@ -94,7 +95,7 @@ def peers(run: Followed, facts: pb.GetRunResponse) -> list[answers.Peer]:
             id=peer_id(peer.public_key),
             phase=_PEER_PHASES.get(peer.phase, "unknown"),
             device=printable(peer.device, DEVICE_CHARACTERS_MAX),
-            version="",
+            version=printable(peer.software_version, VERSION_CHARACTERS_MAX),
             anchor=peer.anchor,
             paused=peer.paused,
             standing=printable(peer.standing, 32),

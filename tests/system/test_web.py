@@ -14,7 +14,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,46 @@ def test_a_page_of_ones_own_says_the_same_and_ends_cleanly(swarm: PageSwarm) -> 
     assert [mine[key] for key in ("head", "votes", "tokens")] == [theirs[key] for key in ("head", "votes", "tokens")]
     web.interrupt()
     assert web.finish(30)[0] == 0
+
+
+@in_a_browser
+def test_a_page_as_files_is_checked_by_the_browser_too(swarm: PageSwarm, browser: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "page"
+    export = swarm.start("export", "node", "export-page", swarm.link, str(folder), "--json")
+    code, said = export.finish()
+    assert (code, said["steps"]) == (0, STEPS)
+    again, _ = swarm.start("export-2", "node", "export-page", swarm.link, str(folder), "--json").finish()
+    assert again == 2, "a folder with files is left alone"
+    with files_of(folder) as url:
+        with tab(browser, url) as page:
+            page.wait_for_selector(f"#proof[data-state=good][data-step='{STEPS}'][data-equal=true]")
+            assert page.inner_text("#name") == "page"
+            assert page.locator("#peers tbody tr").count() >= 2
+        log = folder / "data" / "log" / "1.bin"
+        log.write_bytes(with_record(log.read_bytes(), 17, lambda data: [flipped(data, len(data) // 2)]))
+        with tab(browser, url) as page:
+            page.wait_for_selector("#proof[data-state=bad]")
+            assert "entry 17 does not hold" in page.inner_text("#proof-text")
+
+
+@contextmanager
+def files_of(folder: Path) -> Iterator[str]:
+    """Any host of files."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_the_page_ends_with_its_coordinator_and_a_busy_port_does_not_end_the_coordinator(
