@@ -77,7 +77,9 @@ def test_importing_the_coordinators_side_does_nothing(package: str) -> None:
 
 
 def test_importing_the_peers_side_does_nothing() -> None:
-    theirs = "grpc,starlette,uvicorn,torch,transformers,safetensors.torch,hivemind,structlog,typer,rich,matplotlib.pyplot"
+    theirs = (
+        "grpc,starlette,uvicorn,torch,transformers,safetensors.torch,hivemind,structlog,typer,rich,matplotlib.pyplot"
+    )
     theirs += ",plotext"
     # triton comes with a CUDA build of torch; .ci/run installs it
     no_triton = () if find_spec("triton") else ("node.optim.backends.triton",)

@@ -144,7 +144,7 @@ def test_the_browser_verifies_the_log_and_shows_its_numbers(
         assert page.inner_text("#phase").startswith("finished")
         assert same_ledger(page, ledger(swarm.invite.run_id, log))
         page.click("#chart-loss summary")
-        rows = page.locator("#chart-loss tbody tr").all_inner_texts()
+        rows = page.locator("#chart-loss details tbody tr").all_inner_texts()
         assert [row.split() for row in rows] == [
             [str(signed.entry.step), f"{loss_of(signed.entry.contributions):.4f}"] for signed in log
         ]
