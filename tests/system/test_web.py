@@ -12,12 +12,13 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -35,6 +36,7 @@ from tests.unit.coordinator.driver import LAYOUT
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
+T = TypeVar("T")
 STEPS = 30
 RUN = f"""
 name = "page"
@@ -81,9 +83,15 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageSwarm]:
     assert processes_with(str(folder)) == [], "something was left running"
 
 
+def apart(work: Coroutine[Any, Any, T]) -> T:
+    """Run it in a thread: playwright has an event loop in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
 @pytest.fixture(scope="module")
 def log(swarm: PageSwarm) -> list[SignedEntry]:
-    return asyncio.run(log_of(swarm.invite))
+    return apart(log_of(swarm.invite))
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +350,7 @@ def test_what_a_peer_calls_itself_is_text_and_the_page_is_live(swarm: PageSwarm,
         page.click("#runs tbody a:has-text('evil')")
         page.wait_for_function("document.getElementById('connection').textContent === 'live'")
         assert page.inner_text("#name") == "evil"
-        asyncio.run(joined(invite))
+        apart(joined(invite))
         page.wait_for_function("document.querySelectorAll('#peers tbody tr').length === 1")  # without a reload
         device = page.inner_text("#peers tbody td:nth-child(3)")
         assert device.startswith("<script>window.evil=1</script>[/x]?[2J")
