@@ -42,3 +42,11 @@ def tab(browser: Any, url: str, *, width: int = 1200, height: int = 900, dark: b
         assert not errors, errors
     finally:
         context.close()
+
+
+def soon(page: Any, selector: str) -> Any:
+    """What the elements become, in time. (`wait_for_function` needs `eval`, which the page's policy forbids.)"""
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=WAIT_MS_MAX)
+    return expect(page.locator(selector))

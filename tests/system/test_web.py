@@ -29,7 +29,7 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import SignedEntry
 from protos.v1 import coordinator_pb2 as pb
-from tests.system.browser import CHROMIUM, MISSING, chromium, tab
+from tests.system.browser import CHROMIUM, MISSING, chromium, soon, tab
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, processes_with, wait_for
 from tests.unit.coordinator.driver import LAYOUT
 
@@ -158,15 +158,15 @@ def test_the_browser_verifies_the_log_and_shows_its_numbers(
         ]
         page.click("#proof details summary")
         page.fill("#link", f'"{swarm.link[:40]}\n{swarm.link[40:]}".')
-        page.wait_for_function("document.getElementById('compared').textContent === 'Your link means this run.'")
+        soon(page, "#compared").to_have_text("Your link means this run.")
         page.fill("#link", swarm.link[:-9])
-        page.wait_for_function("document.getElementById('compared').textContent.includes('damaged')")
+        soon(page, "#compared").to_contain_text("damaged")
         assert Invite.parse(page.inner_text("#command").split()[-1]) == swarm.invite
 
 
 def same_ledger(page: Any, found: Ledger) -> bool:
     """Whether the leaderboard on the page, which the browser added up, has the log's identities and votes."""
-    page.wait_for_function("document.getElementById('ledger-note').textContent.includes('added up by your browser')")
+    soon(page, "#ledger-note").to_contain_text("added up by your browser")
     ids = page.locator("#ledger tbody th").all_inner_texts()
     votes = page.locator("#ledger tbody td:nth-child(2)").all_inner_texts()
     return [(line.id, str(line.votes_accepted)) for line in found.accounts] == list(zip(ids, votes, strict=True))
@@ -346,12 +346,12 @@ def test_what_a_peer_calls_itself_is_text_and_the_page_is_live(swarm: PageSwarm,
     invite, url = Invite.parse(link), swarm.page()
     wait_for("the second run on the page", lambda: asked(url + "api/runs")["total"] == 2)
     with tab(browser, url) as page:
-        page.wait_for_function("document.querySelectorAll('#runs tbody tr').length === 2")
+        soon(page, "#runs tbody tr").to_have_count(2)
         page.click("#runs tbody a:has-text('evil')")
-        page.wait_for_function("document.getElementById('connection').textContent === 'live'")
+        soon(page, "#connection").to_have_text("live")
         assert page.inner_text("#name") == "evil"
         apart(joined(invite))
-        page.wait_for_function("document.querySelectorAll('#peers tbody tr').length === 1")  # without a reload
+        soon(page, "#peers tbody tr").to_have_count(1)  # without a reload
         device = page.inner_text("#peers tbody td:nth-child(3)")
         assert device.startswith("<script>window.evil=1</script>[/x]?[2J")
         assert "\u202e" not in page.content()
