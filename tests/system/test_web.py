@@ -33,11 +33,11 @@ from tests.system.browser import CHROMIUM, MISSING, chromium, soon, tab
 from tests.system.local_swarm import TINY_MODEL, LocalSwarm, processes_with, wait_for
 from tests.unit.coordinator.driver import LAYOUT
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
 T = TypeVar("T")
-STEPS = 30
+STEPS = 20
 RUN = f"""
 name = "page"
 {TINY_MODEL}
@@ -76,7 +76,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageSwarm]:
     try:
         peers = [swarm.join(name) for name in ("ada", "bob")]
         for peer in peers:
-            assert peer.finish(300)[0] == 0
+            assert peer.finish(500)[0] == 0
         yield swarm
     finally:
         swarm.close()
