@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from protos.accounts import Accounts
+from protos.accounts import Account, Accounts
 from protos.figures import loss_of
 from protos.identity import peer_id
 from protos.log import Entry
@@ -65,8 +64,11 @@ class Book:
         self.events: deque[Happening] = deque(maxlen=EVENTS_MAX)
         self.votes = 0
         self._happened = 0
-        self._loss, self._lr, self._seen = array("d"), array("d"), array("d")
-        self._tokens, self._bytes, self._peers = array("Q", [0]), array("Q", [0]), array("I")
+        self._loss, self._seen = array("d"), array("d")
+        # Sums over the steps so far: a mean over any steps costs two look-ups.
+        self._tokens, self._bytes, self._peers = array("Q", [0]), array("Q", [0]), array("Q", [0])
+        self._losses, self._counted, self._lr = array("d", [0]), array("Q", [0]), array("d", [0])
+        self._ordered: tuple[int, list[Account]] = (0, [])
         self._looks: deque[tuple[float, int, int]] = deque(maxlen=SPEED_LOOKS)
         self._shares: deque[dict[bytes, int]] = deque(maxlen=SHARE_STEPS)
 
@@ -97,11 +99,14 @@ class Book:
         excluded = len(self.accounts.exclusions)
         self.accounts.add(entry)
         self._loss.append(loss_of(entry.contributions, self._loss[-1] if self._loss else 0.0))
-        self._lr.append(entry.lr)
+        good = finite(self._loss[-1])
+        self._losses.append(self._losses[-1] + (good or 0.0))
+        self._counted.append(self._counted[-1] + (good is not None))
+        self._lr.append(self._lr[-1] + entry.lr)
         self._seen.append(UNSEEN if seen is None else seen)
         self._tokens.append(min(self._tokens[-1] + sum(c.tokens for c in entry.contributions), (1 << 64) - 1))
         self._bytes.append(self._bytes[-1] + sum(c.payload_bytes for c in entry.contributions))
-        self._peers.append(len(entry.contributions))
+        self._peers.append(self._peers[-1] + len(entry.contributions))
         self._shares.append({c.public_key: c.samples for c in entry.contributions})
         self.votes += len(entry.contributions)
         for key in new:
@@ -156,20 +161,28 @@ class Book:
             spans[-1] = (spans[-2][1] if len(spans) > 1 else first - 1, ends[-1])
         return Points(
             tuple(ends),
-            tuple(_mean(self._loss[a:b]) for a, b in spans),
+            tuple(self._mean_loss(a, b) for a, b in spans),
             tuple(self._tokens[b] for b in ends),
             tuple(self._bytes[b] for b in ends),
-            tuple(_mean(self._peers[a:b]) or 0.0 for a, b in spans),
-            tuple(_mean(self._lr[a:b]) or 0.0 for a, b in spans),
+            tuple((self._peers[b] - self._peers[a]) / (b - a) for a, b in spans),
+            tuple((self._lr[b] - self._lr[a]) / (b - a) for a, b in spans),
             tuple(finite(self._seen[b - 1]) for b in ends),
         )
+
+    def _mean_loss(self, after: int, last: int) -> float | None:
+        """Over the steps after `after`, up to `last`; None if none of them has a number."""
+        count = self._counted[last] - self._counted[after]
+        if last - after == 1:
+            return finite(self._loss[last - 1])
+        return (self._losses[last] - self._losses[after]) / count if count else None
+
+    def ordered(self) -> list[Account]:
+        """The accounts, the most votes first; sorted once a step."""
+        if self._ordered[0] != self.head:
+            self._ordered = self.head, self.accounts.ordered()
+        return self._ordered[1]
 
 
 def finite(value: float) -> float | None:
     """The value; None for NaN and infinities, which JSON does not have."""
     return value if math.isfinite(value) else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    good = [value for value in values if math.isfinite(value)]
-    return math.fsum(good) / len(good) if good else None

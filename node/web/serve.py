@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from protos.signals import heeded
 
 LISTEN: Final = "127.0.0.1:7780"
 CONNECTIONS_MAX: Final = 2048
+DESCRIPTORS_KEPT: Final = 256
 STOP_SECONDS_MAX: Final = 2
 HEAD_BYTES_MAX: Final = 16 << 10
 LINE_BYTES_MAX: Final = INVITE_BYTES_MAX + COORDINATORS_MAX * (ADDRESS_BYTES_MAX + 8) + 64
@@ -91,11 +93,22 @@ def url_of(made: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
+def raise_descriptors() -> None:
+    """Let this process have a descriptor for each connection, if the system allows so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS_MAX + DESCRIPTORS_KEPT
+    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # macOS has a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 async def serve(
     shown: Sequence[Shown], listen: str, hosts: Sequence[str], ready: Callable[[str], None], *, from_stdin: bool = False
 ) -> None:
     """Serve until a stop signal, or, with `from_stdin`, until stdin ends. `ready` gets the page's URL."""
     made = listening(listen)
+    raise_descriptors()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in heeded():

@@ -137,7 +137,7 @@ def steps_of(run: Followed, first: int, last: int, points_max: int) -> answers.S
 
 def ledger_of(run: Followed, offset: int, limit: int) -> answers.Ledger:
     """A page of the leaderboard."""
-    accounts = run.book.accounts.ordered()
+    accounts = run.book.ordered()
     return answers.Ledger(
         to_step=run.book.head,
         identities=[

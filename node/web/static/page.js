@@ -166,6 +166,18 @@ class Page {
       return element("li", {}, element("span", { class: "when" }, when), element("bdi", {}, it.text));
     }));
     this.compareSums();
+    const told = facts.events.findLast((it) => it.kind === "excluded" || it.kind === "readmitted")?.number ?? 0;
+    if (this.told !== undefined && told > this.told) this.renewLedger();
+    this.told = told;
+  }
+
+  async renewLedger() {
+    try {
+      this.ledger = await this.at.json("ledger");
+      this.showLedger();
+    } catch {
+      this.told = 0; // the next message tries again
+    }
   }
 
   showFigures(facts) {
