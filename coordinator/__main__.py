@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import anchors, forks, invites, peers, snapshots
+from coordinator.commands import anchors, backups, checking, forks, health, invites, peers, snapshots
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
-from protos import toml_file
 from protos.console import configure_logging, exit_with
 from protos.identity import short
 from protos.log import run_id_of
@@ -35,6 +34,10 @@ app = typer.Typer(
 runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_is_help=True)
 app.add_typer(runs, name="run")
 runs.command("fork", epilog=EXIT_CODES)(forks.fork)
+runs.command("check", epilog=EXIT_CODES)(checking.check)
+app.command("health", epilog=EXIT_CODES)(health.health)
+app.command("backup", epilog=EXIT_CODES)(backups.backup)
+app.command("restore", epilog=EXIT_CODES)(backups.restore)
 app.add_typer(invites.app, name="invite")
 app.add_typer(peers.app, name="peer")
 app.add_typer(anchors.app, name="anchor")
@@ -116,12 +119,13 @@ def create(
 ) -> None:
     """Create a run on the coordinator that serves --home, and print its invite link."""
     file = file or Path(os.devnull)
-    config = toml_file.load(file, RunConfig)
+    config = checking.checked(file)
     from coordinator.commands.created import link_for_anchors, print_created, show_created
     from coordinator.commands.operator import Operator
     from coordinator.commands.planning import layout_of_run, planned, recipe_of, room_for_votes
 
     operator = Operator(settings(home=home).home)
+    checking.refuse_second(operator, config.name)
     facts, unknown = layout_of_run(file) if layout else (None, "")
     config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
     room = "" if facts is None else room_for_votes(config, facts.payload_bytes)

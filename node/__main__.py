@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from node.commands import service
 from node.commands.control import finish, leave, me, pause, resume
 from node.commands.join import anchor, join
 from node.commands.options import (
@@ -31,6 +32,7 @@ from node.commands.options import (
     Verbose,
     need_node_extra,
 )
+from node.imports import many_imports
 from protos.console import configure_logging, exit_with
 from protos.signals import leaving_at_once
 
@@ -44,6 +46,7 @@ app.command(epilog=EXIT_CODES)(join)
 app.command(epilog=EXIT_CODES)(anchor)
 for command in (me, pause, resume, finish, leave):
     app.command(epilog=EXIT_CODES)(command)
+app.add_typer(service.app, name="service")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -67,7 +70,8 @@ def doctor(
     """Check whether this machine can take part (in a run), what it would give, and what to do first. Joins nothing."""
     need_node_extra()
     configure_logging(as_json=as_json, verbose=verbose)
-    from node.commands.doctor import doctor as examine
+    with many_imports():
+        from node.commands.doctor import doctor as examine
     from node.commands.person import link_from
     from node.config import load_settings
 
@@ -168,7 +172,8 @@ def relay(
     configure_logging(as_json=as_json, verbose=verbose)
     import asyncio
 
-    from node.commands.relay import serve
+    with many_imports():
+        from node.commands.relay import serve
     from node.config import load_settings
 
     settings = load_settings(listen=listen, announce=announce, bootstrap=bootstrap, reachability=reachability)
@@ -237,7 +242,8 @@ def verify(
     """Replay an archived run and check every signature, hash and digest, and the exported weights, bit for bit."""
     need_node_extra()
     configure_logging(as_json=as_json)
-    from node.archive.verify import show, verify
+    with many_imports():
+        from node.archive.verify import show, verify
 
     verdict = show(lambda told: verify(run, from_step, model, told), as_json=as_json)
     raise typer.Exit(0 if verdict.ok else 1)
@@ -270,7 +276,8 @@ def layout(
     need_node_extra()
     from dataclasses import asdict
 
-    from node.commands.layout import layout_of
+    with many_imports():
+        from node.commands.layout import layout_of
     from protos import toml_file
     from protos.run_config import RunConfig
 

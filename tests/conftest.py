@@ -4,6 +4,7 @@ the same random numbers each time, alone or after others. New ones for hypothesi
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import random
@@ -20,6 +21,18 @@ settings.load_profile("same")
 
 PROCESS_MARKS = {"system", "netns", "interop"}
 LOG_BYTES_SHOWN = 800
+
+
+def pytest_sessionstart() -> None:
+    """Collecting tests imports torch and much else: see node/imports.py."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """All modules are there and stay: no later collection goes through them."""
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(autouse=True)

@@ -190,6 +190,7 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     )
     if entry.step < run.config.clock.steps:
         return transitions.move(run, Phase.WAITING)
+    run = replace(run, reason=f"finished: {entry.step} steps")
     return replace(transitions.move(run, Phase.FINISHED), finish_by_ms=now_ms + run.config.clock.deadline_ms_max)
 
 

@@ -12,6 +12,10 @@ from coordinator.clock import memory, transitions
 from coordinator.clock.effects import Arm, Effect, EndStream, Refuse, SendEntry
 from coordinator.clock.events import EntriesReturned
 from coordinator.clock.state import Outcome, PeerPhase, Phase, Run
+from protos.limits import STEP_MAX
+
+HELD = STEP_MAX
+"""`lost_until` of a run that comes from a backup: nobody knows how long its log was. The operator ends this."""
 
 
 def returned(run: Run, event: EntriesReturned, now_ms: int) -> Outcome:
@@ -47,4 +51,9 @@ def is_missed(run: Run) -> str:
     """The entries that are still missing, in words; empty if none is."""
     if run.head_step >= run.lost_until:
         return ""
+    if run.lost_until == HELD:
+        return (
+            f"the coordinator was restored from a backup: peers give back the entries after step {run.head_step}, and no step "
+            "opens until the operator says that the log is whole"
+        )
     return f"the journal had lost its end: waiting for a peer that gives back entries {run.head_step + 1} to {run.lost_until}"

@@ -60,11 +60,12 @@ class Operator:
         answer: pb.ListStatesResponse = self._call("ListStates", request)
         return answer
 
-    def list_runs(self) -> list[pb.GetRunResponse]:
-        """Every run with its state."""
+    def list_runs(self, *, unfinished: bool = False) -> list[pb.GetRunResponse]:
+        """Every run with its state. `unfinished`: those that have steps left."""
         body = pb.ListRunsBody(nonce=secrets.token_bytes(NONCE_BYTES))
         request = pb.ListRunsRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
-        return list(self._call("ListRuns", request).runs)
+        runs = list(self._call("ListRuns", request).runs)
+        return [run for run in runs if run.phase != pb.Phase.PHASE_FINISHED] if unfinished else runs
 
     def anchor_link(self, genesis: log_pb2.Genesis, uses: int) -> Invite:
         """A link with which so many processes may take part as anchors, for as long as it is not revoked."""
@@ -141,10 +142,12 @@ class Operator:
         return self.serving.invite(genesis, signed)
 
     def find(self, run: str) -> pb.GetRunResponse:
-        """The one run whose id starts with `run` or whose name it is; OperatorError otherwise."""
+        """The one run whose id starts with `run` or whose name it is; OperatorError otherwise. A name means an unfinished run
+        before finished ones."""
         runs = self.list_runs()
         found = [r for r in runs if run_id_of(r.genesis).hex().startswith(run)]
-        found = found or [r for r in runs if config_from_json(r.genesis.config_json).name == run]
+        named = [r for r in runs if config_from_json(r.genesis.config_json).name == run]
+        found = found or [r for r in named if r.phase != pb.Phase.PHASE_FINISHED] or named
         if len(found) != 1:
             known = ", ".join(run_id_of(r.genesis).hex()[:16] for r in runs) or "none"
             raise OperatorError(f"{len(found)} runs are called {run!r}; this coordinator has: {known}")

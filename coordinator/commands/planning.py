@@ -30,12 +30,15 @@ BYTES_A_GB = 10**9
 
 @dataclass(frozen=True)
 class LayoutFacts:
-    """The facts that `swarmentum layout` printed. `votes`, `payload_bytes`: of one payload."""
+    """The facts that `swarmentum layout` printed. `votes`, `payload_bytes`: of one payload; the other bytes: of one peer."""
 
     layout_digest: bytes
     parameters: int
     votes: int
     payload_bytes: int
+    state_bytes: int | None = None
+    sample_bytes: int | None = None
+    disk_bytes: int | None = None
 
 
 def layout_of_run(file: Path) -> tuple[LayoutFacts | None, str]:
@@ -50,8 +53,7 @@ def layout_of_run(file: Path) -> tuple[LayoutFacts | None, str]:
     if done.returncode:
         raise OperatorError(f"{file}: {done.stderr.strip().removeprefix('error: ') or 'its model cannot be built'}")
     values = json.loads(done.stdout.splitlines()[-1])
-    digest = bytes.fromhex(values["layout_digest"])
-    return LayoutFacts(digest, values["parameters"], values["votes"], values["payload_bytes"]), ""
+    return LayoutFacts(**{**values, "layout_digest": bytes.fromhex(values["layout_digest"])}), ""
 
 
 def votes_needed(config: RunConfig) -> int:

@@ -56,6 +56,8 @@ class Hub:
         """Runs of the journal that cannot be read, and why."""
         self.noted: Callable[[bytes, str], None] = lambda run_id, name: None
         """The hub calls this for each run that it serves, with the run's name."""
+        self.held = False
+        """The journal comes from a backup, and the operator has not said that its log is whole."""
         self.stands_by: str | None = None
         """Why this coordinator does not act; None while it does."""
         self.coordinators: tuple[str, ...] = ()
@@ -78,6 +80,7 @@ class Hub:
         self._acting, self._fenced, self.stands_by = journal, fenced, None
         self.metrics.acts.set(1)
         for folded in folds.runs():
+            folded.held = self.held
             self._add(folded)
         self.left_out = folds.left_out
         for run_id, why in self.left_out.items():

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter as Counted
 from collections.abc import Iterator
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from coordinator.clock.effects import Denial
-from coordinator.clock.state import PeerPhase, Run
+from coordinator.clock.state import Peer, PeerPhase, Phase, Run
 from protos.errors import Reason
+from protos.identity import short
+from protos.log import FORMAT_VERSION, Entry
+from protos.text import printable
+from protos.version import software_version
+
+PEERS_MAX = 64
+"""Peers of a run with figures of their own: those with the most accepted votes."""
 
 
 class Metrics:
-    """Counters by run (first 16 hex digits of the run id)."""
+    """Counters by run (first 16 hex digits of the run id). `home`: the folder whose disk is watched."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Path | None = None) -> None:
         self.registry = CollectorRegistry()
         run = ["run"]
         self._runs = _Runs()
         self.registry.register(self._runs)
+        ProcessCollector(registry=self.registry)
+        build = Info("swarmentum_build", "Version of this coordinator", registry=self.registry)
+        build.info({"version": software_version(), "format": str(FORMAT_VERSION)})
+        if home is not None:
+            free = Gauge("swarmentum_disk_free_bytes", "Free bytes of the disk of --home", registry=self.registry)
+            free.set_function(lambda: shutil.disk_usage(home).free)
+        self.tokens = Counter(
+            "swarmentum_tokens_total", "Tokens of accepted votes since the start", run, registry=self.registry
+        )
         self.entries = Counter("swarmentum_entries_total", "Log entries committed", run, registry=self.registry)
         self.resyncs = Counter("swarmentum_resyncs_total", "Peers told to re-sync", run, registry=self.registry)
         self.refused = Counter(
@@ -51,6 +69,10 @@ class Metrics:
         """Count addresses of a peer that the coordinator left out."""
         self.refused.labels(Reason.OUT_OF_RANGE.value).inc(count)
 
+    def committed(self, run: Run, entry: Entry) -> None:
+        """Count what an entry accepted."""
+        self.tokens.labels(run.run_id.hex()[:16]).inc(sum(c.tokens for c in entry.contributions))
+
     def observe(self, run: Run) -> None:
         """Take the present run. The run's figures are counted when a client reads the metrics."""
         self._runs.newest[run.run_id.hex()[:16]] = run
@@ -64,17 +86,62 @@ class _Runs(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus' server calls this in a thread of its own. Runs are values that no code changes."""
-        head = GaugeMetricFamily("swarmentum_head_step", "Last committed step", labels=["run"])
-        loss = GaugeMetricFamily("swarmentum_loss_nats", "Mean loss a token of the last step", labels=["run"])
+        runs = list(self.newest.items())
+        yield from _figures(runs)
+        info = GaugeMetricFamily("swarmentum_run_info", "1 for each run, with its name", labels=["run", "name"])
+        phases = GaugeMetricFamily("swarmentum_run_phase", "1 for the phase that a run is in", labels=["run", "phase"])
         peers = GaugeMetricFamily("swarmentum_peers", "Peers by phase", labels=["run", "phase"])
-        accepted = GaugeMetricFamily(
-            "swarmentum_payload_bytes_accepted", "Bytes of all accepted payloads", labels=["run"]
-        )
-        for name, run in list(self.newest.items()):
-            head.add_metric([name], run.head_step)
-            loss.add_metric([name], run.loss)
-            accepted.add_metric([name], run.payload_bytes_total)
-            phases = Counted(peer.phase for peer in run.peers.values())
-            for phase in PeerPhase:
-                peers.add_metric([name, phase.value], phases[phase])
-        yield from (head, loss, peers, accepted)
+        for name, run in runs:
+            info.add_metric([name, printable(run.config.name)], 1)
+            for phase in Phase:
+                phases.add_metric([name, phase.value], run.phase is phase)
+            counted = Counted(peer.phase for peer in run.peers.values())
+            for peer_phase in PeerPhase:
+                peers.add_metric([name, peer_phase.value], counted[peer_phase])
+        yield from (info, phases, peers)
+        yield from _of_peers(runs)
+
+
+def _figures(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
+    """One figure a run each."""
+    families = {
+        "head_step": "Last committed step",
+        "steps": "Steps of the whole run",
+        "loss_nats": "Mean loss a token of the last step",
+        "payload_bytes_accepted": "Bytes of all accepted payloads",
+        "peers_needed": "Peers that a step needs",
+        "samples_per_second": "Samples that the peers of the next step compute in a second",
+        "snapshot_step": "Step of the newest agreed snapshot; -1 without one",
+    }
+    made = {name: GaugeMetricFamily(f"swarmentum_{name}", text, labels=["run"]) for name, text in families.items()}
+    for name, run in runs:
+        values = {
+            "head_step": run.head_step,
+            "steps": run.config.clock.steps,
+            "loss_nats": run.loss,
+            "payload_bytes_accepted": run.payload_bytes_total,
+            "peers_needed": run.config.clock.min_peers,
+            "samples_per_second": sum(peer.samples_per_second for peer in run.ready),
+            "snapshot_step": -1 if run.snapshot is None else run.snapshot.step,
+        }
+        for key, value in values.items():
+            made[key].add_metric([name], value)
+    yield from made.values()
+
+
+def _of_peers(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
+    """Figures of connected peers, at most PEERS_MAX of a run: a stranger adds no rows without end."""
+    votes = GaugeMetricFamily("swarmentum_peer_votes_accepted", "Accepted votes of a peer", labels=["run", "peer"])
+    speed = GaugeMetricFamily(
+        "swarmentum_peer_samples_per_second", "Samples that a peer computes in a second", labels=["run", "peer"]
+    )
+
+    def rank(peer: Peer) -> tuple[int, bytes]:
+        return -peer.votes_accepted, peer.public_key
+
+    for name, run in runs:
+        here = sorted((peer for peer in run.peers.values() if peer.is_here and not peer.anchor), key=rank)
+        for peer in here[:PEERS_MAX]:
+            votes.add_metric([name, short(peer.public_key)], peer.votes_accepted)
+            speed.add_metric([name, short(peer.public_key)], peer.samples_per_second)
+    yield from (votes, speed)

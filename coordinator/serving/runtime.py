@@ -68,7 +68,7 @@ class RunRuntime:
         fenced: Callable[[], None],
         reading: Reading,
     ) -> None:
-        self.run = run = folded.at(monotonic_ms())
+        self.run = run = folded.resumed(monotonic_ms())
         self._folded = folded
         self._journal = journal
         self._identity = identity
@@ -192,7 +192,7 @@ class RunRuntime:
             await self._in_thread(lambda: self._folded.read(self._journal))
         except Refusal as refusal:
             raise JournalError(f"the journal cannot be read at record {self._folded.number}: {refusal}") from refusal
-        self.run = self._folded.at(monotonic_ms())
+        self.run = self._folded.resumed(monotonic_ms())
         self._stale = False
         self._observe(before, self.run)
         self.streams.end_all()
@@ -208,6 +208,7 @@ class RunRuntime:
         """Note that a record is in the journal."""
         self._folded.append(record)
         if isinstance(record, EntryCommitted):
+            self._metrics.committed(run, record.entry)
             self._due = self._folded.due() or self._due
             self._entry = self._journal.seal(run.run_id, record).envelope
 

@@ -35,6 +35,7 @@ from coordinator.serving.page import NO_PAGE, Page, line_of
 from coordinator.serving.peer_service import CoordinatorService
 from coordinator.serving.places import Places
 from coordinator.serving.sessions import Sessions
+from coordinator.store import backup
 from coordinator.store.database import parsed, shared
 from coordinator.store.journal import Journal
 from coordinator.store.known_runs import KnownRuns
@@ -150,7 +151,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         stack.enter_context(lock_home(home, "coordinator"))
         identity = Identity.load_or_create(home / "identity.key")
         certificate = tls.load_or_create(home)
-        metrics, url = Metrics(), parsed(settings.database or Journal.sqlite_url(home))
+        metrics, url = Metrics(home), parsed(settings.database or Journal.sqlite_url(home))
         metrics_server = _serve_metrics(settings, metrics, stack)
         journal = Journal(url, identity)
         hub, front = Hub(journal, identity, metrics), Front()
@@ -162,6 +163,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
             known = KnownRuns(home)
             hub.noted = known.add
             known.check(journal.place, [run_id for run_id, _ in journal.runs()])
+            hub.held = backup.is_held(home)
             hub.restore()
         stack.push_async_callback(hub.stop)  # ends the work that the last requests began
         server, port, gate = await _listen(settings, hub, certificate, front)

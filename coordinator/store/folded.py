@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from coordinator.clock import machine
 from coordinator.clock.records import EntryCommitted, Record
-from coordinator.clock.state import Run
+from coordinator.clock.regained import HELD
+from coordinator.clock.state import Phase, Run
 from coordinator.store import checkpoint
 from coordinator.store.journal import Checkpoint, Journal
 from protos.envelope import parse
@@ -44,6 +45,8 @@ class Folded:
     kept_step: int = 0
     """The step of the newest checkpoint."""
     waiting: list[Record] = field(default_factory=list)
+    held: bool = False
+    """The journal comes from a backup: no step opens (`regained.HELD`)."""
 
     def append(self, record: Record) -> None:
         """The next record of the journal."""
@@ -61,6 +64,11 @@ class Folded:
     def at(self, now_ms: int) -> Run:
         """The run as of now. An open step stays open, with a whole deadline from now."""
         return machine.restore(self.run, self.waiting, now_ms)
+
+    def resumed(self, now_ms: int) -> Run:
+        """The run as this coordinator continues it."""
+        run = self.at(now_ms)
+        return replace(run, lost_until=HELD) if self.held and run.phase is not Phase.FINISHED else run
 
     def due(self) -> Checkpoint | None:
         """A checkpoint, if it is time for one: the newest record is the entry that makes it due."""

@@ -30,6 +30,7 @@ from node.commands.options import (
     Yes,
     need_node_extra,
 )
+from node.imports import many_imports
 from protos.console import configure_logging
 from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
 
@@ -142,7 +143,8 @@ def join(
         yes=yes or None,
     )
     if launch is not None and launch.rank:
-        from node.ranks.follow import follow
+        with many_imports():
+            from node.ranks.follow import follow
 
         follow(launch, settings)
         return
@@ -172,7 +174,8 @@ def _take_part(
     anchor: bool = False,
 ) -> NoReturn:
     """Show the person what the run requests, take part, and print the result."""
-    from node.app import join as join_run
+    with many_imports():
+        from node.app import join as join_run
     from node.commands import person
     from node.commands.consent import Request, must_ask
 

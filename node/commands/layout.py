@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from node.commands.fit import need_of_run
+from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
 from node.model.spec import ModelSpec, build_meta, parameter_count
 from node.training.methods import form_of
@@ -16,12 +18,19 @@ from protos.run_config import RunConfig
 
 @dataclass(frozen=True)
 class LayoutFacts:
-    """`votes` and `payload_bytes`: of one payload, at the run's own group size or k; 32 bytes of digest as hex."""
+    """`votes` and `payload_bytes`: of one payload, at the run's own group size or k; 32 bytes of digest as hex.
+
+    `state_bytes`: memory of a peer whatever its micro-batch; `sample_bytes`: activations of one sample; `disk_bytes`: on its
+    disk. None if they are not known before the model is built.
+    """
 
     layout_digest: str
     parameters: int
     votes: int
     payload_bytes: int
+    state_bytes: int | None = None
+    sample_bytes: int | None = None
+    disk_bytes: int | None = None
 
 
 def layout_of(config: RunConfig) -> LayoutFacts:
@@ -33,4 +42,6 @@ def layout_of(config: RunConfig) -> LayoutFacts:
     layout, form = form_of(model, config.optimizer)
     size = config.optimizer.vote_size
     votes, payload = form.votes(layout.chunks, size), form.bytes_max(layout.chunks, size)
-    return LayoutFacts(layout.digest().hex(), parameter_count(model), votes, payload)
+    need = need_of_run(config, PeerSettings())
+    of_a_peer = (None, None, None) if need is None else (need.state, need.sample, need.disk)
+    return LayoutFacts(layout.digest().hex(), parameter_count(model), votes, payload, *of_a_peer)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from node.imports import many_imports
 from node.model.loss import logits_of
 from node.model.portable import portable_random
 from protos.errors import OperatorError
@@ -115,7 +116,8 @@ def _config_maker(spec: ModelSpec, vocabulary: int | None, context: int | None) 
 
 
 def _auto_config(config: Mapping[str, Any]) -> Any:
-    from transformers import CONFIG_MAPPING, AutoConfig
+    with many_imports():
+        from transformers import CONFIG_MAPPING, AutoConfig
 
     for key in ATTENTION_KEYS:
         if config.get(key) is not None and config[key] not in ATTENTION_CHOICES:
@@ -145,9 +147,13 @@ def _refusal_of_transformers(where: str) -> Iterator[None]:
 
 
 def _from_config(config: Any) -> nn.Module:
-    from transformers import AutoModelForCausalLM
+    with many_imports():
+        from transformers import AutoModelForCausalLM
 
-    with _refusal_of_transformers(f"model.config: no causal language model comes from {config.model_type!r}"):
+    with (
+        many_imports(),
+        _refusal_of_transformers(f"model.config: no causal language model comes from {config.model_type!r}"),
+    ):
         model: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32
         )

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from node.blobs import blobs
-from node.blobs.blobs import WireBytes, drained
+from node.blobs.blobs import Arrivals, WireBytes, drained
 from node.overlay import streams
 from node.overlay.host import Host
 from node.swarm.announcements import Announcements
@@ -126,10 +127,13 @@ class _Kept:
 
 
 class Pusher:
-    """Pushes a peer's own payload to its neighbours in the run. Gossips the announcement for peers that it cannot push to."""
+    """Pushes a peer's own payload to its neighbours in the run. Gossips the announcement for peers that it cannot push to.
 
-    def __init__(self, host: Host, view: View, wire: WireBytes, topic: Topic) -> None:
-        self._host, self._view, self._wire, self._topic = host, view, wire, topic
+    `arrivals` gets the time from each payload's first byte to the receiver's answer: `--fit-uplink` needs it.
+    """
+
+    def __init__(self, host: Host, view: View, wire: WireBytes, topic: Topic, arrivals: Arrivals) -> None:
+        self._host, self._view, self._wire, self._topic, self._arrivals = host, view, wire, topic, arrivals
         self._kept: dict[bytes, _Kept] = {}
         self._has: set[bytes] = set()  # the peers that have the last pushed announcement
         self._last = b""
@@ -176,6 +180,7 @@ class Pusher:
                 async with asyncio.timeout(streams.STREAM_OPEN_SECONDS_MAX):
                     if kept is None:
                         kept = _Kept(*await self._host.open(key, PROTOCOL))
+                    began = time.monotonic()
                     size = len(envelope).to_bytes(4, "big"), len(payload).to_bytes(4, "big")
                     kept.writer.write(size[0] + envelope + size[1] + payload)
                     await kept.writer.drain()
@@ -183,6 +188,10 @@ class Pusher:
                     self._wire.sent += 8 + len(envelope) + len(payload)
                     self._wire.blob_sent += len(payload)
                     self._wire.received += len(TAKEN)
+                    if (
+                        done and not fresh
+                    ):  # the first answer on a stream may wait for the receiver to learn of the stream
+                        self._arrivals.add(hashlib.sha256(payload).digest(), round(1000 * (time.monotonic() - began)))
                     return done
             except _FAILURES as error:
                 if fresh or isinstance(error, TimeoutError):

@@ -34,14 +34,14 @@ class Site:
         self._publisher = asyncio.ensure_future(self._publish(LIST))
 
     def add(self, invite: Invite, at: Iterable[str] = ()) -> bool:
-        """Follow a run, too. False if the page has it. Raises OperatorError if the page has too many."""
+        """Follow a run, too. False if the page has it. Raises OperatorError if the page has too many, or no room."""
         name = invite.run_id.hex()
         if name in self.runs:
             return False
         if len(self.runs) >= RUNS_MAX:
             raise OperatorError(f"a page shows at most {RUNS_MAX} runs: start another one with `swarmentum web`")
-        self._changed[name] = asyncio.Event()
-        run = self.runs[name] = Followed(invite, at, lambda: self._note(name))
+        run = Followed(invite, at, lambda: self._note(name))
+        self._changed[name], self.runs[name] = asyncio.Event(), run
         self._tasks[name] = asyncio.ensure_future(self._both(run))
         self._note(name)
         return True

@@ -10,6 +10,8 @@ import tempfile
 from array import array
 from typing import Final
 
+from protos.errors import OperatorError
+
 LENGTH_BYTES: Final = 4
 PAGE_ENTRIES_MAX: Final = 512
 PAGE_BYTES_MAX: Final = 1 << 20
@@ -21,10 +23,14 @@ class SpoolFullError(Exception):
 
 
 class Spool:
-    """Envelopes of the steps 1, 2, 3 ... in order."""
+    """Envelopes of the steps 1, 2, 3 ... in order. OperatorError without a temporary folder."""
 
     def __init__(self, bytes_max: int = SPOOL_BYTES_MAX) -> None:
-        self._file = tempfile.TemporaryFile(prefix="swarmentum-web-")  # noqa: SIM115 - `close` closes it
+        try:
+            self._file = tempfile.TemporaryFile(prefix="swarmentum-web-")  # noqa: SIM115 - `close` closes it
+        except OSError as error:
+            text = f"the page has no temporary folder to keep the log in ({error.strerror}); TMPDIR names another"
+            raise OperatorError(text) from error
         self._ends = array("Q", [0])
         self._bytes_max = bytes_max
 

@@ -60,6 +60,7 @@ def test_a_file_of_the_joiner_is_not_read_because_the_run_names_it(swarm: LocalS
 def test_a_download_needs_a_yes_where_nobody_can_be_asked(swarm: LocalSwarm, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     text = RUN.replace('source = "SOURCE"', 'tokenizer = "some/body"')
+    text = text.replace('name = "asking"', 'name = "asking-too"')
     file.write_text(text.replace("BOOTSTRAP", json.dumps(swarm.bootstrap[0])))
     create = swarm.start(
         "create2", "coordinator", "run", "create", str(file), "--home", swarm.home, "--json", "--no-layout"

@@ -238,7 +238,7 @@ def test_another_relay_is_taken_when_the_only_one_dies(internet: Internet, tmp_p
 
 @pytest.mark.nightly
 def test_a_home_whose_public_address_changes_goes_on(internet: Internet, tmp_path: Path) -> None:
-    swarm = NatSwarm(tmp_path, internet, min_peers=2)
+    swarm = NatSwarm(tmp_path, internet, min_peers=3)
     try:
         for name in PEERS:
             swarm.join_plainly(name)

@@ -6,6 +6,7 @@ The signals go to every process of the terminal's foreground group, p2pd's guard
 from __future__ import annotations
 
 import json
+import secrets
 import select
 import signal
 import socket
@@ -56,6 +57,7 @@ def silent() -> Iterator[socket.socket]:
 def another_run(swarm: LocalSwarm, tmp_path: Path, text: str) -> str:
     """The link of one more run on the swarm's coordinator."""
     file = tmp_path / "another.toml"
+    text = f'name = "another-{secrets.token_hex(4)}"\n' + text.replace('name = "stopping"\n', "")
     file.write_text(text.replace("BOOTSTRAP", json.dumps(swarm.bootstrap[0])))
     create = swarm.start(
         "another", "coordinator", "run", "create", str(file), "--home", swarm.home, "--json", "--no-layout"

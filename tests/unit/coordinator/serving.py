@@ -22,6 +22,7 @@ from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.runtime import RunRuntime
 from coordinator.serving.server import Serving, _listen
+from coordinator.store import backup
 from coordinator.store.journal import Journal
 from node.link.client import CoordinatorClient
 from protos.envelope import NO_RUN, Kind, seal
@@ -87,6 +88,7 @@ async def served(home: Path, config: RunConfig, **settings: Any) -> AsyncIterato
     """Serve `home`; the run is created at the first start. `settings`: of the coordinator."""
     journal = Journal(Journal.sqlite_url(home), COORDINATOR)
     hub = Hub(journal, COORDINATOR, Metrics())
+    hub.held = backup.is_held(home)
     hub.restore()
     certificate = tls.load_or_create(home)
     listen = CoordinatorSettings(home=home, listen="127.0.0.1:0", **settings)

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from node.blobs.blobs import WireBytes
+from node.blobs.blobs import Arrivals, WireBytes
 from node.blobs.payloads import Payloads
 from node.swarm import pushes
 from node.swarm.announcements import Announcements
@@ -175,7 +175,7 @@ def pusher(said: list[bytes], *, answers: bool) -> tuple[Pusher, list[bytes]]:
     )
     topic = Topic(host, RUN, view, mock.Mock())
     topic.say = say  # type: ignore[method-assign]
-    return Pusher(host, view, WireBytes(), topic), sent
+    return Pusher(host, view, WireBytes(), topic, Arrivals()), sent
 
 
 async def test_nobody_gossips_what_all_have(tmp_path: Path) -> None:
@@ -197,3 +197,16 @@ async def test_who_cannot_be_pushed_to_hears_it_by_gossip() -> None:
     ada, sent = pusher(said, answers=True)
     await ada.publish(announced(ADA, large), large)
     assert (sent, said[1:]) == ([], [announced(ADA, large)])
+
+
+async def test_the_time_to_each_answer_is_measured_for_the_size_of_the_votes() -> None:
+    """The first push on a stream opens it, too, and says nothing about the uplink."""
+    ada, sent = pusher([], answers=True)
+    await ada.publish(announced(ADA), VOTES)
+    assert ada._arrivals.milliseconds(hashlib.sha256(VOTES).digest()) is None
+    more = VOTES + b"more"
+    await ada.publish(announced(ADA, more), more)
+    assert len(sent) == 2
+    took = ada._arrivals.milliseconds(hashlib.sha256(more).digest())
+    assert took is not None
+    assert 0 <= took < 1000 * SECONDS_MAX

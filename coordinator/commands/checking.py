@@ -1,0 +1,207 @@
+"""`run check`: the mistakes of a run.toml, all at once and with their lines, and what the run will cost. Starts nothing.
+
+`run create` makes the same check first. A mistake found here would otherwise fail on every donor's machine, after its download.
+Refuses to build a model itself: `layout_of_run` asks the node package, if it is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.clock.rules import learning_rate
+from coordinator.commands.operator import Operator
+from coordinator.commands.options import Json
+from coordinator.commands.planning import LayoutFacts, layout_of_run, planned, recipe_of, room_for_votes
+from protos import toml_file
+from protos.errors import OperatorError
+from protos.run_config import RunConfig, config_from_json
+
+Place = tuple[str, ...]
+CURVE_COLUMNS = 40
+PEERS_SHOWN = 8
+BLOCKS = "▁▂▃▄▅▆▇█"
+HOUR = 3600
+DAY = 24 * HOUR
+MICRO_BATCH = 8
+"""Samples at a time for the memory that `run check` prints: a peer's own default."""
+HEADS = ("num_attention_heads", "n_head")
+WIDTHS = ("hidden_size", "n_embd")
+POSITIONS = ("max_position_embeddings", "n_positions")
+
+
+def mistakes(config: RunConfig) -> Iterator[tuple[Place, str]]:
+    """Settings that fit their types, and that no peer could train with: the key of each, and what to do."""
+    clock, optimizer, admission = config.clock, config.optimizer, config.admission
+    if "warmup_steps" in optimizer.model_fields_set and optimizer.warmup_steps >= clock.steps:
+        yield (
+            ("optimizer", "warmup_steps"),
+            f"the warm-up of {optimizer.warmup_steps} steps is not shorter than the run of {clock.steps}: the learning rate "
+            "never gets to optimizer.lr; lower it, or raise clock.steps",
+        )
+    if admission.mode == "allow_list" and not admission.allowed:
+        yield (
+            ("admission", "allowed"),
+            "the list is empty, so nobody can join; list peer ids, or take mode open or invite",
+        )
+    yield from _of_model(config)
+
+
+def _of_model(config: RunConfig) -> Iterator[tuple[Place, str]]:
+    """Mistakes in the numbers of a model's config, as far as they show without torch."""
+    model = config.model.config
+    if model is None:
+        return
+    place = ("model", "config")
+    if "model_type" not in model:
+        yield place, "model_type is missing: name a transformers model type, for example model_type = 'llama'"
+    found = {name: _number(model, names) for name, names in (("heads", HEADS), ("width", WIDTHS), ("most", POSITIONS))}
+    for name, (key, value) in found.items():
+        if value is not None and value <= 0:
+            yield (*place, key), f"{value} {name}: expected a positive number"
+            return
+    (_, heads), (width_key, width), (most_key, most) = found["heads"], found["width"], found["most"]
+    if heads and width and "head_dim" not in model and width % heads:
+        near = max(width // heads, 1) * heads
+        yield (*place, width_key), f"{width} is not a multiple of {heads} heads; take {near} or {near + heads}"
+    if most is not None and most < config.data.context:
+        yield (
+            (*place, most_key),
+            f"samples have {config.data.context} tokens; raise it to {config.data.context}, or lower data.context to {most}",
+        )
+
+
+def _number(model: dict[str, Any], names: tuple[str, ...]) -> tuple[str, int | None]:
+    """The first of these keys that the model has, with its value if that is a whole number."""
+    key = next((name for name in names if name in model), names[0])
+    value = model.get(key)
+    return key, value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def checked(file: Path) -> RunConfig:
+    """The run of a file. OperatorError lists every mistake with its line."""
+    config = toml_file.load(file, RunConfig)
+    found = list(mistakes(config))
+    if found:
+        text = file.read_text(encoding="utf-8")
+        lines = [f"{file}:{toml_file.line_of(text, place)}: {'.'.join(place)}: {why}" for place, why in found]
+        raise OperatorError("\n".join(lines))
+    return config
+
+
+def refuse_second(operator: Operator, name: str) -> None:
+    """OperatorError if the coordinator has an unfinished run of this name: commands and people name runs by it."""
+    if any(config_from_json(run.genesis.config_json).name == name for run in operator.list_runs(unfinished=True)):
+        raise OperatorError(f"name: this coordinator has a run {name!r} already; give another `name` in run.toml")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one peer among `peers`, while a step takes `step_seconds`; bytes and seconds."""
+
+    peers: int
+    step_seconds: float
+    up_bytes_hour: float
+    down_bytes_hour: float
+    memory_bytes: int | None
+    disk_bytes: int | None
+    run_seconds: float
+
+
+def cost_of(config: RunConfig, facts: LayoutFacts, peers: int, step_seconds: float) -> Cost:
+    """A peer sends its payload to each other peer, or to a few of them that pass it on, and gets everybody's."""
+    others = (peers - 1) * facts.payload_bytes * HOUR / step_seconds
+    micro_batch = min(MICRO_BATCH, config.clock.batch_samples)
+    memory = None if facts.state_bytes is None else facts.state_bytes + micro_batch * (facts.sample_bytes or 0)
+    return Cost(peers, step_seconds, others, others, memory, facts.disk_bytes, config.clock.steps * step_seconds)
+
+
+def curve(config: RunConfig, columns: int = CURVE_COLUMNS) -> str:
+    """The learning rate over the run's steps as a line of blocks, the highest for the peak rate."""
+    steps, lr = config.clock.steps, config.optimizer.lr
+    places = [1 + round(column * (steps - 1) / max(columns - 1, 1)) for column in range(min(columns, steps))]
+    rates = [learning_rate(config.optimizer, steps, step) / lr if lr else 0.0 for step in places]
+    return "".join(BLOCKS[round(rate * (len(BLOCKS) - 1))] for rate in rates)
+
+
+def check(
+    file: Annotated[Path, typer.Argument(metavar="RUN_TOML", help="The run's configuration.")],
+    peers: Annotated[int, typer.Option(min=1, help="For how many peers.")] = PEERS_SHOWN,
+    step_seconds: Annotated[float, typer.Option(min=0.001, help="For steps of so many seconds.")] = 10.0,
+    anchor: Annotated[bool, typer.Option("--anchor", help="As `run create --anchor`.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check a run.toml, and print what the run will cost its peers. Needs no coordinator, and starts nothing."""
+    config = checked(file)
+    facts, unknown = layout_of_run(file)
+    config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
+    room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
+    notes = [
+        note
+        for note in (unknown and f"Costs are not known: {unknown}.", recipe_of(config), said, room, _own_text(config))
+        if note
+    ]
+    cost = None if facts is None else cost_of(config, facts, peers, step_seconds)
+    if as_json:
+        layout = None if facts is None else {**vars(facts), "layout_digest": facts.layout_digest.hex()}
+        print(json.dumps({"name": config.name, "layout": layout, "cost": cost and vars(cost), "notes": notes}))
+        return
+    _show(config, facts, cost, notes)
+
+
+def _own_text(config: RunConfig) -> str:
+    """A note about data that peers do not have by themselves."""
+    source = config.data.source
+    if source == "stdlib":
+        return ""
+    return f"Each peer needs its own copy of the data ({source!r}), and names it with --data."
+
+
+def _show(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None, notes: list[str]) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"Run {config.name}: no mistakes found.", markup=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for label, value in _rows(config, facts, cost):
+        table.add_row(label, value)
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False)
+
+
+def _rows(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> Iterator[tuple[str, str]]:
+    if facts is not None and cost is not None:
+        yield "parameters", f"{facts.parameters:,}"
+        yield "payload, a peer and step", _bytes(facts.payload_bytes)
+        yield (
+            f"traffic, {cost.peers} peers, {cost.step_seconds:g} s a step",
+            f"{_bytes(cost.up_bytes_hour)} up, {_bytes(cost.down_bytes_hour)} down a peer and hour",
+        )
+        memory = "not known before the model is built" if cost.memory_bytes is None else _bytes(cost.memory_bytes)
+        yield f"memory, micro-batch {min(MICRO_BATCH, config.clock.batch_samples)}", memory
+        if cost.disk_bytes is not None:
+            yield "disk", _bytes(cost.disk_bytes)
+        yield "the whole run", _time(cost.run_seconds)
+    tokens = config.clock.steps * config.clock.batch_samples * config.data.context
+    yield "steps, tokens", f"{config.clock.steps:,}, {tokens:,}"
+    yield f"learning rate, to {config.optimizer.lr:g}", curve(config)
+
+
+def _bytes(count: float) -> str:
+    power = 0
+    while count >= 1000 and power < 4:
+        count, power = count / 1000, power + 1
+    return f"{count:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _time(seconds: float) -> str:
+    units: tuple[tuple[float, str], ...] = ((DAY, "days"), (HOUR, "hours"), (60, "minutes"))
+    large: Callable[[tuple[float, str]], bool] = lambda unit: seconds >= 2 * unit[0]  # noqa: E731
+    size, name = next(filter(large, units), (1.0, "seconds"))
+    return f"{seconds / size:.3g} {name}"

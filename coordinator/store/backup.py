@@ -1,0 +1,175 @@
+"""A coordinator's home in one file: the journal as it was at one moment, also while the coordinator serves, and the keys.
+
+A restored journal may lack entries that peers have applied. A coordinator that went on without them would sign a second entry
+for one step, and peers would stop. So a restored home is held: no step opens until the operator says that the log is whole.
+ADR 40.
+Refuses a home that is in use already, and files that no coordinator wrote. A shared database has backups of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+import tarfile
+import time
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from coordinator.store.folded import FoldedRuns
+from coordinator.store.journal import Journal
+from protos.disk import replace_file, write_bytes, writing
+from protos.errors import OperatorError
+from protos.identity import Identity
+from protos.version import software_version
+
+JOURNAL = "journal.sqlite3"
+KEYS = ("identity.key", "tls.key", "tls.crt")
+ABOUT = "backup.json"
+HELD = "restored.json"
+FORMAT = 1
+ABOUT_BYTES_MAX = 1 << 20
+KEY_BYTES_MAX = 1 << 16
+PRIVATE = 0o600
+COPY_PAGES = 1024
+"""Pages of the database that one step copies; the coordinator writes between two steps."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a backup says of itself. `runs`: the newest step of each run, by run id."""
+
+    format: int
+    version: str
+    seconds: float
+    """When it was made, since 1970."""
+    runs: dict[str, int]
+
+
+def make(home: Path, file: Path) -> About:
+    """Write a backup of `home` to `file`, which only its owner can read: it holds the coordinator's keys."""
+    for name in (*KEYS, JOURNAL):
+        if not (home / name).is_file():
+            raise OperatorError(
+                f"{home / name}: is not there, so {home} is no home of a coordinator with a journal of its own"
+            )
+    if file.exists():
+        raise OperatorError(f"{file}: is there already; give another name")
+    copy = file.with_name(f".{file.name}.journal")
+    try:
+        with writing(file):
+            _copy(home / JOURNAL, copy)
+            about = About(FORMAT, software_version(), time.time(), _heads(copy, home))
+            contents = json.dumps(asdict(about)).encode()
+            replace_file(
+                file,
+                file.with_name(f".{file.name}.new"),
+                lambda opened: _pack(opened, contents, home, copy),
+                mode=PRIVATE,
+            )
+    finally:
+        copy.unlink(missing_ok=True)
+    return about
+
+
+def _copy(source: Path, target: Path) -> None:
+    """SQLite's own online backup: a state between two transactions, whatever is written meanwhile."""
+    target.unlink(missing_ok=True)
+    target.touch(PRIVATE)
+    with (
+        closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as here,
+        closing(sqlite3.connect(target)) as there,
+    ):
+        here.backup(there, pages=COPY_PAGES, sleep=0.01)
+
+
+def _heads(copy: Path, home: Path) -> dict[str, int]:
+    journal = Journal(f"sqlite:///{copy}", Identity.load_or_create(home / "identity.key"))
+    try:
+        folds = FoldedRuns(journal)
+        folds.catch_up()
+        return {folded.run.run_id.hex(): folded.at(0).head_step for folded in folds.runs()}
+    finally:
+        journal.close()
+
+
+def _pack(opened: IO[bytes], about: bytes, home: Path, copy: Path) -> None:
+    with tarfile.open(fileobj=opened, mode="w") as archive:
+        member = tarfile.TarInfo(ABOUT)
+        member.size = len(about)
+        archive.addfile(member, io.BytesIO(about))
+        for name in KEYS:
+            archive.add(home / name, name)
+        archive.add(copy, JOURNAL)
+
+
+def restore(file: Path, home: Path) -> About:
+    """Write the home that `file` holds. The home is held from then on."""
+    if any((home / name).exists() for name in (*KEYS, JOURNAL)):
+        raise OperatorError(f"{home}: holds a coordinator already; give an empty folder with --home")
+    try:
+        with tarfile.open(file) as archive:
+            about = _about(_read(archive, ABOUT, ABOUT_BYTES_MAX))
+            keys = {name: _read(archive, name, KEY_BYTES_MAX) for name in KEYS}
+            with writing(home):
+                home.mkdir(parents=True, exist_ok=True, mode=0o700)
+                for name, data in keys.items():
+                    _write(home / name, io.BytesIO(data))
+                # The mark comes first: a home whose journal is there, and not held, could make a second log.
+                write_bytes(home / HELD, json.dumps({"from": str(file), **asdict(about)}).encode())
+                _write(home / JOURNAL, _member(archive, JOURNAL))
+    except (OSError, tarfile.TarError) as error:
+        raise OperatorError(f"{file}: cannot be read as a backup: {error}") from error
+    return about
+
+
+def _write(path: Path, source: IO[bytes]) -> None:
+    def copy(opened: IO[bytes]) -> None:
+        while piece := source.read(1 << 20):
+            opened.write(piece)
+
+    replace_file(path, path.with_name(f".{path.name}.new"), copy, mode=PRIVATE)
+
+
+def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+    try:
+        found = archive.extractfile(name)
+    except KeyError:
+        found = None
+    if found is None:
+        raise OperatorError(f"{archive.name!s}: holds no {name}, so `swarmentum-coordinator backup` did not write it")
+    return found
+
+
+def _read(archive: tarfile.TarFile, name: str, most: int) -> bytes:
+    data = _member(archive, name).read(most + 1)
+    if len(data) > most:
+        raise OperatorError(f"{archive.name!s}: {name} has more than {most} bytes, so no coordinator wrote it")
+    return data
+
+
+def _about(data: bytes) -> About:
+    try:
+        about = About(**json.loads(data))
+    except (ValueError, TypeError) as error:
+        raise OperatorError(f"{ABOUT} of this backup cannot be read: {error}") from error
+    if about.format != FORMAT:
+        raise OperatorError(
+            f"this backup has format {about.format}, and this version reads {FORMAT}: run swarmentum {about.version}"
+        )
+    return about
+
+
+def is_held(home: Path) -> bool:
+    """Whether this home comes from a backup, and no step may open."""
+    return (home / HELD).exists()
+
+
+def go_on(home: Path) -> None:
+    """The log is whole, as the operator knows: steps open again after the next start. OperatorError if nothing holds them."""
+    try:
+        (home / HELD).unlink()
+    except FileNotFoundError as error:
+        raise OperatorError(f"{home}: is not held; nothing keeps its steps from opening") from error

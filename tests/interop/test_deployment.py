@@ -1,0 +1,144 @@
+"""The files of `deploy/`, as far as they can be checked without Docker, a cluster, or systemd as the first process.
+
+hadolint reads the Dockerfiles, Kubernetes' schemas the manifests, systemd's own tools the units. Every command in them is read
+by the program that it calls.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import typer
+import yaml
+
+from coordinator import __main__ as coordinator
+from node import __main__ as node
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+DOCKERFILES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+MANIFESTS = [file for file in sorted((DEPLOY / "kubernetes").glob("*.yaml")) if file.name != "kustomization.yaml"]
+EXPOSURE_MAX = 4.0
+PROGRAMS = {"swarmentum": node.app, "swarmentum-coordinator": coordinator.app}
+
+pytestmark = [pytest.mark.interop]
+
+
+def read_by(program: str, words: list[str]) -> dict[str, Any]:
+    """The settings that a command line means. Fails for an unknown command or option, as the program itself would."""
+    group: Any = typer.main.get_command(PROGRAMS[program])
+    name, command, rest = group.resolve_command(group.make_context(program, list(words), resilient_parsing=True), words)
+    params: dict[str, Any] = command.make_context(name, rest).params
+    return params
+
+
+def documents(file: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(file.read_text()) if document]
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """Calls of our programs in a shell line."""
+    found = re.findall(r"(swarmentum(?:-coordinator)? [a-z].*)$", text, flags=re.M)
+    return [shlex.split(line.replace("$(", "").replace(")", "")) for line in found]
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
+def test_dockerfiles(file: Path) -> None:
+    program = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([program, file], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = file.read_text()
+    for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, flags=re.M):
+        assert all((ROOT / name).exists() for name in line.split()), line
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"'\.\[(\w+)\]'", text)) <= extras.keys()
+    assert re.search(r"^USER 10001$", text, flags=re.M), "it runs as root"
+
+
+def test_hadolint_finds_mistakes(tmp_path: Path) -> None:
+    wrong = tmp_path / "Dockerfile"
+    wrong.write_text("FROM debian\nRUN cd /src\n")
+    program = Path(sys.executable).with_name("hadolint")
+    assert subprocess.run([program, wrong], capture_output=True, check=False, timeout=60).returncode == 1
+
+
+def test_the_coordinator_s_image_has_no_torch() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = " ".join([*extras["dependencies"], *extras["optional-dependencies"]["postgres"]])
+    assert not re.search(r"torch|hivemind|transformers|numba", needed)
+    assert "'.[postgres]'" in (DEPLOY / "docker" / "coordinator.Dockerfile").read_text()
+
+
+def test_commands_of_the_images_and_of_compose_are_those_of_the_programs() -> None:
+    [compose] = documents(DEPLOY / "docker" / "compose.yml")
+    for name, program in (("coordinator", "swarmentum-coordinator"), ("relay", "swarmentum")):
+        words = [re.sub(r"\$\{[^}]*\}", "swarm.example:7700", word) for word in compose["services"][name]["command"]]
+        assert read_by(program, words)["as_json"] is True
+    assert (DEPLOY / "docker" / compose["services"]["prometheus"]["volumes"][0].split(":")[0]).is_dir()
+    for service in compose["services"].values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+    text = (DEPLOY / "docker" / "coordinator.Dockerfile").read_text()
+    serve, probe = (
+        [str(word) for word in yaml.safe_load(re.search(pattern, text, flags=re.M)[1])]  # type: ignore[index]
+        for pattern in (r"^CMD (.*)$", r"^HEALTHCHECK .*CMD (.*)$")
+    )
+    assert read_by("swarmentum-coordinator", serve)["metrics_listen"] == "0.0.0.0:9100"
+    assert read_by(probe[0], probe[1:])["live"] is True
+
+
+@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
+def test_kubernetes_takes_the_manifests(file: Path) -> None:
+    for document in documents(file):
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    wrong = documents(file)[-1] | {"kind": "StatefulSet", "apiVersion": "apps/v1", "spec": {"replicas": "two"}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_manifests_fit_together() -> None:
+    [kustomization] = documents(DEPLOY / "kubernetes" / "kustomization.yaml")
+    assert sorted(kustomization["resources"]) == [file.name for file in MANIFESTS]
+    found = {(it["kind"], it["metadata"]["name"]): it for file in MANIFESTS for it in documents(file)}
+    pods = found["StatefulSet", "swarmentum-coordinator"]["spec"]
+    names = [f"swarmentum-coordinator-{number}" for number in range(pods["replicas"])]
+    assert sorted(found["ConfigMap", "swarmentum-addresses"]["data"]) == names
+    for name in names:
+        assert found["Service", name]["spec"]["selector"] == {"statefulset.kubernetes.io/pod-name": name}
+    container = pods["template"]["spec"]["containers"][0]
+    [serve] = commands_in(container["command"][-1])
+    assert read_by(serve[0], serve[1:])["as_json"] is True
+    for probe in ("startupProbe", "livenessProbe"):
+        words = container[probe]["exec"]["command"]
+        assert read_by(words[0], words[1:])["live"] is True
+
+
+@pytest.mark.parametrize("file", UNITS, ids=lambda file: file.stem)
+def test_units(file: Path, tmp_path: Path) -> None:
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("no systemd-analyze here")
+    text = file.read_text()
+    [line] = re.findall(r"^ExecStart=/opt/swarmentum/bin/(.*)$", text, flags=re.M)
+    words = shlex.split(line)
+    assert read_by(words[0], words[1:])["as_json"] is True
+    copy = tmp_path / file.name
+    copy.write_text(text.replace("/opt/swarmentum/bin", str(Path(sys.executable).parent)))
+    verify = subprocess.run([tool, "verify", copy], capture_output=True, text=True, check=False, timeout=60)
+    assert [found for found in (verify.stdout + verify.stderr).splitlines() if file.name in found] == []
+    rated = subprocess.run(
+        [tool, "security", "--offline=yes", copy], capture_output=True, text=True, check=False, timeout=60
+    )
+    exposure = re.search(r"exposure level for \S+: ([\d.]+)", rated.stdout)
+    assert exposure is not None, rated.stdout + rated.stderr
+    assert float(exposure[1]) < EXPOSURE_MAX

@@ -1,0 +1,104 @@
+"""Backups: made while steps go on; a restored coordinator opens no step until its log is whole. Real gRPC, real journals."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator import __main__ as command
+from coordinator.store import backup
+from protos.errors import OperatorError
+from protos.v1 import log_pb2
+from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, served
+from tests.unit.coordinator.test_service import WAITS, begin, one_step
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(command.app, list(arguments))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+async def test_a_restored_coordinator_waits_for_the_entries_that_it_lacks(tmp_path: Path) -> None:
+    old, new, file = tmp_path / "old", tmp_path / "new", tmp_path / "backup.tar"
+    old.mkdir()
+    async with served(old, WAITS) as here, peers(here, 2) as swarm:
+        (old / "identity.key").write_bytes(COORDINATOR.to_libp2p())
+        await begin(here, swarm)
+        await one_step(swarm)
+        about = backup.make(old, file)  # while the coordinator serves
+        assert about.runs == {here.invite.run_id.hex(): 1}
+        for _ in range(2):
+            await one_step(swarm)
+        entries = here.journal.entries(here.invite.run_id, 1, 9)
+    assert len(entries) == 3
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+    told = json.loads(run("restore", str(file), "--home", str(new), "--json"))
+    assert told["runs"] == about.runs
+    async with served(new, WAITS) as here, peers(here, 2) as swarm:
+        for peer in swarm:  # two that have no newer entry
+            await peer.join(from_step=1)
+            await peer.ready(1)
+        await eventually(lambda: "restored from a backup" in here.runtime.run.reason)
+        opened = here.runtime.run.step  # step 2 was open when the backup was made
+        assert opened is not None
+        tick = log_pb2.Tick(step=opened.tick.step, parent_hash=opened.tick.parent_hash)
+        for peer in swarm:  # all that an entry needs: without the mark, a second entry 2 would be signed now
+            assert await peer.contribute(tick, swarm) == []
+        assert here.runtime.run.head_step == 1
+        assert await swarm[0].client.offer(entries[1:], entries[2]) == 3
+        assert here.runtime.run.step is None, "the operator has not said that this is all"
+
+    assert json.loads(run("restore", "--go-on", "--home", str(new), "--json"))["held"] is False
+    async with served(new, WAITS) as here, peers(here, 2) as swarm:
+        assert here.journal.entries(here.invite.run_id, 1, 9) == entries
+        for peer in swarm:
+            await peer.join(from_step=3)
+            await peer.ready(3)
+        await one_step(swarm)
+        assert here.runtime.run.head_step == 4
+    with pytest.raises(OperatorError, match="is not held"):
+        run("restore", "--go-on", "--home", str(new))
+
+
+async def test_nothing_is_overwritten_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    home, file = tmp_path / "home", tmp_path / "backup.tar"
+    with pytest.raises(OperatorError, match="is no home of a coordinator"):
+        backup.make(home, file)
+    home.mkdir()
+    async with served(home, WAITS):
+        (home / "identity.key").write_bytes(COORDINATOR.to_libp2p())
+        backup.make(home, file)
+    before = file.read_bytes()
+    with pytest.raises(OperatorError, match="is there already"):
+        backup.make(home, file)
+    with pytest.raises(OperatorError, match="holds a coordinator already"):
+        backup.restore(file, home)
+    assert file.read_bytes() == before
+
+    (tmp_path / "text").write_text("no backup")
+    with pytest.raises(OperatorError, match="cannot be read as a backup"):
+        backup.restore(tmp_path / "text", tmp_path / "other")
+    with tarfile.open(tmp_path / "empty.tar", "w"):
+        pass
+    with pytest.raises(OperatorError, match="did not write it"):
+        backup.restore(tmp_path / "empty.tar", tmp_path / "other")
+    (tmp_path / "half.tar").write_bytes(before[: len(before) // 2])
+    with pytest.raises(OperatorError):
+        backup.restore(tmp_path / "half.tar", tmp_path / "third")
+    assert backup.is_held(tmp_path / "third") or not (tmp_path / "third" / backup.JOURNAL).exists()
+    assert list(tmp_path.glob(".*")) == [], "a temporary file was left"
+
+
+def test_a_backup_of_a_later_format_is_refused() -> None:
+    newer = {"format": backup.FORMAT + 1, "version": "9.9", "seconds": 0.0, "runs": {}}
+    with pytest.raises(OperatorError, match=r"run swarmentum 9\.9"):
+        backup._about(json.dumps(newer).encode())

@@ -1,0 +1,118 @@
+"""`run check`: mistakes with their lines, all at once; what a run costs; one name, one run. `health`. Mostly without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator import __main__ as command
+from coordinator.commands.checking import checked, cost_of, curve
+from coordinator.commands.planning import LayoutFacts
+from protos.errors import NetworkError, OperatorError
+from protos.optimizer_config import OptimizerConfig
+from protos.run_config import ClockConfig, RunConfig
+from tests.unit.coordinator.serving import operated, served
+from tests.unit.coordinator.test_service import WAITS
+
+WRONG = """name = "bad"
+[model.config]
+model_type = "llama"
+hidden_size = 100
+num_attention_heads = 8
+max_position_embeddings = 64
+[data]
+context = 128
+[clock]
+steps = 5
+[optimizer]
+warmup_steps = 10
+[admission]
+mode = "allow_list"
+"""
+
+
+def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(WRONG)
+    with pytest.raises(OperatorError) as told:
+        checked(file)
+    lines = str(told.value).splitlines()
+    places = [line.removeprefix(f"{file}:").split(":")[0] for line in lines]
+    assert places == ["12", "13", "4", "6"]
+    assert "not shorter than the run of 5" in lines[0]
+    assert "nobody can join" in lines[1]
+    assert "take 96 or 104" in lines[2]
+    assert "raise it to 128" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("hidden_size = 64", "model_type is missing"),
+        ('model_type = "gpt2"\nn_embd = 64\nn_head = 3', "not a multiple of 3 heads"),
+        ('model_type = "llama"\nnum_attention_heads = 0', "expected a positive number"),
+    ],
+)
+def test_models_that_cannot_be(config: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"[model.config]\n{config}\n")
+    with pytest.raises(OperatorError, match=says):
+        checked(file)
+
+
+def test_a_short_run_with_the_default_warm_up_is_no_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[clock]\nsteps = 5\n")
+    assert checked(file).clock.steps == 5
+
+
+def test_costs_are_of_one_peer() -> None:
+    config = RunConfig(name="x", clock=ClockConfig(steps=100))
+    facts = LayoutFacts(b"", 1000, 100, 2_000, state_bytes=10_000, sample_bytes=100, disk_bytes=5_000)
+    cost = cost_of(config, facts, 5, 2.0)
+    assert cost.up_bytes_hour == cost.down_bytes_hour == 4 * 2_000 * 1_800
+    assert cost.memory_bytes == 10_800
+    assert cost.run_seconds == 200
+
+
+def test_the_curve_rises_to_the_peak_and_falls_to_the_end() -> None:
+    config = RunConfig(
+        name="x", clock=ClockConfig(steps=100), optimizer=OptimizerConfig(warmup_steps=50, lr_final_ratio=0.0)
+    )
+    drawn = curve(config, 11)
+    assert (drawn[0], max(drawn), drawn[-1]) == ("▁", "█", "▁")
+    assert list(drawn[:6]) == sorted(drawn[:6])
+
+
+def test_check_needs_no_coordinator_and_prints_costs_for_programs(tmp_path: Path) -> None:
+    """The model is built on the meta device by the node package, in a process of its own."""
+    file = tmp_path / "run.toml"
+    file.write_text('name = "small"\n[data]\nsource = "/some/text"\n')
+    done = CliRunner().invoke(command.app, ["run", "check", str(file), "--json", "--peers", "3"])
+    assert done.exit_code == 0, done.output
+    values = json.loads(done.output)
+    assert values["layout"]["parameters"] == 885_888
+    assert values["cost"]["up_bytes_hour"] == 2 * values["layout"]["payload_bytes"] * 360
+    assert values["cost"]["memory_bytes"] > 4 * 885_888
+    assert any("--data" in note for note in values["notes"])
+
+
+async def test_a_second_run_of_one_name_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f'name = "{WAITS.name}"\n')
+    async with served(tmp_path, WAITS) as here:
+        with operated(here, "run") as run, pytest.raises(OperatorError, match=f"has a run '{WAITS.name}' already"):
+            await run("create", str(file), "--no-layout")
+        assert len(here.hub.runs) == 1
+
+
+async def test_health_asks_over_tls(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here:
+        with operated(here, "health") as ask:
+            [told] = await ask("--live")
+        assert told == {"address": f"127.0.0.1:{here.port}", "acts": True}
+    with operated(here, "health") as ask, pytest.raises(NetworkError, match="does not answer"):
+        await ask("--live")

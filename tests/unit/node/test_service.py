@@ -1,0 +1,192 @@
+"""A peer as a service: definitions that systemd and launchd take, the supervisor's log and exit codes, and the commands.
+
+No service manager of a user runs here. systemd's own checker reads the unit; the commands find a `systemctl` that notes calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import plistlib
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from node import __main__ as command
+from node.service import manager
+from node.service.definitions import Service, launch_agent, quoted, systemd_unit
+from node.service.supervise import LOGS_KEPT, supervise
+from protos.errors import OperatorError
+from protos.identity import Identity
+from protos.invite import Invite
+
+AWKWARD = 'a "quoted" 100% $HOME \\ back'
+LINK = Invite(bytes(range(32)), ("127.0.0.1:7700",), Identity.generate().public_key, bytes(32), (), "tiny").link()
+RUN = bytes(range(8)).hex()
+
+
+def service(folder: Path) -> Service:
+    return Service(RUN, "50 % done", (sys.executable, "-c", AWKWARD), folder, folder, {"NOTE": AWKWARD})
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    checker = shutil.which("systemd-analyze")
+    if checker is None:
+        pytest.skip("no systemd-analyze here")
+    file = tmp_path / service(tmp_path).unit
+    file.write_text(systemd_unit(service(tmp_path)))
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "SYSTEMD_LOG_LEVEL": "warning"}
+    done = subprocess.run(
+        [checker, "--user", "verify", str(file)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=60,
+    )
+    complaints = [line for line in (done.stdout + done.stderr).splitlines() if file.name in line]
+    assert complaints == []
+    file.write_text(systemd_unit(service(tmp_path)).replace("Restart=on-failure", "Restart=maybe"))
+    wrong = subprocess.run(
+        [checker, "--user", "verify", str(file)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=60,
+    )
+    assert "maybe" in wrong.stdout + wrong.stderr, "the checker finds nothing at all"
+
+
+def test_a_unit_starts_again_only_where_that_helps(tmp_path: Path) -> None:
+    lines = systemd_unit(service(tmp_path)).splitlines()
+    assert "Restart=on-failure" in lines
+    assert "RestartPreventExitStatus=2 4 5" in lines
+    assert "SuccessExitStatus=130" in lines
+    assert "Description=Swarmentum peer of the run 50 %% done (0001020304050607)" in lines
+
+
+def test_words_of_a_command_stay_words() -> None:
+    assert quoted(["a b", '"', "%h", "$HOME", "\\"]) == '"a b" "\\"" "%%h" "$$HOME" "\\\\"'
+
+
+def test_launchd_gets_the_command_behind_the_supervisor(tmp_path: Path) -> None:
+    values = plistlib.loads(launch_agent(service(tmp_path), ("python", "-m", "supervise", "log")))
+    assert values["ProgramArguments"] == ["python", "-m", "supervise", "log", *service(tmp_path).command]
+    assert values["KeepAlive"] == {"SuccessfulExit": False}
+    assert values["EnvironmentVariables"] == {"NOTE": AWKWARD}
+    assert values["Label"].endswith(RUN)
+
+
+@pytest.mark.parametrize(("code", "told"), [(0, 0), (1, 1), (2, 0), (3, 3), (4, 0), (5, 0), (130, 0)])
+def test_the_supervisor_says_whether_another_start_helps(code: int, told: int, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert supervise(log, [sys.executable, "-c", f"print('said'); raise SystemExit({code})"]) == told
+    assert log.read_text() == "said\n"
+
+
+def test_the_supervisor_s_log_is_bounded(tmp_path: Path) -> None:
+    program = "for number in range(1000): print(f'{number:09}')"
+    assert supervise(tmp_path / "log", [sys.executable, "-c", program], bytes_max=1000) == 0
+    logs = sorted(tmp_path.glob("log*"))
+    assert len(logs) == 1 + LOGS_KEPT
+    assert all(log.stat().st_size <= 1000 for log in logs)
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "000000999"
+
+
+def test_the_supervisor_hands_signals_on(tmp_path: Path) -> None:
+    log, program = (
+        tmp_path / "log",
+        "import signal; print('here', flush=True); signal.sigwait([signal.SIGTERM]); exit(130)",
+    )
+    waits = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); {program}"
+    line = [sys.executable, "-m", "node.service.supervise", str(log), sys.executable, "-c", waits]
+    with subprocess.Popen(line) as child:
+        while not (log.exists() and log.read_text()):
+            assert child.poll() is None
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 0
+
+
+# ---- the commands ----------------------------------------------------------------------------------------------------
+
+NOTES = """#!/bin/sh
+echo "$(basename "$0") $*" >>"$NOTES"
+case "$*" in *show\\ swarmentum*) printf 'ActiveState=active\\nSubState=running\\nExecMainStatus=0\\nNRestarts=2\\n';; esac
+"""
+
+
+@pytest.fixture
+def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Programs of systemd that note how they are called; the file of the notes."""
+    for name in ("systemctl", "loginctl"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(NOTES)
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(manager.sys, "platform", "linux")
+    return tmp_path / "notes"
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(command.app, ["service", *arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def test_install_status_and_uninstall(noted: Path, tmp_path: Path) -> None:
+    home, unit = tmp_path / "home", f"swarmentum-{RUN}.service"
+    code, said = run("install", LINK, "--json", "--home", str(home), "--threads", "2", "--yes")
+    assert code == 0, said
+    told = json.loads(said.splitlines()[-1])
+    invite = Path(told["invite_file"])
+    assert invite.read_text().strip() == LINK
+    assert stat.S_IMODE(invite.stat().st_mode) == 0o600
+    text = Path(told["file"]).read_text()
+    assert LINK not in text, "everybody may read a unit"
+    assert f'"--invite-file" "{invite}" "--home" "{home}" "--threads" "2" "--yes"' in text
+    calls = noted.read_text().splitlines()
+    assert [line for line in calls if line.startswith("systemctl")][1:] == [
+        "systemctl --user daemon-reload", f"systemctl --user enable {unit}", f"systemctl --user restart {unit}",
+    ]  # fmt: skip
+    assert any(line.startswith("loginctl enable-linger") for line in calls)
+
+    [found] = json.loads(run("status", "--json")[1])
+    assert (found["run_id"], found["state"]) == (RUN, "active")
+    assert "started again 2 times" in found["detail"]
+
+    assert run("uninstall")[0] == 0
+    assert f"systemctl --user disable --now {unit}" in noted.read_text()
+    assert not Path(told["file"]).exists()
+    assert json.loads(run("status", "--json")[1]) == []
+    with pytest.raises(OperatorError, match="installed are: none"):
+        run("uninstall")
+
+
+def test_an_option_that_join_does_not_know_is_refused_before_anything_is_written(noted: Path, tmp_path: Path) -> None:
+    code, said = run("install", LINK, "--home", str(tmp_path / "home"), "--treads", "2")
+    assert code == 2
+    assert "--treads" in said
+    assert not (tmp_path / "home").exists()
+    assert not noted.exists()
+
+
+def test_nothing_is_started_with_no_start(noted: Path, tmp_path: Path) -> None:
+    assert run("install", LINK, "--no-start", "--home", str(tmp_path / "home"))[0] == 0
+    assert not noted.exists()
+
+
+def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager.sys, "platform", "win32")
+    with pytest.raises(OperatorError, match="win32"):
+        run("status")
