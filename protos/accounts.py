@@ -60,7 +60,7 @@ class Excluded:
                 payloads = prove_exclusion(exclusion, run_id).payloads
             except Refusal as refusal:
                 who = peer_id(exclusion.public_key)
-                raise Refusal(refusal.reason, f"the evidence against {who} is false: {refusal.detail}") from refusal
+                raise Refusal(refusal.reason, f"against {who}: {refusal.detail}") from refusal
         checkers = {verdict.checker for verdict in exclusion.evidence}
         return cls(
             peer_id(exclusion.public_key),

@@ -66,7 +66,7 @@ def ledger(run_id: bytes, entries: Iterable[SignedEntry]) -> Ledger:
         try:
             accounts.add(entry)
         except Refusal as refusal:
-            raise OperatorError(f"entry {entry.step} excludes a peer: {refusal}") from refusal
+            raise OperatorError(f"entry {entry.step} excludes a peer with false evidence: {refusal}") from refusal
     return Ledger(run_id, first, last, head, tuple(accounts.ordered()), tuple(accounts.exclusions))
 
 
