@@ -57,6 +57,14 @@ def serve(
         str | None, typer.Option(help="SQLAlchemy URL of the journal (default: SQLite in --home).")
     ] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="host:port of Prometheus metrics (default: off).")] = None,
+    web_listen: Annotated[
+        str | None,
+        typer.Option(help="host:port of the web page of the runs (default: 127.0.0.1:7780); none for no page."),
+    ] = None,
+    web_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name under which browsers find the page, e.g. that of a reverse proxy; repeatable."),
+    ] = None,
     reflection: Annotated[
         bool | None, typer.Option("--reflection", help="Describe the service to strangers (gRPC reflection).")
     ] = None,
@@ -69,6 +77,8 @@ def serve(
         advertise=advertise,
         database=database,
         metrics_listen=metrics_listen,
+        web_listen=web_listen,
+        web_hosts=tuple(web_host) if web_host else None,
         reflection=reflection,
     )
     configure_logging(as_json=as_json)

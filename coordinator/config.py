@@ -35,6 +35,12 @@ class CoordinatorSettings(BaseSettings):
     metrics_listen: str | None = Field(default=None, pattern=LISTEN_PATTERN)
     """host:port of the Prometheus metrics (http://host:port/metrics); off by default."""
 
+    web_listen: str = Field(default="127.0.0.1:7780", pattern=LISTEN_PATTERN + "|^none$")
+    """host:port of the web page of the runs, for browsers; `none` for no page. Other machines need 0.0.0.0 or a proxy."""
+
+    web_hosts: tuple[str, ...] = ()
+    """Names under which browsers find the page, for example that of a reverse proxy. Addresses and localhost need none."""
+
     reflection: bool = False
     """Whether strangers may ask for the service's description over gRPC server reflection (grpcurl and the like)."""
 

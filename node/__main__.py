@@ -133,6 +133,42 @@ def watch(
 
 @app.command(epilog=EXIT_CODES)
 @leaving_at_once()  # a signal ends the program at once, until the program handles signals itself
+def web(
+    invites: Annotated[
+        list[str], typer.Argument(metavar="INVITE...", help="Invite links of the runs to show; - reads one from stdin.")
+    ],
+    listen: Annotated[
+        str, typer.Option(help="host:port of the page; port 0 takes a free one. Other machines need 0.0.0.0.")
+    ] = "127.0.0.1:7780",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name under which browsers find the page, e.g. that of a reverse proxy; repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show runs in a browser: figures, peers, ledger, and a log that the browser checks itself. Joins nothing."""
+    configure_logging(as_json=as_json)
+    from node.commands.web import web as show_page
+
+    show_page(invites, listen, host or (), as_json=as_json)
+
+
+@app.command("export-page", epilog=EXIT_CODES)
+@leaving_at_once()  # what is written so far is no page yet
+def export_page(
+    invite: InviteLink,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
+    as_json: Json = False,
+) -> None:
+    """Write the web page of a run as files, for any host of files. The browser checks the log there, too."""
+    configure_logging(as_json=as_json)
+    from node.commands.web import export
+
+    export(invite, folder, as_json=as_json)
+
+
+@app.command(epilog=EXIT_CODES)
+@leaving_at_once()  # a signal ends the program at once, until the program handles signals itself
 def relay(
     home: Annotated[Path | None, typer.Option(help="Folder of the identity (default: ~/.swarmentum/relay).")] = None,
     listen: Annotated[str, typer.Option(help="IP:port, TCP and UDP; port 0 takes free ones.")] = "0.0.0.0:4001",

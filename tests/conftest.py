@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import random
 import sys
 from collections.abc import Generator, Iterator
@@ -42,6 +43,12 @@ def _seeded() -> None:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_page() -> None:
+    """Coordinators of tests start no web page: it takes a second of a core, and a fixed port. Tests of the page ask for one."""
+    os.environ.setdefault("SWARMENTUM_COORDINATOR_WEB_LISTEN", "none")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -15,7 +15,7 @@ class JoinAsked:
     """A peer asks to take part. The peer's signature and its ticket's are verified. `unix_ms`: the time by the wall clock.
 
     `network`: the block of public network addresses that it calls from (protos/address.py); empty for a private one.
-    `anchor`: the peer asks to take part as an anchor.
+    `anchor`: the peer asks to take part as an anchor. `software_version`: as the peer names it.
     """
 
     public_key: bytes
@@ -27,6 +27,7 @@ class JoinAsked:
     unix_ms: int = 0
     network: str = ""
     anchor: bool = False
+    software_version: str = ""
 
 
 @dataclass(frozen=True)

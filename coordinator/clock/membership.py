@@ -34,6 +34,7 @@ def joined(run: Run, event: JoinAsked, now_ms: int) -> Outcome:
         layout_digest=event.layout_digest,
         parameters=event.parameters,
         device=event.device,
+        software_version=event.software_version,
         addresses=event.addresses,
         applied_step=-1,
         state_digest=b"",

@@ -96,6 +96,7 @@ class Peer:
     tenure: int = 0
     last_period: int = -1
     device: str = ""
+    software_version: str = ""
     addresses: tuple[str, ...] = ()
     applied_step: int = -1
     state_digest: bytes = b""

@@ -137,18 +137,9 @@ class Operator:
 
     def invite(self, genesis: log_pb2.Genesis, ticket: ticket_pb2.Ticket | None = None) -> Invite:
         """The invite of a run, with a ticket or without."""
-        config = config_from_json(genesis.config_json)
         run_id = run_id_of(genesis)
         signed = seal_ticket(self._identity, run_id, ticket_from_body(ticket)) if ticket is not None else b""
-        return Invite(
-            run_id=run_id,
-            coordinators=self.serving.coordinators,
-            coordinator_public_key=genesis.coordinator_public_key,
-            certificate_sha256=bytes.fromhex(self.serving.certificate_sha256),
-            bootstrap=tuple(config.overlay.bootstrap),
-            run_name=config.name,
-            ticket=signed,
-        )
+        return self.serving.invite(genesis, signed)
 
     def find(self, run: str) -> pb.GetRunResponse:
         """The one run whose id starts with `run` or whose name it is; OperatorError otherwise. A name means an unfinished run

@@ -22,6 +22,7 @@ from protos.text import printable
 from protos.ticket import Ticket, open_ticket
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, update_pb2
+from protos.version import VERSION_CHARACTERS_MAX
 
 LOSS_MAX = 1e30
 """A claimed loss beyond this is no number that a model can have; the machine has a tighter range of its own."""
@@ -69,6 +70,7 @@ def joined(
         now_unix_ms,
         network,
         body.anchor,
+        printable(body.software_version, VERSION_CHARACTERS_MAX),
     )
 
 

@@ -176,6 +176,7 @@ class Hub:
             earlier=facts.earlier_snapshots(run),
             withdrawn=facts.withdrawn_of(run),
             anchored=run.anchored,
+            parameters=run.parameters,
         )
 
 
@@ -184,6 +185,7 @@ def _status(run: Run, peer: Peer) -> pb.PeerStatus:
         public_key=peer.public_key,
         phase=_PEER_PHASES[peer.phase],
         device=peer.device,
+        software_version=peer.software_version,
         applied_step=max(peer.applied_step, 0),
         state_digest=_public_digest(run, peer),
         anchor=peer.anchor,

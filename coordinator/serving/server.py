@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from coordinator.serving.gate import Gate
 from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.operator_service import OperatorService
+from coordinator.serving.page import NO_PAGE, Page, line_of
 from coordinator.serving.peer_service import CoordinatorService
 from coordinator.serving.places import Places
 from coordinator.serving.sessions import Sessions
@@ -42,9 +44,12 @@ from protos.console import lock_home
 from protos.disk import replace_bytes
 from protos.errors import OperatorError
 from protos.identity import Identity
+from protos.invite import Invite
 from protos.limits import REQUEST_BYTES_MAX
+from protos.log import run_id_of
+from protos.run_config import config_from_json
 from protos.signals import heeded
-from protos.v1 import coordinator_pb2, coordinator_pb2_grpc
+from protos.v1 import coordinator_pb2, coordinator_pb2_grpc, log_pb2
 
 STOP_SECONDS_MAX = 3.0
 SERVICE_NAMES = tuple(service.full_name for service in coordinator_pb2.DESCRIPTOR.services_by_name.values())
@@ -88,6 +93,19 @@ class Serving:
     def naming(self, coordinators: tuple[str, ...]) -> Serving:
         """The same, with these coordinators."""
         return replace(self, coordinators=coordinators)
+
+    def invite(self, genesis: log_pb2.Genesis, ticket: bytes = b"") -> Invite:
+        """The invite of a run of this coordinator; `ticket`: signed, or empty. Raises Refusal for a wrong configuration."""
+        config = config_from_json(genesis.config_json)
+        return Invite(
+            run_id=run_id_of(genesis),
+            coordinators=self.coordinators,
+            coordinator_public_key=genesis.coordinator_public_key,
+            certificate_sha256=bytes.fromhex(self.certificate_sha256),
+            bootstrap=tuple(config.overlay.bootstrap),
+            run_name=config.name,
+            ticket=ticket,
+        )
 
     def write(self, home: Path) -> None:
         """So that the operator's commands find it, whole at any moment."""
@@ -167,6 +185,9 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
             election = Election(lease, journal, hub, front.show, met)
             tasks.append(await stack.enter_async_context(_elected(election, hub)))
             serving = serving.naming(election.here)
+        if settings.web_listen != NO_PAGE:
+            page = Page(settings, lambda: _shown(serving, hub))
+            stack.push_async_callback(_cancelled, asyncio.ensure_future(page.run()))
         log = structlog.get_logger("coordinator")
         log.info(
             "the coordinator is serving",
@@ -296,6 +317,14 @@ def _serving(
         pid=os.getpid(),
         metrics=metrics,
     )
+
+
+def _shown(serving: Serving, hub: Hub) -> dict[bytes, Callable[[], str]]:
+    """The runs for the page: run id -> its line for the page's process."""
+    here = serving.naming(hub.coordinators or serving.coordinators)
+    others = [address for address in here.coordinators if address != serving.advertise]
+    at = (f"{serving.host}:{serving.port}", *others)
+    return {run_id: partial(line_of, here.invite(hub.genesis(run_id)), at) for run_id in hub.runs}
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

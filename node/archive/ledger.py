@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,72 +19,15 @@ from rich.table import Column, Table
 from node.archive import files
 from node.commands.pictures import format_bytes
 from node.link.client import CoordinatorClient
+from protos.accounts import Account, Accounts, Excluded
 from protos.envelope import parse
-from protos.equivocation import prove_exclusion
 from protos.errors import OperatorError, Refusal
-from protos.identity import peer_id
 from protos.invite import SCHEME, Invite
-from protos.log import Chain, Entry, Exclusion, SignedEntry, run_id_of
+from protos.log import Chain, SignedEntry, run_id_of
 from protos.text import printable
 from protos.v1 import envelope_pb2, log_pb2
 
 WIDTH = 130  # of the table without a terminal
-
-
-@dataclass
-class Account:
-    """One identity's line."""
-
-    id: str
-    votes_accepted: int = 0
-    samples: int = 0
-    tokens: int = 0
-    payload_bytes: int = 0
-    first_step: int = 0
-    last_step: int = 0
-
-    @property
-    def uptime(self) -> float:
-        """Accepted votes, divided by the number of steps from the identity's first to its last."""
-        return self.votes_accepted / (self.last_step - self.first_step + 1)
-
-
-@dataclass(frozen=True)
-class Excluded:
-    """A peer that takes part no more: from which step on, why, and the evidence in the log.
-
-    `proven`: two announcements that the peer itself signed prove it. `verdicts`, `checkers`: the number of verdicts that the
-    entry holds, and of the peers that gave them. `by_operator`: the operator decided it, and the log has no other evidence.
-    `readmitted_step`: the step of the entry that admits the peer again, if one does.
-    """
-
-    id: str
-    step: int
-    reason: str
-    proven: bool
-    payloads: tuple[str, ...]
-    verdicts: int
-    checkers: int
-    by_operator: bool = False
-    readmitted_step: int | None = None
-
-    @classmethod
-    def of(cls, run_id: bytes, step: int, exclusion: Exclusion) -> Excluded:
-        """Raises Refusal for announcements that prove nothing against this peer."""
-        payloads: tuple[bytes, ...] = ()
-        if exclusion.equivocation is not None:
-            payloads = prove_exclusion(exclusion, run_id).payloads
-        checkers = {verdict.checker for verdict in exclusion.evidence}
-        return cls(
-            peer_id(exclusion.public_key),
-            step,
-            exclusion.reason,
-            bool(payloads),
-            tuple(payload.hex() for payload in payloads),
-            len(exclusion.evidence),
-            len(checkers),
-            exclusion.by_operator,
-        )
 
 
 @dataclass(frozen=True)
@@ -115,33 +58,16 @@ class Ledger:
 
 def ledger(run_id: bytes, entries: Iterable[SignedEntry]) -> Ledger:
     """The ledger of verified entries. Raises OperatorError if an entry excludes a peer with evidence that proves nothing."""
-    accounts: dict[bytes, Account] = {}
-    exclusions: list[Excluded] = []
+    accounts = Accounts(run_id)
     first, last, head = 0, 0, run_id
     for signed in entries:
         entry = signed.entry
         first, last, head = first or entry.step, entry.step, signed.hash
-        exclusions = [_readmitted(excluded, entry) for excluded in exclusions] if entry.readmitted else exclusions
-        for exclusion in entry.exclusions:
-            try:
-                exclusions.append(Excluded.of(run_id, entry.step, exclusion))
-            except Refusal as refusal:
-                who = peer_id(exclusion.public_key)
-                raise OperatorError(f"entry {entry.step} excludes {who} with false evidence: {refusal}") from refusal
-        for contribution in entry.contributions:
-            account = accounts.setdefault(contribution.public_key, Account(peer_id(contribution.public_key)))
-            account.votes_accepted += 1
-            account.samples += contribution.samples
-            account.tokens += contribution.tokens
-            account.payload_bytes += contribution.payload_bytes
-            account.first_step, account.last_step = account.first_step or entry.step, entry.step
-    ordered = sorted(accounts.values(), key=lambda account: (-account.votes_accepted, account.id))
-    return Ledger(run_id, first, last, head, tuple(ordered), tuple(exclusions))
-
-
-def _readmitted(excluded: Excluded, entry: Entry) -> Excluded:
-    over = excluded.readmitted_step is None and excluded.id in {peer_id(key) for key in entry.readmitted}
-    return replace(excluded, readmitted_step=entry.step) if over else excluded
+        try:
+            accounts.add(entry)
+        except Refusal as refusal:
+            raise OperatorError(f"entry {entry.step} excludes a peer with false evidence: {refusal}") from refusal
+    return Ledger(run_id, first, last, head, tuple(accounts.ordered()), tuple(accounts.exclusions))
 
 
 def of(run: str) -> Ledger:

@@ -133,7 +133,7 @@ def _start_coordinator(processes: Processes, homes: Path, options: DemoOptions) 
     at = ("--listen", "127.0.0.1:0", "--json")
     relay = processes.start("relay", "node", "relay", "--home", str(homes / "relay"), "--reachability", "auto", *at)
     home = str(homes / "coordinator")
-    coordinator = processes.start("coordinator", "coordinator", "serve", "--home", home, *at)
+    coordinator = processes.start("coordinator", "coordinator", "serve", "--home", home, "--web-listen", "none", *at)
     addresses = processes.ready("relay", relay)["addresses"]
     processes.ready("coordinator", coordinator)
     file = options.output / "run.toml"

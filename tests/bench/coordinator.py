@@ -250,6 +250,7 @@ def coordinator_serving(
 def _environment() -> dict[str, str]:
     return {
         **os.environ,
+        "SWARMENTUM_COORDINATOR_WEB_LISTEN": "none",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")])),
     }
 

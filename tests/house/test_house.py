@@ -77,11 +77,21 @@ def test_importing_the_coordinators_side_does_nothing(package: str) -> None:
 
 
 def test_importing_the_peers_side_does_nothing() -> None:
-    theirs = "grpc,torch,transformers,safetensors.torch,hivemind,structlog,typer,rich,matplotlib.pyplot,plotext"
+    theirs = (
+        "grpc,starlette,uvicorn,torch,transformers,safetensors.torch,hivemind,structlog,typer,rich,matplotlib.pyplot"
+    )
+    theirs += ",plotext"
     # triton comes with a CUDA build of torch; .ci/run installs it
     no_triton = () if find_spec("triton") else ("node.optim.backends.triton",)
     facts = _import_all("node", theirs, without=("node.watch", *no_triton))
     assert facts["imported"] >= 20  # type: ignore[operator]
+
+
+def test_the_page_needs_neither_torch_nor_hivemind() -> None:
+    facts = _import_all("node.web", "starlette,uvicorn,grpc,pydantic,structlog,typer,rich")
+    assert facts["imported"] >= 10  # type: ignore[operator]
+    assert not facts["torch"]
+    assert not facts["hivemind"]
 
 
 # find_spec: libp2p cannot be imported in this process, where other tests have imported hivemind

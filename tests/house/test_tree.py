@@ -129,6 +129,7 @@ RUN_BY = {
     r"swarmentum-coordinator peer": "tests/unit/coordinator/test_peers.py",
     r"swarmentum join": "tests/system/test_life.py",
     r"swarmentum (me|pause|resume|finish|leave)\b": "tests/system/test_owner.py",
+    r"swarmentum (web|export-page)\b": "tests/system/test_web.py",
     r"swarmentum service": "tests/unit/node/test_service.py",
     r"swarmentum doctor": "tests/system/test_doctor.py",
     r"swarmentum anchor": "tests/system/test_anchor.py",

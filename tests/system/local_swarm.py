@@ -25,7 +25,12 @@ READY_SECONDS_MAX = 60.0
 GUARD = (sys.executable, "-I", "-S", guard.__file__)
 POLL_SECONDS = 0.05
 # a run of these tests names a file of the machine that both sides are on
-SURROUNDINGS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "SWARMENTUM_ALLOW_DATA": "true"}
+SURROUNDINGS = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "SWARMENTUM_ALLOW_DATA": "true",
+    "SWARMENTUM_COORDINATOR_WEB_LISTEN": "none",  # only tests of the page start one
+}
 
 TINY_MODEL = """
 [model.config]

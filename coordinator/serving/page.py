@@ -1,0 +1,120 @@
+"""The web page beside a coordinator: a process of its own, which reads the runs over gRPC like anybody (ADR 43).
+
+This module starts that process and writes the invites of the runs to its stdin. The page gets no key and no ticket, and the
+clock waits for nothing of it. A page that cannot start is a warning. When the coordinator ends, however it ends, stdin ends,
+and with it the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from coordinator.config import CoordinatorSettings
+from protos.invite import Invite
+
+NO_PAGE: Final = "none"
+MODULE: Final = "node.web"
+LOOK_SECONDS: Final = 1.0
+READY_SECONDS_MAX: Final = 300.0
+WRITE_SECONDS_MAX: Final = 10.0
+STOP_SECONDS_MAX: Final = 3.0
+STARTS_MAX: Final = 5
+"""Starts in a row of a page that dies within LIVES_SECONDS_MIN; after that the coordinator goes on without a page."""
+LIVES_SECONDS_MIN: Final = 60.0
+AGAIN_SECONDS: Final = 5.0
+WRONG_USE: Final = 2
+"""The exit code of a page whose address cannot be used: another start would not help."""
+
+Lines = Callable[[], Mapping[bytes, Callable[[], str]]]
+
+
+def line_of(invite: Invite, at: tuple[str, ...]) -> str:
+    """What the page's process reads: the link to show, and the addresses at which it reaches the coordinators."""
+    return json.dumps({"invite": invite.link(), "at": at}) + "\n"
+
+
+class Page:
+    """The process of the page, started again if it dies. `lines` gives the runs: run id -> a function that makes its line."""
+
+    def __init__(self, settings: CoordinatorSettings, lines: Lines) -> None:
+        hosts = [word for host in settings.web_hosts for word in ("--host", host)]
+        self._command = (sys.executable, "-m", MODULE, "--json", "--listen", settings.web_listen, *hosts)
+        self._lines = lines
+        self._log = structlog.get_logger("coordinator")
+
+    async def run(self) -> None:
+        """Until it is cancelled, or the page cannot be had."""
+        starts = 0
+        while starts < STARTS_MAX:
+            began = time.monotonic()
+            code = await self._once()
+            if code in (0, WRONG_USE):
+                break
+            starts = 1 if time.monotonic() - began > LIVES_SECONDS_MIN else starts + 1
+            self._log.warning("the web page's process ended; starting it again", code=code)
+            await asyncio.sleep(AGAIN_SECONDS)
+        address = self._command[self._command.index("--listen") + 1]
+        self._log.warning(
+            "the web page is off, and the runs go on without it",
+            listen=address,
+            hint="choose another --web-listen, or none",
+        )
+
+    async def _once(self) -> int:
+        """Start the process and tell it the runs until it ends; its exit code."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith("SWARMENTUM_")}
+        pipe = asyncio.subprocess.PIPE
+        try:
+            child = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe, env=own)
+        except OSError as error:
+            self._log.warning("the web page's process cannot be started", why=error.strerror)
+            return error.errno or -1
+        tasks = [asyncio.ensure_future(self._tell(child)), asyncio.ensure_future(child.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await _ended(child)
+        return -1 if child.returncode is None else child.returncode
+
+    async def _tell(self, child: asyncio.subprocess.Process) -> None:
+        """Wait until the page is ready, then write each run once. Raises TimeoutError for a process that does not go on."""
+        assert child.stdin is not None
+        assert child.stdout is not None
+        async with asyncio.timeout(READY_SECONDS_MAX):
+            ready = await child.stdout.readline()
+        with suppress(ValueError, KeyError, TypeError):
+            self._log.info("the web page of the runs is ready", url=str(json.loads(ready)["url"]))
+        told: set[bytes] = set()
+        while True:
+            for run_id, line in self._lines().items():
+                if run_id not in told:
+                    told.add(run_id)
+                    child.stdin.write(line().encode())
+            async with asyncio.timeout(WRITE_SECONDS_MAX):
+                await child.stdin.drain()
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _ended(child: asyncio.subprocess.Process) -> None:
+    """The end of stdin asks the process to stop; it is killed if it does not."""
+    if child.stdin is not None:
+        child.stdin.close()
+    try:
+        async with asyncio.timeout(STOP_SECONDS_MAX):
+            await child.wait()
+    except (TimeoutError, asyncio.CancelledError):
+        with suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()

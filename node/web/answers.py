@@ -1,0 +1,196 @@
+"""The answers of the JSON API, as values: the page, the description of the API (OpenAPI) and the code share these types.
+
+Units: bytes are bytes, `seconds` are seconds, `seen` and `looked` are Unix seconds by this machine's clock, losses are nats a
+token. Identities are libp2p peer ids, hashes and the run id are hex digits.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Answer(BaseModel):
+    """A frozen value; the docstring of a field is its description."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Problem(Answer):
+    """Why a request has no answer."""
+
+    error: str
+    """What is wrong, with which value, and what to do."""
+
+
+class RunLine(Answer):
+    """A run in the list."""
+
+    run: str
+    name: str
+    phase: str
+    """`waiting`, `open`, `finished`, or `unknown` while the coordinator has not answered."""
+    reason: str
+    """Why the run is in this phase."""
+    step: int
+    """The last step whose entry this process has verified."""
+    steps: int
+    """Steps of the whole run."""
+    loss: float | None
+    peers: int
+    """Connected peers."""
+    problem: str
+    """Why this answer may be old or incomplete; empty if it is neither."""
+
+
+class RunList(Answer):
+    """All runs of this page, one page of them at a time."""
+
+    runs: list[RunLine]
+    total: int
+    offset: int
+
+
+class Peer(Answer):
+    """A peer, as the coordinator describes it."""
+
+    id: str
+    phase: str
+    """`syncing`, `ready` or `absent`."""
+    device: str
+    """As the peer describes it."""
+    version: str
+    """Of the peer's software, as the peer says; empty if the coordinator does not tell."""
+    anchor: bool
+    paused: bool
+    standing: str
+    standing_reason: str
+    applied_step: int
+    votes_accepted: int
+    samples_per_second: float | None
+    loss: float | None
+    share: float
+    """Its part of the samples that counted in the last 20 steps, 0 to 1."""
+    last_step: int
+    """The last step in which its votes counted; 0 if none did."""
+
+
+class Happened(Answer):
+    """An event of the feed."""
+
+    number: int
+    """Grows by one with each event of this process."""
+    step: int
+    kind: str
+    text: str
+    seen: float | None
+    """When this process saw it; null for what it read in the log of earlier times."""
+
+
+class Feed(Answer):
+    """Events, oldest first."""
+
+    events: list[Happened]
+
+
+class Run(Answer):
+    """One run."""
+
+    run: str
+    name: str
+    phase: str
+    reason: str
+    step: int
+    steps: int
+    head: str
+    """The hash of the coordinator's last entry."""
+    loss: float | None
+    tokens: int
+    votes: int
+    payload_bytes: int
+    """Of all payloads that counted."""
+    log_bytes: int
+    """Of the signed entries that this page serves."""
+    parameters: int | None
+    payload_bytes_each: float | None
+    """Mean bytes of one peer's votes in one step."""
+    allreduce_bytes_each: int | None
+    """Bytes that a peer sends in one step of an fp32 ring all-reduce."""
+    steps_per_minute: float | None
+    tokens_per_second: float | None
+    seconds_left: float | None
+    anchored: bool
+    admission: str
+    snapshot_step: int | None
+    fork_of: str | None
+    """The run whose state this run began with."""
+    peers: list[Peer]
+    """The connected ones first; at most 256."""
+    peers_connected: int
+    peers_known: int
+    events: list[Happened]
+    """The newest, oldest first; at most 64."""
+    problem: str
+    looked: float | None
+    """When the coordinator last answered."""
+
+
+class Steps(Answer):
+    """Columns: each row stands for the steps after the row before it, up to its `steps` value."""
+
+    steps: list[int]
+    loss: list[float | None]
+    tokens: list[int]
+    """Sum from step 1 on."""
+    payload_bytes: list[int]
+    """Sum from step 1 on."""
+    peers: list[float]
+    """Payloads that counted."""
+    lr: list[float]
+    seen: list[float | None]
+    head: int
+    """The last step of the run."""
+
+
+class LedgerLine(Answer):
+    """An identity's contribution, as the log proves it."""
+
+    id: str
+    votes_accepted: int
+    samples: int
+    tokens: int
+    payload_bytes: int
+    first_step: int
+    last_step: int
+    uptime: float
+
+
+class ExcludedLine(Answer):
+    """An exclusion that the log holds."""
+
+    id: str
+    step: int
+    reason: str
+    proven: bool
+    verdicts: int
+    checkers: int
+    by_operator: bool
+    readmitted_step: int | None
+
+
+class Ledger(Answer):
+    """The leaderboard: the most votes first, one page of it at a time."""
+
+    to_step: int
+    identities: list[LedgerLine]
+    total: int
+    offset: int
+    exclusions: list[ExcludedLine]
+    """The newest, oldest first; at most 256."""
+
+
+class InviteLink(Answer):
+    """The link to join, without a ticket. Only the page itself gets it, not other origins."""
+
+    invite: str
+    admits: bool
+    """Whether the link admits new peers: not in the modes `invite` and `allow_list`."""

@@ -1,0 +1,145 @@
+"""One run that the page follows: its facts, its verified log and its figures, read again and again from the coordinator.
+
+The process reads as anybody may (GetRun, ListEntries), and joins nothing. An entry that does not hold ends the following: the
+page then names the entry, and shows nothing after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from node.link.client import CoordinatorClient
+from node.web.book import STEPS_MAX, Book
+from node.web.observed import happenings
+from node.web.spool import Spool, SpoolFullError
+from protos.errors import NetworkError, OperatorError, Refusal, RefusedError, SwarmentumError
+from protos.invite import Invite
+from protos.log import Chain
+from protos.run_config import RunConfig
+from protos.text import printable
+from protos.v1 import coordinator_pb2 as pb
+
+LOOK_SECONDS: Final = 1.0
+FINISHED_LOOK_SECONDS: Final = 15.0
+AGAIN_SECONDS_MIN: Final = 0.5
+AGAIN_SECONDS_MAX: Final = 15.0
+LIVE_ENTRIES_MAX: Final = 64
+"""Entries that one look finds are seen live if they are at most so many, and the look before was up to date."""
+ENTRIES_AT_ONCE: Final = 32
+"""Entries that are verified before browsers are served again: some 0.1 ms each, more with many peers."""
+
+
+class DoesNotHoldError(SwarmentumError):
+    """An entry that the coordinator sent does not hold: the page follows this run no more."""
+
+
+class Followed:
+    """A run. `at`: the addresses to ask, if they are not those of the invite. `changed` is called after each change."""
+
+    def __init__(self, invite: Invite, at: Iterable[str] = (), changed: Callable[[], None] = lambda: None) -> None:
+        self.invite = replace(invite, ticket=b"")  # the page shows and uses a link that admits nobody in mode `invite`
+        self.book = Book(invite.run_id)
+        self.spool = Spool()
+        self.facts: pb.GetRunResponse | None = None
+        self.config: RunConfig | None = None
+        self.problem = "this page has not reached the coordinator yet"
+        """Why the page shows an old state, for people; empty if it does not."""
+        self.looked: float | None = None
+        """Unix seconds of the last answer."""
+        self.head_step = 0
+        """The coordinator's last step: the book may still be behind it."""
+        self._asked = replace(self.invite, coordinators=tuple(at) or invite.coordinators)
+        self._chain = Chain(invite.run_id, invite.coordinator_public_key)
+        self._live = False
+        self._changed = changed
+        self._log = structlog.get_logger("web")
+
+    @property
+    def run_hex(self) -> str:
+        """The run id, 64 hex digits."""
+        return self.invite.run_id.hex()
+
+    async def run(self) -> None:
+        """Follow until the task is cancelled, or an entry does not hold."""
+        client, delay = CoordinatorClient(self._asked, None), AGAIN_SECONDS_MIN
+        connected = False
+        try:
+            while True:
+                try:
+                    if not connected:
+                        await client.connect()
+                        connected = True
+                    await self._look(client)
+                    delay, wait = AGAIN_SECONDS_MIN, self._pause()
+                except (NetworkError, RefusedError, OperatorError, Refusal) as error:
+                    self._trouble(str(error))
+                    # a coordinator of several may act now; `connect` also finds one that was restarted
+                    connected = connected and isinstance(error, NetworkError) and not client.several
+                    delay = wait = min(delay * 2, AGAIN_SECONDS_MAX)
+                await asyncio.sleep(wait)
+        except (DoesNotHoldError, SpoolFullError) as error:
+            self._trouble(str(error))
+            self._log.error("the page follows this run no more", run=self.run_hex[:16], why=str(error))
+        finally:
+            await client.close()
+
+    def _pause(self) -> float:
+        finished = self.facts is not None and self.facts.phase == pb.Phase.PHASE_FINISHED
+        return FINISHED_LOOK_SECONDS if finished and self.book.head >= self.head_step else LOOK_SECONDS
+
+    def _trouble(self, text: str) -> None:
+        self._live = False
+        if self.problem != text:
+            self.problem = printable(text)
+            self._changed()
+
+    async def _look(self, client: CoordinatorClient) -> None:
+        """Ask for the facts, then for the entries that this process does not have."""
+        facts, config = await client.get_run()
+        self.config, self.head_step = config, facts.head_step
+        await self._catch_up(client)
+        before, self.facts = self.facts, facts
+        self.looked = time.time()
+        self.book.looked(self.looked)
+        for kind, text in happenings(before, facts):
+            self.book.tell(kind, text, self.looked)
+        self.problem, self._live = "", True
+        self._changed()
+
+    async def _catch_up(self, client: CoordinatorClient) -> None:
+        live = self._live and self.head_step - self.book.head <= LIVE_ENTRIES_MAX
+        while self.book.head < self.head_step:
+            page, _ = await client.entries(self.book.head + 1)
+            if not page:  # the coordinator lost the end of its journal, and peers give it back
+                raise NetworkError(f"the coordinator does not give entry {self.book.head + 1} at the moment")
+            seen = time.time() if live else None
+            for number, envelope in enumerate(page, 1):
+                self._take(envelope, seen)
+                if number % ENTRIES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            if not live:
+                self._trouble(f"this page reads the log: {self.book.head:,} of {self.head_step:,} entries")
+            await asyncio.sleep(0)
+
+    def _take(self, envelope: bytes, seen: float | None) -> None:
+        """Verify one entry, then keep it. Raises DoesNotHoldError or SpoolFullError."""
+        step = self._chain.step + 1
+        if step > STEPS_MAX:
+            raise SpoolFullError(f"the run has more than {STEPS_MAX} steps, the most that the page keeps")
+        try:
+            signed = self._chain.open(envelope)
+            self._chain.accept(signed)
+            self.spool.append(signed.envelope)
+            self.book.add(signed.entry, seen)
+        except Refusal as refusal:
+            raise DoesNotHoldError(f"entry {step} of the log does not hold: {refusal}") from refusal
+
+    def close(self) -> None:
+        """Delete what is kept on the disk."""
+        self.spool.close()

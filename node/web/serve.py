@@ -1,0 +1,175 @@
+"""The process of the page: its socket, its runs, and a clean stop.
+
+Invites come as arguments, or as lines on stdin: a coordinator writes those (`coordinator/serving/page.py`). The end of stdin
+then ends the process, so a page never outlives its coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+import uvicorn
+
+from node.web.app import app_of
+from node.web.door import Timed
+from node.web.site import Site
+from protos.errors import OperatorError
+from protos.invite import COORDINATORS_MAX, Invite
+from protos.limits import ADDRESS_BYTES_MAX, INVITE_BYTES_MAX
+from protos.signals import heeded
+
+LISTEN: Final = "127.0.0.1:7780"
+CONNECTIONS_MAX: Final = 2048
+DESCRIPTORS_KEPT: Final = 256
+STOP_SECONDS_MAX: Final = 2
+HEAD_BYTES_MAX: Final = 16 << 10
+LINE_BYTES_MAX: Final = INVITE_BYTES_MAX + COORDINATORS_MAX * (ADDRESS_BYTES_MAX + 8) + 64
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run to show. `at`: where this process reaches the coordinators, if not at the invite's addresses."""
+
+    invite: Invite
+    at: tuple[str, ...] = ()
+
+    @staticmethod
+    def from_line(line: str) -> Shown:
+        """Read a line of JSON: {"invite": link, "at": [host:port, ...]}. Raises OperatorError."""
+        try:
+            values = json.loads(line)
+            link, at = values["invite"], tuple(map(str, values["at"]))[:COORDINATORS_MAX]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise OperatorError(f"stdin: expected lines of JSON with `invite` and `at`, got {line[:64]!r}") from error
+        return Shown(Invite.parse(str(link)), at)
+
+    def line(self) -> str:
+        """Inverse of `from_line`, with its line break."""
+        return json.dumps({"invite": self.invite.link(), "at": self.at}) + "\n"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: this program has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+def listening(listen: str) -> socket.socket:
+    """A socket that listens at `host:port`; OperatorError says why there is none."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise OperatorError(f"--listen {listen}: expected host:port, for example {LISTEN}")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, int(port)))
+        made.listen(512)
+    except OSError as error:
+        made.close()
+        text = f"--listen {listen}: cannot listen there ({error.strerror}); choose another port, or 0 for a free one"
+        raise OperatorError(text) from error
+    return made
+
+
+def url_of(made: socket.socket) -> str:
+    """Where a browser on this machine finds the page."""
+    host, port = made.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def raise_descriptors() -> None:
+    """Let this process have a descriptor for each connection, if the system allows so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS_MAX + DESCRIPTORS_KEPT
+    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # macOS has a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def serve(
+    shown: Sequence[Shown], listen: str, hosts: Sequence[str], ready: Callable[[str], None], *, from_stdin: bool = False
+) -> None:
+    """Serve until a stop signal, or, with `from_stdin`, until stdin ends. `ready` gets the page's URL."""
+    made = listening(listen)
+    raise_descriptors()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in heeded():
+        loop.add_signal_handler(number, stop.set)
+    site = Site()
+    config = uvicorn.Config(
+        app_of(site, hosts),
+        http=Timed,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=STOP_SECONDS_MAX,
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+    )
+    server = _Server(config)
+    serving = asyncio.ensure_future(server.serve(sockets=[made]))
+    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait()), serving]
+    try:
+        for one in shown:
+            site.add(one.invite, one.at)
+        if from_stdin:
+            waits.append(asyncio.ensure_future(_take_lines(site)))
+        ready(url_of(made))
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await site.close()
+        server.should_exit = True
+        for task in waits:
+            if task is not serving:
+                task.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+        made.close()
+
+
+async def _take_lines(site: Site) -> None:
+    """Show the runs that come on stdin, until it ends."""
+    log = structlog.get_logger("web")
+    async for line in _lines():
+        try:
+            one = Shown.from_line(line)
+            if site.add(one.invite, one.at):
+                log.debug("the page shows a run", run=one.invite.run_id.hex()[:16])
+        except OperatorError as error:
+            log.warning("a run is not shown", why=str(error))
+
+
+async def _lines() -> AsyncIterator[str]:
+    reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    )
+    try:
+        with suppress(ValueError):  # a line beyond the limit ends the reading, and with it the process
+            while line := await reader.readline():
+                yield line.decode("utf-8", "replace")
+    finally:
+        transport.close()

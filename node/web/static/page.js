@@ -1,0 +1,382 @@
+// The page: it asks the API once, then follows the live stream; the worker beside it checks the log.
+import { Chart } from "./charts.js";
+import { source } from "./source.js";
+import { crypts, invited } from "./verifier.js";
+import { bytes, cell, element, figures, loss, moment, percent, span, whole } from "./words.js";
+
+const STATIC_RUN = document.documentElement.dataset.run ?? null;
+const RUN_ID = /^[0-9a-f]{64}$/;
+const POINTS = 600;
+const POINTS_MAX = 2000;
+const FEED_MAX = 64;
+const SPEED_SECONDS_MIN = 5;
+const by = (id) => document.getElementById(id);
+const COLUMNS = ["steps", "loss", "tokens", "payload_bytes", "peers", "lr", "seen"];
+const X = {
+  steps: { label: "step", show: whole },
+  tokens: { label: "tokens", show: figures },
+  payload_bytes: { label: "bytes of votes", show: bytes },
+  seen: { label: "time", show: moment, time: true },
+};
+
+function table(id, heads, rows) {
+  const head = heads.map(([name, kind]) => cell("th", name, { scope: "col", role: "columnheader", class: kind === "number" ? "number" : null }));
+  by(id).setAttribute("role", "table");
+  by(id).querySelector("thead").replaceChildren(element("tr", { role: "row" }, ...head));
+  const lines = rows.map((row) => {
+    const cells = row.map((value, index) => {
+      const label = { "data-label": heads[index][0], class: heads[index][1] === "number" ? "number" : null };
+      if (value instanceof Node) return element("td", { ...label, role: "cell" }, value);
+      if (index > 0) return cell("td", value, { ...label, role: "cell" });
+      return cell("th", value, { scope: "row", role: "rowheader" });
+    });
+    return element("tr", { role: "row" }, ...cells);
+  });
+  by(id).querySelector("tbody").replaceChildren(...lines);
+}
+
+
+// Steps a minute before each step, over at least SPEED_SECONDS_MIN; null where nobody saw the steps come.
+function speeds({ steps, seen }) {
+  let from = 0;
+  return seen.map((now, index) => {
+    if (now === null || seen[from] === null) {
+      from = index;
+      return null;
+    }
+    if (now === seen[index + 1]) return null; // one look found both
+    while (from + 1 < index && now - seen[from + 1] >= SPEED_SECONDS_MIN) from += 1;
+    const seconds = now - seen[from];
+    return seconds >= SPEED_SECONDS_MIN ? (60 * (steps[index] - steps[from])) / seconds : null;
+  });
+}
+
+class Page {
+  constructor(run) {
+    this.run = run;
+    this.at = source(run, STATIC_RUN !== null);
+    this.steps = Object.fromEntries(COLUMNS.map((name) => [name, []]));
+    this.charts = {
+      loss: new Chart(by("chart-loss"), "loss, nats a token", loss),
+      peers: new Chart(by("chart-peers"), "votes that counted", figures),
+      speed: new Chart(by("chart-speed"), "steps a minute", figures),
+    };
+    this.proof = null;
+    this.facts = null;
+    this.worker = null;
+    this.stopped = false;
+  }
+
+  async start() {
+    by("run").hidden = false;
+    by("run-id").textContent = this.run;
+    if (STATIC_RUN === null) by("api").href = this.at.events.replace(/\/events$/, "");
+    else by("api").closest("p").hidden = true;
+    for (const radio of document.querySelectorAll("input[name=x]")) radio.onchange = () => this.drawLoss();
+    by("compare").onsubmit = (event) => event.preventDefault();
+    by("link").oninput = () => this.compare();
+    by("copy").onclick = () => this.copy();
+    await this.reload();
+    this.check();
+    this.invite();
+    if (this.at.events !== null) this.follow();
+  }
+
+  stop() {
+    this.stopped = true;
+    this.stream?.close();
+    this.worker?.terminate();
+    by("run").hidden = true;
+  }
+
+  async reload() {
+    const [facts, steps, ledger] = await Promise.all([
+      this.at.json("run"),
+      this.at.json("steps", `?points=${POINTS}`),
+      this.at.json("ledger"),
+    ]);
+    if (this.stopped) return;
+    this.steps = Object.fromEntries(COLUMNS.map((name) => [name, steps[name]]));
+    this.ledger = ledger;
+    this.show(facts);
+    this.draw();
+    this.showLedger();
+  }
+
+  follow() {
+    this.stream = new EventSource(this.at.events);
+    let before = false;
+    this.stream.onopen = () => {
+      this.connected("live");
+      if (before) this.reload().catch(() => {});
+      before = true;
+    };
+    this.stream.onerror = () => this.connected("the connection is lost; trying again ...");
+    this.stream.addEventListener("run", ({ data }) => {
+      this.show(JSON.parse(data));
+      this.worker?.postMessage({ more: true });
+    });
+    this.stream.addEventListener("steps", ({ data }) => this.append(JSON.parse(data)));
+  }
+
+  connected(words) {
+    by("connection").textContent = words;
+  }
+
+  append(more) {
+    const last = this.steps.steps.at(-1) ?? 0;
+    more.steps.forEach((step, index) => {
+      if (step > last) for (const name of COLUMNS) this.steps[name].push(more[name][index]);
+    });
+    if (this.steps.steps.length > POINTS_MAX) {
+      this.reload().catch(() => {});
+      return;
+    }
+    this.draw();
+  }
+
+  draw() {
+    this.drawLoss();
+    const steps = { ...X.steps, values: this.steps.steps };
+    this.charts.peers.draw(steps, this.steps.peers);
+    this.charts.speed.draw(steps, speeds(this.steps));
+  }
+
+  drawLoss() {
+    const name = document.querySelector("input[name=x]:checked").value;
+    by("no-time").hidden = name !== "seen";
+    this.charts.loss.draw({ ...X[name], time: X[name].time === true, values: this.steps[name] }, this.steps.loss);
+  }
+
+  show(facts) {
+    this.facts = facts;
+    document.title = `${facts.name}: step ${facts.step} of ${facts.steps}`;
+    by("name").textContent = facts.name;
+    by("phase").textContent = `${facts.phase}${facts.reason ? `: ${facts.reason}` : ""}`;
+    by("problem").hidden = facts.problem === "";
+    by("problem").textContent = facts.problem;
+    by("progress").max = Math.max(facts.steps, 1);
+    by("progress").value = facts.step;
+    const left = facts.seconds_left === null ? "" : `, ${span(facts.seconds_left)} left at this speed`;
+    by("step").textContent = `step ${whole(facts.step)} of ${whole(facts.steps)}${left}`;
+    this.showFigures(facts);
+    this.showPeers(facts);
+    by("feed").replaceChildren(...facts.events.slice(-FEED_MAX).reverse().map((it) => {
+      const when = `step ${whole(it.step)}${it.seen === null ? "" : `, ${moment(it.seen)}`}`;
+      return element("li", {}, element("span", { class: "when" }, when), element("bdi", {}, it.text));
+    }));
+    this.compareSums();
+    const told = facts.events.findLast((it) => it.kind === "excluded" || it.kind === "readmitted")?.number ?? 0;
+    if (this.told !== undefined && told > this.told) this.renewLedger();
+    this.told = told;
+  }
+
+  async renewLedger() {
+    try {
+      this.ledger = await this.at.json("ledger");
+      this.showLedger();
+    } catch {
+      this.told = 0; // the next message tries again
+    }
+  }
+
+  showFigures(facts) {
+    const each = facts.payload_bytes_each;
+    const reduce = facts.allreduce_bytes_each;
+    const times = each !== null && reduce !== null && each > 0 ? `${figures(reduce / each)} times less` : "-";
+    const lines = [
+      ["loss", loss(facts.loss)],
+      ["peers connected", whole(facts.peers_connected)],
+      ["votes that counted", whole(facts.votes)],
+      ["tokens", figures(facts.tokens)],
+      ["tokens a second", figures(facts.tokens_per_second)],
+      ["steps a minute", figures(facts.steps_per_minute)],
+      ["a peer's votes of a step", bytes(each)],
+      ["against an fp32 all-reduce", times],
+      ["bytes of all votes", bytes(facts.payload_bytes)],
+      ["parameters", figures(facts.parameters)],
+      ["agreed snapshot", facts.snapshot_step === null ? "none yet" : `step ${whole(facts.snapshot_step)}`],
+      ["who may join", facts.admission.replace("_", " ") || "-"],
+    ];
+    by("figures").replaceChildren(...lines.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  }
+
+  showPeers(facts) {
+    const away = facts.peers_known - facts.peers_connected;
+    const more = facts.peers_known > facts.peers.length ? `; the first ${facts.peers.length} are shown` : "";
+    by("peers-note").textContent = `${facts.peers_connected} connected, ${away} away${more}. Devices are named as their owners' programs name them.`;
+    const heads = [["peer"], ["phase"], ["device"], ["version"], ["standing"], ["share", "number"], ["samples/s", "number"], ["loss", "number"], ["last vote", "number"], ["votes", "number"]];
+    const rows = facts.peers.map((it) => [
+      it.id.slice(-8),
+      [it.phase, it.anchor ? "anchor" : "", it.paused ? "paused" : ""].filter(Boolean).join(", "),
+      it.device || "-",
+      it.version || "-",
+      it.standing_reason ? `${it.standing}: ${it.standing_reason}` : it.standing || "-",
+      percent(it.share),
+      figures(it.samples_per_second),
+      loss(it.loss),
+      it.last_step ? `step ${whole(it.last_step)}` : "-",
+      whole(it.votes_accepted),
+    ]);
+    table("peers", heads, rows);
+    by("peers").querySelectorAll("tbody th").forEach((head, index) => head.setAttribute("title", facts.peers[index].id));
+  }
+
+  showLedger() {
+    const proven = this.proof !== null && this.proof.state === "good";
+    const lines = proven ? this.proof.accounts : this.ledger.identities;
+    const total = proven ? this.proof.identities : this.ledger.total;
+    const step = proven ? this.proof.step : this.ledger.to_step;
+    const source = proven ? "added up by your browser from the entries that it verified" : "as this page's server added it up";
+    by("ledger-note").textContent = `Steps 1 to ${whole(step)}, ${source}. ${whole(total)} identities${total > lines.length ? `, the first ${lines.length} are shown` : ""}.`;
+    const heads = [["identity"], ["votes", "number"], ["samples", "number"], ["tokens", "number"], ["payloads", "number"], ["steps"], ["uptime", "number"]];
+    table("ledger", heads, lines.map((it) => [
+      it.id, whole(it.votes_accepted), whole(it.samples), whole(it.tokens), bytes(it.payload_bytes),
+      `${whole(it.first_step)} to ${whole(it.last_step)}`, percent(it.uptime),
+    ]));
+    const out = this.ledger.exclusions.map((it) => {
+      const evidence = it.by_operator ? "the operator's decision" : it.proven ? "both signed announcements are in the log" : `${it.verdicts} verdicts of ${it.checkers} peers`;
+      const back = it.readmitted_step === null ? "" : `; admitted again in step ${whole(it.readmitted_step)}`;
+      return element("p", { class: "small" }, element("bdi", {}, `Step ${whole(it.step)}: ${it.id} is excluded: ${it.reason} (${evidence}${back})`));
+    });
+    by("exclusions").replaceChildren(...out);
+  }
+
+  check() {
+    this.worker = new Worker("worker.js", { type: "module" });
+    this.worker.onmessage = ({ data }) => this.proved(data);
+    this.worker.onerror = () => this.proved({ state: "away", why: "this browser cannot run the check (module workers)", step: 0 });
+    this.worker.postMessage({ run: this.run, static: STATIC_RUN !== null });
+  }
+
+  proved(proof) {
+    this.proof = proof;
+    const entries = `${whole(proof.step)} ${proof.step === 1 ? "entry" : "entries"}`;
+    const head = Math.max(this.facts.step, proof.step, 1);
+    by("proof").dataset.state = proof.state;
+    by("proof").dataset.step = proof.step;
+    by("proof-progress").max = head;
+    by("proof-progress").value = proof.step;
+    by("proof-text").textContent = {
+      busy: `Your browser checks the log: ${entries} of ${whole(head)} ...`,
+      good: `${entries} verified by your browser`,
+      bad: `The log does not hold: ${proof.why}. ${entries} before it hold.`,
+      away: `The check stopped after ${entries}: ${proof.why}`,
+    }[proof.state];
+    if (proof.key) by("key").textContent = proof.key;
+    this.compareSums();
+    if (proof.state === "good") this.showLedger();
+  }
+
+  compareSums() {
+    const { proof, facts } = this;
+    if (proof === null || facts === null || proof.votes === undefined) return;
+    const sums = `${whole(proof.votes)} votes, ${figures(proof.tokens)} tokens, ${bytes(proof.payload_bytes)} of payloads, by ${proof.by}.`;
+    if (proof.step !== facts.step || proof.state !== "good") {
+      by("proof-sums").textContent = sums;
+      return;
+    }
+    const equal = proof.votes === facts.votes && proof.tokens === facts.tokens && proof.payload_bytes === facts.payload_bytes;
+    by("proof-sums").textContent = `${sums} ${equal ? "The figures of this page are the same." : "THE FIGURES OF THIS PAGE DIFFER: do not trust them."}`;
+    by("proof").dataset.equal = equal;
+    if (!equal) by("proof").dataset.state = "bad";
+  }
+
+  async compare() {
+    const link = by("link").value;
+    if (link.trim() === "") {
+      by("compared").textContent = "";
+      return;
+    }
+    try {
+      const named = await invited(link, await crypts());
+      const run = named.run === this.run;
+      const key = !this.proof?.key || named.key === this.proof.key;
+      by("compared").textContent = run && key ? "Your link means this run." : run ? "Your link names another coordinator's key." : `Your link means another run: ${named.run}`;
+    } catch (error) {
+      by("compared").textContent = error.message;
+    }
+  }
+
+  async invite() {
+    try {
+      const { invite, admits } = await this.at.json("invite");
+      by("admits").textContent = admits
+        ? "Anybody with this link may train with the others. Install Swarmentum, then:"
+        : "This link shows the run; it admits nobody new. Ask the operator for an invite.";
+      by("command").textContent = `swarmentum ${admits ? "join" : "status"} ${invite}`;
+    } catch (error) {
+      by("admits").textContent = `The link is not shown here: ${error.message}`;
+      by("command").closest(".copy").hidden = true;
+    }
+  }
+
+  async copy() {
+    try {
+      await navigator.clipboard.writeText(by("command").textContent);
+      by("copied").textContent = "Copied.";
+    } catch {
+      getSelection().selectAllChildren(by("command"));
+      by("copied").textContent = "Selected: copy it with your keyboard.";
+    }
+  }
+}
+
+class List {
+  start(found) {
+    by("list").hidden = false;
+    this.show(found);
+    this.stream = new EventSource("api/events");
+    this.stream.onopen = () => (by("connection").textContent = "live");
+    this.stream.onerror = () => (by("connection").textContent = "the connection is lost; trying again ...");
+    this.stream.addEventListener("runs", ({ data }) => this.show(JSON.parse(data)));
+  }
+
+  show({ runs }) {
+    document.title = "Runs: Swarmentum";
+    by("no-runs").hidden = runs.length > 0;
+    table("runs", [["run"], ["phase"], ["step", "number"], ["loss", "number"], ["peers", "number"]], runs.map((it) => [
+      it.name, `${it.phase}${it.reason ? `: ${it.reason}` : ""}`, `${whole(it.step)} of ${whole(it.steps)}`, loss(it.loss), whole(it.peers),
+    ]));
+    by("runs").querySelectorAll("tbody th").forEach((head, index) => {
+      head.replaceChildren(element("a", { href: `#${runs[index].run}` }, element("bdi", {}, runs[index].name)));
+    });
+  }
+
+  stop() {
+    this.stream.close();
+    by("list").hidden = true;
+  }
+}
+
+let shown = null;
+
+async function route() {
+  shown?.stop();
+  shown = null;
+  by("missing").hidden = true;
+  const named = STATIC_RUN ?? location.hash.slice(1);
+  try {
+    if (RUN_ID.test(named)) {
+      shown = new Page(named);
+      await shown.start();
+      return;
+    }
+    const answer = await fetch("api/runs", { cache: "no-cache" });
+    const found = await answer.json();
+    if (found.total === 1 && named !== "runs") {
+      shown = new Page(found.runs[0].run);
+      await shown.start();
+      return;
+    }
+    shown = new List();
+    shown.start(found);
+  } catch (error) {
+    by("missing").hidden = false;
+    by("missing").textContent = `This page has no answer: ${error.message}`;
+  }
+}
+
+if (STATIC_RUN !== null) by("home").removeAttribute("href");
+addEventListener("hashchange", route);
+route();

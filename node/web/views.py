@@ -1,0 +1,177 @@
+"""A followed run as answers of the API. Values in, values out. Texts of strangers become printable here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from node.web import answers
+from node.web.book import Happening, finite
+from node.web.followed import Followed
+from node.web.observed import here, peers_of, phase_of
+from protos.identity import peer_id
+from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES
+from protos.text import printable
+from protos.v1 import coordinator_pb2 as pb
+from protos.version import VERSION_CHARACTERS_MAX
+
+ALLREDUCE_BYTES_PER_PARAMETER: Final = 8
+"""A ring sends each fp32 twice: once to reduce, once to gather."""
+PEERS_MAX: Final = 256
+EVENTS_MAX: Final = 64
+EXCLUSIONS_MAX: Final = 256
+STEPS_OF_A_RUN_MAX: Final = 1 << 40
+_PEER_PHASES = {
+    pb.PeerPhase.PEER_PHASE_SYNCING: "syncing",
+    pb.PeerPhase.PEER_PHASE_READY: "ready",
+    pb.PeerPhase.PEER_PHASE_ABSENT: "absent",
+}
+_ADMITS = ("open",)
+
+
+def name_of(run: Followed) -> str:
+    """The run's name for people: from the genesis, or from the link until the coordinator has answered."""
+    return printable(run.config.name if run.config is not None else run.invite.run_name, 64)
+
+
+def line_of(run: Followed) -> answers.RunLine:
+    """The run in the list."""
+    facts = run.facts
+    return answers.RunLine(
+        run=run.run_hex,
+        name=name_of(run),
+        phase="unknown" if facts is None else phase_of(facts),
+        reason="" if facts is None else printable(facts.reason),
+        step=run.book.head,
+        steps=_steps_of(run),
+        loss=run.book.loss,
+        peers=0 if facts is None else len(here(facts)),
+        problem=run.problem,
+    )
+
+
+def _steps_of(run: Followed) -> int:
+    return 0 if run.config is None else min(run.config.clock.steps, STEPS_OF_A_RUN_MAX)
+
+
+def run_of(run: Followed) -> answers.Run:
+    """Everything about the run but the columns of the charts and the ledger."""
+    facts, book = run.facts or pb.GetRunResponse(), run.book
+    speed = book.speed(run.looked or 0.0)
+    parameters = facts.parameters or facts.genesis.parameters or None
+    left = None
+    if speed is not None and speed[0] > 0 and phase_of(facts) == "open":
+        left = max(_steps_of(run) - book.head, 0) / speed[0]
+    fork = facts.genesis.start.run_id.hex() if facts.genesis.HasField("start") else None
+    return answers.Run(
+        **line_of(run).model_dump(exclude={"peers"}),
+        head=facts.head_hash.hex() if len(facts.head_hash) == HASH_BYTES else "",
+        tokens=book.tokens,
+        votes=book.votes,
+        payload_bytes=book.payload_bytes,
+        log_bytes=run.spool.total_bytes,
+        parameters=parameters,
+        payload_bytes_each=book.payload_bytes / book.votes if book.votes else None,
+        allreduce_bytes_each=None if parameters is None else ALLREDUCE_BYTES_PER_PARAMETER * parameters,
+        steps_per_minute=None if speed is None else 60 * speed[0],
+        tokens_per_second=None if speed is None else speed[1],
+        seconds_left=left,
+        anchored=facts.anchored,
+        admission="" if run.config is None else run.config.admission.mode,
+        snapshot_step=facts.snapshot.step if facts.HasField("snapshot") else None,
+        fork_of=fork,
+        peers=peers(run, facts),
+        peers_connected=len(here(facts)),
+        peers_known=len(facts.peers),
+        events=[_event(it) for it in list(book.events)[-EVENTS_MAX:]],
+        looked=run.looked,
+    )
+
+
+def peers(run: Followed, facts: pb.GetRunResponse) -> list[answers.Peer]:
+    """The peers, the connected ones first, as the coordinator sorts them."""
+    shares, accounts = run.book.shares(), run.book.accounts.by_key
+    return [
+        answers.Peer(
+            id=peer_id(peer.public_key),
+            phase=_PEER_PHASES.get(peer.phase, "unknown"),
+            device=printable(peer.device, DEVICE_CHARACTERS_MAX),
+            version=printable(peer.software_version, VERSION_CHARACTERS_MAX),
+            anchor=peer.anchor,
+            paused=peer.paused,
+            standing=printable(peer.standing, 32),
+            standing_reason=printable(peer.standing_reason),
+            applied_step=peer.applied_step,
+            votes_accepted=peer.votes_accepted,
+            samples_per_second=finite(peer.samples_per_second),
+            loss=finite(peer.loss) if peer.votes_accepted else None,
+            share=shares.get(peer.public_key, 0.0),
+            last_step=accounts[peer.public_key].last_step if peer.public_key in accounts else 0,
+        )
+        for peer in peers_of(facts, PEERS_MAX)
+    ]
+
+
+def _event(it: Happening) -> answers.Happened:
+    return answers.Happened(number=it.number, step=it.step, kind=it.kind, text=it.text, seen=it.seen)
+
+
+def events_of(run: Followed, after: int) -> list[answers.Happened]:
+    """The events of the feed with a larger number than `after`."""
+    return [_event(it) for it in run.book.events if it.number > after]
+
+
+def steps_of(run: Followed, first: int, last: int, points_max: int) -> answers.Steps:
+    """Columns of the steps `first` to `last`."""
+    points = run.book.points(first, last, points_max)
+    return answers.Steps(
+        steps=list(points.steps),
+        loss=list(points.loss),
+        tokens=list(points.tokens),
+        payload_bytes=list(points.payload_bytes),
+        peers=list(points.peers),
+        lr=list(points.lr),
+        seen=list(points.seen),
+        head=run.book.head,
+    )
+
+
+def ledger_of(run: Followed, offset: int, limit: int) -> answers.Ledger:
+    """A page of the leaderboard."""
+    accounts = run.book.ordered()
+    return answers.Ledger(
+        to_step=run.book.head,
+        identities=[
+            answers.LedgerLine(
+                id=account.id,
+                votes_accepted=account.votes_accepted,
+                samples=account.samples,
+                tokens=account.tokens,
+                payload_bytes=account.payload_bytes,
+                first_step=account.first_step,
+                last_step=account.last_step,
+                uptime=round(account.uptime, 4),
+            )
+            for account in accounts[offset : offset + limit]
+        ],
+        total=len(accounts),
+        offset=offset,
+        exclusions=[
+            answers.ExcludedLine(
+                id=one.id,
+                step=one.step,
+                reason=printable(one.reason),
+                proven=one.proven,
+                verdicts=one.verdicts,
+                checkers=one.checkers,
+                by_operator=one.by_operator,
+                readmitted_step=one.readmitted_step,
+            )
+            for one in run.book.accounts.exclusions[-EXCLUSIONS_MAX:]
+        ],
+    )
+
+
+def invite_of(run: Followed) -> answers.InviteLink:
+    """The link, and whether it admits."""
+    mode = "" if run.config is None else run.config.admission.mode
+    return answers.InviteLink(invite=run.invite.link(), admits=mode in _ADMITS)
