@@ -16,7 +16,7 @@ from node.commands.options import Json
 from node.control import words
 from node.control.call import call
 
-Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default: ~/.swarmentum/peer).")]
+Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default: as for `swarmentum join`).")]
 OUTCOME_WORDS = {"accepted": "green", "paused": "yellow", "skipped": "red", "refused": "red", "late": "yellow"}
 
 
@@ -54,7 +54,10 @@ def leave(home: Home = None, as_json: Json = False) -> None:
 
 
 def _home(given: Path | None) -> Path:
-    return given or Path.home() / ".swarmentum" / "peer"
+    """The home that `swarmentum join` would have here, with the same flags, environment and swarmentum.toml."""
+    from node.config import load_settings
+
+    return load_settings(home=given).home
 
 
 def _do(command: str, home: Path | None, words: str, *, as_json: bool) -> None:
