@@ -11,6 +11,7 @@ import typer
 
 from node.commands import service
 from node.commands.control import finish, leave, me, pause, resume
+from node.commands.copies import export
 from node.commands.join import anchor, join
 from node.commands.options import (
     EXIT_CODES,
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 app.command(epilog=EXIT_CODES)(join)
 app.command(epilog=EXIT_CODES)(anchor)
+app.command(epilog=EXIT_CODES)(export)
 for command in (me, pause, resume, finish, leave):
     app.command(epilog=EXIT_CODES)(command)
 app.add_typer(service.app, name="service")

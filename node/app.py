@@ -30,7 +30,7 @@ from node.data.samples import Samples
 from node.data.tokenizer import Tokenizer, load_tokenizer
 from node.data.tokens import Tokens
 from node.link.client import check_genesis
-from node.model.device import autocast, pick_device
+from node.model.device import autocast, device_name, pick_device
 from node.model.effort import Effort
 from node.model.spec import ModelSpec, build, parameter_count
 from node.ranks.channel import RankLost
@@ -130,11 +130,13 @@ def join(
     agree: Callable[[Request], None] = lambda asked: None,
     *,
     anchor: bool = False,
+    copies: bool = False,
     stage: Stage | None = None,
 ) -> Outcome:
     """Take part in a run until the run is finished, or Ctrl-C. Raises a SwarmentumError that names the fault.
 
-    An `anchor` applies the others' votes and does not train; it serves the last state until Ctrl-C. `agree` gets the run's
+    An `anchor` applies the others' votes and does not train; it serves the last state until Ctrl-C. A peer that `copies` ends
+    with the first state that is as new as the log is now. `agree` gets the run's
     requests of this machine before anything is built, and raises if the person does not agree. In a peer of several ranks this
     is rank 0; the others `follow`. `stage` shows the terminal view, once there is something to see.
     """
@@ -144,7 +146,7 @@ def join(
     stop = Stop(stage.close)
     try:
         with stop.listening(), _leading(settings) as lead, stage:
-            return _Peer(invite, settings, stop, stage, lead, anchor=anchor).run(export_to, agree)
+            return _Peer(invite, settings, stop, stage, lead, anchor=anchor, copies=copies).run(export_to, agree)
     finally:
         lock.close()
 
@@ -173,9 +175,10 @@ class _Peer:
         lead: Lead | None = None,
         *,
         anchor: bool = False,
+        copies: bool = False,
     ) -> None:
         self.invite, self.settings, self.stop, self.lead, self.anchor = invite, settings, stop, lead, anchor
-        self.stage = stage
+        self.stage, self.copies, self.trains = stage, copies, not (anchor or copies)
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
         self.folder = settings.home / "runs" / folder_of(invite.run_id)
@@ -199,12 +202,12 @@ class _Peer:
                 facts = swarm.connect(anchor=self.anchor)
                 config = check_genesis(facts.genesis, self.invite)
                 self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
-                asked = request(config, self.settings, os.path.exists, trains=not self.anchor)
+                asked = request(config, self.settings, os.path.exists, trains=self.trains)
                 fork = fork_values(facts.genesis)
                 agree(asked if fork is None else replace(asked, fork=fork_words(fork)))
                 device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
                 ranks = 1 if self.lead is None else self.lead.ranks
-                micro_batch = fit.check(config, self.settings, self.folder, device, trains=not self.anchor, ranks=ranks)
+                micro_batch = fit.check(config, self.settings, self.folder, device, trains=self.trains, ranks=ranks)
                 text, replica, samples = self._build(config, device)
             trainer = self._trainer(config, replica, swarm, samples, facts, micro_batch)
             summary = trainer.summary
@@ -303,8 +306,8 @@ class _Peer:
         return text, replica, None if tokens is None else Samples(tokens, config.data.context, config.seed)
 
     def _text(self, config: RunConfig) -> tuple[Text, Tokens | None]:
-        """The run's training text; an anchor needs only its vocabulary."""
-        if self.anchor:
+        """The run's training text; a peer that does not train needs only its vocabulary."""
+        if not self.trains:
             return Text(config.data.source, load_tokenizer(config.data.tokenizer)), None
         source = self.settings.data or config.data.source
         path = None if source == STANDARD_LIBRARY else Path(source)
@@ -363,7 +366,7 @@ class _Peer:
             replica,
             swarm,
             samples,
-            Summary(self.identity.peer_id, _device_name(replica.device, ranks)),
+            Summary(self.identity.peer_id, device_name(replica.device, ranks)),
             self.stop,
             patience_seconds=settings.overlay().patience_seconds,
             micro_batch=micro_batch,
@@ -375,6 +378,7 @@ class _Peer:
             archive=archive,
             snapshots_kept=settings.snapshots_kept,
             start=start_of(facts.genesis),
+            copy_at=facts.head_step if self.copies else None,
         )
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:
@@ -389,8 +393,3 @@ class _Peer:
             "optimizer": json.dumps(config.optimizer.model_dump()),
         }
         return export(replica.whole_model(), text.tokenizer, path, card)
-
-
-def _device_name(device: torch.device, ranks: int) -> str:
-    name = f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
-    return name if ranks == 1 else f"{ranks} x {name}"

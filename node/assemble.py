@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Event
 from node.swarm.session import REAL, Outside, Session, build
+from node.training.copier import Copier
 from node.training.keeper import SNAPSHOTS_KEPT
 from node.training.loop import Trainer
 from node.training.recovery import Stopping
@@ -117,8 +119,9 @@ def assemble(
     behind: bool = True,
     snapshots_kept: int = SNAPSHOTS_KEPT,
     start: StartingState | None = None,
+    copy_at: int | None = None,
 ) -> Trainer:
-    """The peer's training side, once the model is built. See `Trainer` for the arguments.
+    """The peer's training side, once the model is built. See `Trainer` for the arguments; `copy_at`: a `Copier`.
 
     `start`: of a fork. This peer looks for it among its snapshots of the parent run, in the folder beside `home.folder`.
     """
@@ -126,7 +129,8 @@ def assemble(
     begins = None
     if start is not None:
         begins = Start(start, replica.run_id, home.store, home.folder.with_name(folder_of(start.run_id)) / PIECES)
-    return Trainer(
+    make = Trainer if copy_at is None else partial(Copier, copy_at=copy_at)
+    return make(
         config=config,
         replica=replica,
         swarm=swarm,

@@ -87,7 +87,7 @@ def request(
         run=config.name,
         steps=config.clock.steps,
         model=_model(config.model),
-        data=_data(config, settings) if trains else "not needed: an anchor does not train",
+        data=_data(config, settings) if trains else "not needed: nothing is trained here",
         tokenizer="bytes" if place is Place.HERE else f"{_shown(tokenizer)}, {place.value}",
         wants=tuple(wants),
         downloads=place is Place.HUB,

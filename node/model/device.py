@@ -43,3 +43,9 @@ def autocast(device: torch.device, choice: str = "auto") -> torch.autocast:
         raise DeviceError(f"precision = 'bf16': {device} has no bf16 units; use 'fp32'")
     enabled = choice == "bf16" or (choice == "auto" and native)
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+def device_name(device: torch.device, ranks: int) -> str:
+    """As other peers see it: `cpu`, `cuda: NVIDIA H100`, `2 x cpu`."""
+    name = f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
+    return name if ranks == 1 else f"{ranks} x {name}"

@@ -119,13 +119,17 @@ class Trainer:
                 self.micro_batch, self.autocast, self.stopping, self.log,
             )  # fmt: skip
 
+    @property
+    def is_anchor(self) -> bool:
+        """Whether this peer applies votes only."""
+        return self.samples is None
+
     # ---- the run -----------------------------------------------------------------------------------------------------
 
     def enter(self, bootstrap: Sequence[str]) -> None:
         """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
         replica = self.replica
-        anchor = self.samples is None
-        about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, anchor)
+        about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, self.is_anchor)
         welcome = self.swarm.join(about, bootstrap)
         self.recovery.begin(welcome.snapshots, welcome.head_step)
         try:
@@ -182,7 +186,7 @@ class Trainer:
 
     def _heed(self) -> None:
         """Tell the coordinator if the owner has paused this peer, or lets it take part again."""
-        if self.wishes.paused == self.paused or self.samples is None:
+        if self.wishes.paused == self.paused or self.is_anchor:
             return
         self.paused = self.wishes.paused
         self.swarm.paused(self.paused)
@@ -275,10 +279,8 @@ class Trainer:
         tick, result = opened.tick, ready.result
         started = time.monotonic()
         if self.vote_size is not None:
-            before, size = (
-                self.replica.size,
-                self.vote_size.fit(self.swarm.counters.arrivals.milliseconds, 1000 * ready.seconds),
-            )
+            before, arrivals = self.replica.size, self.swarm.counters.arrivals
+            size = self.vote_size.fit(arrivals.milliseconds, 1000 * ready.seconds)
             if size != before:
                 self.log.info("votes fit the uplink", step=tick.step, size=size, before=before)
                 self.replica.size = size
@@ -356,8 +358,7 @@ class Trainer:
             self.keeper.snapshot(kept=True)
             self.keeper.flush()  # the run is over, so no other peer waits for this one
         elif step % clock.snapshot_every == 0 and self.swarm.committed_step < step + clock.snapshot_every:
-            anchor, me = self.samples is None, public_key_of(self.summary.id)
-            self.keeper.snapshot(kept=anchor or me in drawn(signed))
+            self.keeper.snapshot(kept=self.is_anchor or public_key_of(self.summary.id) in drawn(signed))
         if (step + clock.snapshot_every // 2) % clock.snapshot_every == 0:
             self.keeper.private()
 

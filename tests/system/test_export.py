@@ -1,0 +1,58 @@
+"""`swarmentum export`: the model of a run that goes on, taken by a program that trains nothing. Real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, processes_with
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+RUN = f"""
+name = "copied"
+{TINY_MODEL}
+[data]
+source = "DATA"
+context = 32
+[clock]
+steps = 100000
+batch_samples = 8
+min_peers = 1
+snapshot_every = 20
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+
+
+def test_a_run_s_model_is_had_while_it_goes_on(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(Path(json.__file__).read_bytes())
+    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)))
+    try:
+        swarm.join("ada", "--allow-data")
+        swarm.wait_step("ada", 25)
+        folder = tmp_path / "model"
+        home = ("--home", str(tmp_path / "copier"), "--listen", "127.0.0.1:0", "--threads", "1")
+        command = [sys.executable, "-m", "node", "export", swarm.link, str(folder), *home, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr[-2000:]
+        told = json.loads(done.stdout.splitlines()[-1])
+        swarm.wait_step("ada", told["step"] + 5)
+        assert told["step"] >= 25
+        assert digests_by_step(swarm.steps("ada"))[told["step"]] == {told["digest"]}, "it is not the run's state"
+        after = [line for line in swarm.steps("ada") if line["step"] > 25]
+        assert all(line["accepted"] for line in after), "the copy cost the run a step"
+        assert all(line["peers"] == 1 for line in after), "the copier took part"
+        card = (folder / "README.md").read_text()
+        assert told["digest"] in card
+        from transformers import AutoModelForCausalLM
+
+        assert sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder).parameters()) > 50_000
+    finally:
+        swarm.close()
+    assert processes_with(str(tmp_path)) == [], "something was left running"
