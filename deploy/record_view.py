@@ -7,8 +7,10 @@ picture after some time. The picture loads nothing from elsewhere.
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,12 +52,10 @@ def main() -> None:
             swarm.close()
 
 
-def record(link: str, folder: Path, join: object) -> None:
+def record(link: str, folder: Path, join: Callable[[str], object]) -> None:
     """Join as a person with a terminal, beside two other peers, until the picture is there."""
-    from tests.system.local_swarm import wait_for
-    from tests.system.terminal import CTRL_C, Terminal
+    from tests.system.terminal import Terminal
 
-    assert callable(join)
     for name in ("ada", "bob"):
         join(name)
     place = {"TEXTUAL_SCREENSHOT_LOCATION": str(folder), "TEXTUAL_SCREENSHOT_FILENAME": "view.svg"}
@@ -63,8 +63,8 @@ def record(link: str, folder: Path, join: object) -> None:
     environment = {**place, "TEXTUAL_SCREENSHOT": str(AFTER_SECONDS), "HOME": str(home)}
     at = ("--listen", "127.0.0.1:0", "--threads", "1", "--allow-code", "--yes")
     with Terminal("node", "join", link, *at, environment=environment, size=SIZE) as terminal:
-        wait_for("picture", (folder / "view.svg").exists, SECONDS_MAX)
-        terminal.type(CTRL_C)
+        terminal.wait_for("picture", (folder / "view.svg").exists, SECONDS_MAX)
+        terminal.signal(signal.SIGTERM)
         terminal.seconds_to_end(60.0)
     drawn = (folder / "view.svg").read_text()
     PICTURE.write_text(FONTS.sub("", drawn).replace(str(folder), ""))
