@@ -19,6 +19,7 @@ SIZE = (92, 28)
 AFTER_SECONDS = 75
 SECONDS_MAX = 900.0
 FONTS = re.compile(r"@font-face \{.*?\}\s*", re.S)
+WIDTH = re.compile(r' textLength="[^"]*"')
 RUN = """
 name = "evening-run"
 [model]
@@ -67,8 +68,14 @@ def record(link: str, folder: Path, join: Callable[[str], object]) -> None:
         terminal.signal(signal.SIGTERM)
         terminal.seconds_to_end(60.0)
     drawn = (folder / "view.svg").read_text()
-    PICTURE.write_text(FONTS.sub("", drawn).replace(str(folder), ""))
+    PICTURE.write_text("\n".join(short(line, str(folder)) for line in FONTS.sub("", drawn).splitlines()) + "\n")
     print(f"{PICTURE.relative_to(ROOT)}: {PICTURE.stat().st_size} bytes")
+
+
+def short(line: str, folder: str) -> str:
+    """Without the temporary folder, and without the width that the longer text had."""
+    parts = line.split("<text")
+    return "<text".join(WIDTH.sub("", it).replace(folder, "") if folder in it else it for it in parts)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ async def test_the_first_look_has_everything(peer: Peer, tmp_path: Path, size: t
         await wait_for(view, pilot, "p Pause")
         window = "\n".join(rows(view))
         for text in (
-            "owners", "step 24 of 1,000", "state    counted", "here for 2 min; about 6 min left, 0.34 s a step", "4.0641",
+            "owners", "step 24 of 1,000", "state    counted", "here for 2 min; about 5 min left, 0.34 s a step", "4.0641",
             "vote     step 24: accepted, 3 of 6 samples", "2.3 k tokens, 72 samples; 50 % of the swarm in the last steps",
             "up       -/s, 19 kB in total", "down     -/s, 18 kB in total",
             "cpu, 93 % busy, 665 MB for this peer, 3.2 GB of 25 GB in use",
