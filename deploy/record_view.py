@@ -7,8 +7,10 @@ picture after some time. The picture loads nothing from elsewhere.
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,6 +19,7 @@ SIZE = (92, 28)
 AFTER_SECONDS = 75
 SECONDS_MAX = 900.0
 FONTS = re.compile(r"@font-face \{.*?\}\s*", re.S)
+WIDTH = re.compile(r' textLength="[^"]*"')
 RUN = """
 name = "evening-run"
 [model]
@@ -50,12 +53,10 @@ def main() -> None:
             swarm.close()
 
 
-def record(link: str, folder: Path, join: object) -> None:
+def record(link: str, folder: Path, join: Callable[[str], object]) -> None:
     """Join as a person with a terminal, beside two other peers, until the picture is there."""
-    from tests.system.local_swarm import wait_for
-    from tests.system.terminal import CTRL_C, Terminal
+    from tests.system.terminal import Terminal
 
-    assert callable(join)
     for name in ("ada", "bob"):
         join(name)
     place = {"TEXTUAL_SCREENSHOT_LOCATION": str(folder), "TEXTUAL_SCREENSHOT_FILENAME": "view.svg"}
@@ -63,12 +64,18 @@ def record(link: str, folder: Path, join: object) -> None:
     environment = {**place, "TEXTUAL_SCREENSHOT": str(AFTER_SECONDS), "HOME": str(home)}
     at = ("--listen", "127.0.0.1:0", "--threads", "1", "--allow-code", "--yes")
     with Terminal("node", "join", link, *at, environment=environment, size=SIZE) as terminal:
-        wait_for("picture", (folder / "view.svg").exists, SECONDS_MAX)
-        terminal.type(CTRL_C)
+        terminal.wait_for("picture", (folder / "view.svg").exists, SECONDS_MAX)
+        terminal.signal(signal.SIGTERM)
         terminal.seconds_to_end(60.0)
     drawn = (folder / "view.svg").read_text()
-    PICTURE.write_text(FONTS.sub("", drawn).replace(str(folder), ""))
+    PICTURE.write_text("\n".join(short(line, str(folder)) for line in FONTS.sub("", drawn).splitlines()) + "\n")
     print(f"{PICTURE.relative_to(ROOT)}: {PICTURE.stat().st_size} bytes")
+
+
+def short(line: str, folder: str) -> str:
+    """Without the temporary folder, and without the width that the longer text had."""
+    parts = line.split("<text")
+    return "<text".join(WIDTH.sub("", it).replace(folder, "") if folder in it else it for it in parts)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ class Swarm:
 
     def __init__(self, make: Any, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        # No SimpleQueue: in CPython 3.11 its `get` waits for ever if a signal's handler outlasts the timeout.
+        self._events: queue.Queue[Event] = queue.Queue()
         self._room = asyncio.Semaphore(EVENTS_MAX)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)

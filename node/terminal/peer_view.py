@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import threading
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -33,6 +35,7 @@ ASK_SECONDS = 1.0
 SILENT_SECONDS = 5.0
 """A peer that has not answered for so long is shown as silent; it may be busy compiling, or stopped."""
 SAID_SECONDS = 6.0
+END_SECONDS_MAX = 3.0
 STEPS_SHOWN = 50
 HELP = """\
 p   pause: stop training, and keep the place in the run
@@ -115,6 +118,7 @@ class PeerView(View):
         super().on_mount()
         if self._life is not None:
             asyncio.get_running_loop().add_reader(self._life, self.end)
+            threading.Thread(target=_end_with, args=(self._life,), daemon=True).start()
         self.fact("state").say("starting", "wait")
         self.set_interval(ASK_SECONDS, self.ask)
         self.ask()
@@ -224,6 +228,13 @@ ANSWERS = {
     "finish": "ending after the open step",
     "leave": "leaving at step {step}",
 }
+
+
+def _end_with(life: int) -> None:
+    """End this process with the peer's, also if the window takes no output: then the view itself is stuck in writing."""
+    select.select([life], [], [])
+    time.sleep(END_SECONDS_MAX)
+    os._exit(1)
 
 
 def _event(line: Mapping[str, Any]) -> tuple[str, str, str]:

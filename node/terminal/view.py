@@ -18,6 +18,7 @@ from protos.signals import EXIT_INTERRUPTED
 class View(App[int]):
     """Its return value is an exit code. The mouse is left to the terminal, so that text can be selected."""
 
+    TITLE = "swarmentum"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = []
     HELP_TEXT: ClassVar[str] = ""

@@ -81,6 +81,11 @@ def view_of(home: Path) -> int:
     return 0
 
 
+def writes(pid: int) -> bool:
+    """Whether a thread of the process waits for its window to take what it writes."""
+    return any("write" in (task / "wchan").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
+
+
 def check_end(terminal: Terminal, home: Path, code: int) -> str:
     """Soon, with its code; the terminal as it was, no process left, and the words after the view. Gives these words."""
     assert terminal.seconds_to_end(60.0) < STOP_SECONDS_MAX
@@ -182,6 +187,28 @@ def test_a_peer_that_is_killed_leaves_the_terminal_in_order(swarm: LocalSwarm, t
         after = terminal.look().rpartition("\x1b[?1049h")[2]
         assert "\x1b[?1049l" in after
         assert "\x1b[?25h" in after
+
+
+@pytest.mark.nightly
+def test_a_window_that_takes_no_output_holds_up_nothing(swarm: LocalSwarm, tmp_path: Path) -> None:
+    """Ctrl-S, or a `screen` that is stopped: nobody reads what the view writes."""
+    with join(another_run(swarm, tmp_path, 1000000), tmp_path) as terminal:
+        terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
+        wait_for("a full window", lambda: writes(view_of(tmp_path)), 120.0)
+        step = call(tmp_path, "me")["step"]
+        wait_for("steps", lambda: call(tmp_path, "me")["step"] > step + 5)
+        os.kill(terminal.pid, signal.SIGTERM)
+
+        def ended() -> bool:
+            """Without a look at the window."""
+            pid, status = os.waitpid(terminal.pid, os.WNOHANG)
+            if pid:
+                terminal.code = os.waitstatus_to_exitcode(status)
+            return bool(pid)
+
+        wait_for("end", ended, STOP_SECONDS_MAX + 5)
+        assert terminal.code == 130
+        assert not view_of(tmp_path)
 
 
 @pytest.mark.nightly

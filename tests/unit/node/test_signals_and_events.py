@@ -1,0 +1,46 @@
+"""The training thread waits for events with a deadline, whatever signals come meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from node.swarm.api import Swarm
+
+
+async def _nothing(**_: object) -> None:
+    return None
+
+
+@pytest.fixture
+def swarm() -> Iterator[Swarm]:
+    swarm = Swarm(lambda emit: SimpleNamespace(stop=_nothing), lambda: False)
+    yield swarm
+    swarm.close(leaving=False)
+
+
+def test_a_handler_that_outlasts_the_deadline_does_not_make_the_wait_endless(swarm: Swarm) -> None:
+    """`queue.SimpleQueue.get` of CPython 3.11 waits for ever then: a closed window did not end its peer."""
+    waited = threading.Event()
+
+    def end_the_wait() -> None:
+        if not waited.wait(10.0):
+            swarm._events.put(SimpleNamespace())  # type: ignore[arg-type] # so that the test ends, and fails
+
+    rescue = threading.Thread(target=end_the_wait)
+    rescue.start()
+    before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.4))
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        found = swarm.next_event(0.3)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+        waited.set()
+        rescue.join()
+    assert found is None
