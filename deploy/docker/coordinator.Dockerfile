@@ -19,4 +19,4 @@ VOLUME /var/lib/swarmentum
 EXPOSE 7700 9100
 HEALTHCHECK --interval=30s --timeout=10s --start-period=20s CMD ["swarmentum-coordinator", "health", "--live"]
 ENTRYPOINT ["swarmentum-coordinator"]
-CMD ["serve", "--json", "--metrics-listen", "0.0.0.0:9100"]
+CMD ["serve", "--json", "--metrics-listen", "0.0.0.0:9100", "--web-listen", "none"]
