@@ -1,5 +1,5 @@
 # make demo    set up, then train a small model with a real swarm on this machine
-# make test    set up, then run the tests
+# make test    set up, then run the tests (LONG=1: the long ones, too)
 # make check   linters, types, import rules, generated code
 # make attack  attack a fresh swarm with free identities, floods and lies
 # make sim     replay a seed of the simulator: make sim SEED=17
@@ -42,16 +42,17 @@ install: .venv/.node ## Make .venv with the two commands.
 demo: .venv/.node ## Train a small model with a real swarm on this machine (about two minutes).
 	$(BIN)/swarmentum demo $(DEMO)
 
-# Tests of one process run a file on each core; tests that start swarms of their own run after them, two files at a time. The
-# longest tests run at night.
+# Tests of one process run a file on each core; tests that start swarms of their own run after them, two files at a time. Long
+# tests run with LONG=1, as in .ci/run; the longest run at night.
 SWARMS = tests/system tests/interop tests/attack
+CHOSEN = not nightly$(if $(LONG),, and not long)
 
-test: .venv/.dev ## Run the tests; arguments in ARGS.
+test: .venv/.dev ## Run the tests; arguments in ARGS. LONG=1: long tests, too.
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	$(BIN)/python -m pytest -m "not nightly" -n auto --dist loadfile --durations=15 $(addprefix --ignore=,$(SWARMS))
-	$(BIN)/python -m pytest -m "not nightly" -n 2 --dist loadfile --durations=15 $(SWARMS)
+	$(BIN)/python -m pytest -m "$(CHOSEN)" -n auto --dist loadfile --durations=15 $(addprefix --ignore=,$(SWARMS))
+	$(BIN)/python -m pytest -m "$(CHOSEN)" -n 2 --dist loadfile --durations=15 $(SWARMS)
 endif
 
 nightly: .venv/.dev ## Run all tests, the long ones too and with new random examples, and three minutes of faults.

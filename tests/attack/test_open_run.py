@@ -73,6 +73,7 @@ def play(folder: Path, steps: int, attack: str | None) -> tuple[LocalSwarm, floa
 
 
 @pytest.mark.parametrize("steps", [80, pytest.param(200, marks=pytest.mark.nightly)])
+@pytest.mark.long
 def test_eight_fakes_harm_nothing_in_a_run_of_three_with_an_anchor(tmp_path: Path, steps: int) -> None:
     started = time.monotonic()
     calm, calm_loss, _ = play(tmp_path / "calm", steps, None)

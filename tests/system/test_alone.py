@@ -48,6 +48,7 @@ def test_the_last_peer_is_killed_and_the_run_goes_on_from_its_disk(tmp_path: Pat
         swarm.close()
 
 
+@pytest.mark.long
 def test_a_peer_that_ends_because_nobody_answers_keeps_its_momentum(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(Path(os.__file__).read_bytes())

@@ -85,6 +85,7 @@ def test_a_machine_without_a_run(tmp_path: Path) -> None:
     assert by_name(json.loads(wrong.stdout))["device"]["verdict"] == "problem"
 
 
+@pytest.mark.long
 def test_a_machine_and_a_run_that_goes_on(swarm: LocalSwarm, tmp_path: Path) -> None:
     swarm.join("ada")
     swarm.wait_step("ada", 6)

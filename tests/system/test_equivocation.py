@@ -49,6 +49,7 @@ def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
     assert processes_with(str(tmp_path)) == [], "something was left running"
 
 
+@pytest.mark.long
 def test_both_halves_stop_with_the_evidence(swarm: LocalSwarm) -> None:
     first = swarm.processes["coordinator"]
     first.interrupt()

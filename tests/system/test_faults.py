@@ -159,6 +159,7 @@ def slow_source(swarm: LocalSwarm, name: str) -> list[dict[str, Any]]:
     return swarm.events(name, event)
 
 
+@pytest.mark.long
 def test_with_too_few_peers_the_run_waits_and_goes_on_at_the_same_step(swarm: LocalSwarm) -> None:
     swarm.processes["bob"].kill()
     waiting = wait_for(
@@ -176,6 +177,7 @@ def test_with_too_few_peers_the_run_waits_and_goes_on_at_the_same_step(swarm: Lo
 @pytest.mark.parametrize(
     "event", ["run found", pytest.param("model", marks=pytest.mark.nightly), "loading snapshot", "taking part"]
 )
+@pytest.mark.long
 def test_killed_while_joining_it_comes_back_at_once(swarm: LocalSwarm, event: str) -> None:
     """The same identity again, while the coordinator may still believe in the life before."""
     before = len(swarm.events("cyd", event)) if (swarm.folder / "cyd.log").exists() else 0
@@ -210,6 +212,7 @@ def test_killed_while_taking_snapshots(swarm: LocalSwarm) -> None:
     assert not list(pieces.glob(".incoming-*")), "half-written pieces were left"
 
 
+@pytest.mark.long
 def test_all_die_and_start_again_from_their_disks(swarm: LocalSwarm) -> None:
     names = ("ada", "bob", "cyd")
     there(swarm, *names)

@@ -70,6 +70,7 @@ def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
         swarm.close()
 
 
+@pytest.mark.long
 def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm: LocalSwarm) -> None:
     anchor, peers = swarm.anchor(), [swarm.join("ada"), swarm.join("bob")]
     for peer in peers:
@@ -119,6 +120,7 @@ def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_run_of_nan_names_the_command_that_goes_back_and_the_command_works(tmp_path: Path) -> None:
     swarm = AllowsCode(tmp_path, DIVERGES, "--anchor")
     try:

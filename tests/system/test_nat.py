@@ -146,6 +146,7 @@ def leaves_cleanly(swarm: NatSwarm, names: tuple[str, ...]) -> None:
         assert (code, summary["resyncs"]) == (130, 0)
 
 
+@pytest.mark.long
 def test_two_homes_behind_nats_and_a_public_peer_train_together(internet: Internet, tmp_path: Path) -> None:
     swarm = NatSwarm(tmp_path, internet, min_peers=3)
     try:
@@ -251,6 +252,7 @@ def test_a_home_whose_public_address_changes_goes_on(internet: Internet, tmp_pat
         internet.move("home1", PUBLIC[HOMES["home1"]])
 
 
+@pytest.mark.long
 def test_two_homes_train_through_nothing_but_a_relay_over_tcp(internet: Internet, tmp_path: Path) -> None:
     swarm = NatSwarm(tmp_path, internet, min_peers=2)
     try:

@@ -95,6 +95,7 @@ def wait_votes(swarm: LocalSwarm, name: str, more: int) -> None:
     wait_for(f"{more} votes of {name}", lambda: votes(swarm, name) >= wanted)
 
 
+@pytest.mark.long
 def test_two_ranks_are_one_peer_from_a_join_to_ctrl_c(make: Make) -> None:
     swarm = make("")
     swarm.join("ada")
@@ -170,6 +171,7 @@ def test_methods_with_more_state_on_two_ranks(make: Make, method: str) -> None:
     equal_so_far(swarm, "ada", "bob", "duo")
 
 
+@pytest.mark.long
 def test_a_peer_of_two_ranks_checks_others_and_is_found_good(make: Make) -> None:
     swarm = make("group_size = 8\n[trust]\nenabled = true", min_peers=3)
     swarm.join("ada")
