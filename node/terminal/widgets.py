@@ -16,7 +16,7 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Sparkline, Static
 
-STYLES = {"good": "bright_green", "wait": "yellow", "bad": "bold red", "": ""}
+STYLES = {"good": "#4ec96a", "wait": "#e5c454", "bad": "bold #ff6b6b", "": ""}
 LABEL_CELLS = 9
 
 
@@ -35,7 +35,7 @@ class Heading(Widget):
         left = Text(self.name_shown, style="bold", no_wrap=True)
         left.truncate(max(width - right.cell_len - 2, 0), overflow="ellipsis", pad=True)
         done = round(width * min(max(self.part, 0.0), 1.0))
-        bar = Text().append("━" * done, style="bright_green").append("━" * (width - done), style="dim")
+        bar = Text().append("━" * done, style=STYLES["good"]).append("━" * (width - done), style="dim")
         return Text("\n").join([left.append("  ").append(right), bar])
 
 
