@@ -30,7 +30,7 @@ from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, serve
 from tests.unit.coordinator.test_machine import clocks, happenings, play
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
-FINGERPRINT = "07d59b89058d8850"
+FINGERPRINT = "7a1e283f66022439"
 
 
 def fresh_of(harness: Harness) -> Run:
