@@ -146,7 +146,7 @@ def leaves_cleanly(swarm: NatSwarm, names: tuple[str, ...]) -> None:
         assert (code, summary["resyncs"]) == (130, 0)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_two_homes_behind_nats_and_a_public_peer_train_together(internet: Internet, tmp_path: Path) -> None:
     swarm = NatSwarm(tmp_path, internet, min_peers=3)
     try:

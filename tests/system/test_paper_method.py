@@ -13,7 +13,7 @@ from tests.system.test_methods import RUN
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_peers_of_different_k_stay_equal_and_a_late_one_joins(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(Path(os.__file__).read_bytes())

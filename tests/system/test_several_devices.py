@@ -171,7 +171,7 @@ def test_methods_with_more_state_on_two_ranks(make: Make, method: str) -> None:
     equal_so_far(swarm, "ada", "bob", "duo")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_peer_of_two_ranks_checks_others_and_is_found_good(make: Make) -> None:
     swarm = make("group_size = 8\n[trust]\nenabled = true", min_peers=3)
     swarm.join("ada")

@@ -54,7 +54,7 @@ def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
 
 
 @pytest.mark.parametrize("honest", [2, pytest.param(5, marks=pytest.mark.nightly)])
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_offender_is_excluded_and_everybody_else_goes_on(swarm: LocalSwarm, honest: int) -> None:
     names = ["ada", "bob", "cyd", "dan", "eve"][:honest]
     for name in names:

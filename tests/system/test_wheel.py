@@ -41,7 +41,7 @@ def test_both_commands_are_there(installed: Path, tmp_path: Path, command: str) 
     assert "Usage" in run([sys.executable, str(installed / "bin" / command), "--help"], tmp_path, installed)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_short_demo_runs_from_it(installed: Path, tmp_path: Path) -> None:
     where = run([sys.executable, "-c", "import node, coordinator, protos; print(node.__file__)"], tmp_path, installed)
     assert Path(where.strip()).is_relative_to(installed), "the checkout was imported instead"
