@@ -88,6 +88,7 @@ class Connections:
                 addresses, self._announced = found, 0.0
                 self._neighbours.moved(found)
             await self._announce(list(addresses))
+            await self._host.meet()  # also peers that dialled this one, or that p2pd dialled when it started
             here = await self._host.connected()
             lacking = self._lacking(here)
             if lacking - self._lacked:  # a peer is new, or gone: look for it soon

@@ -10,7 +10,6 @@ import os
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,6 @@ deadline_ms_max = 20000
 bootstrap = [BOOTSTRAP]
 """
 PEERS = ("ada", "bob", "cyd")
-UNHEARD_SECONDS_MAX = 25.0
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +101,8 @@ def test_a_killed_peer_costs_the_others_at_most_two_steps_and_comes_back(swarm: 
     wait_for("vote of cyd", lambda: sum(line["accepted"] for line in swarm.steps("cyd")) > before)
     since = swarm.events("cyd", "taking part")[lives]["step"]
     counts = next(line["step"] for line in swarm.steps("cyd") if line["step"] >= since and line["accepted"])
-    # The others' QUIC connections to its former life live on for 30 s: nothing may be sent into them. Steps of a busy machine
-    # are short beside what its peers have to catch up with, so a few seconds are no fault, either.
-    took_part = datetime.fromisoformat(swarm.events("cyd", "taking part")[lives]["timestamp"])
-    heard = next(line for line in swarm.events("cyd", "step") if line["step"] == counts and line["accepted"])
-    seconds = (datetime.fromisoformat(heard["timestamp"]) - took_part).total_seconds()
-    text = f"cyd took part from step {since} on, and was not heard before step {counts}, {seconds:.1f} s later"
-    assert counts - since <= 6 or seconds < UNHEARD_SECONDS_MAX, text
+    # the others' QUIC connections to its former life live on for 30 s: nothing may be sent into them
+    assert counts - since <= 6, f"cyd took part from step {since} on, and was not heard before step {counts}"
     # who is a step behind for a moment is syncing
     wait_for(
         "cyd ready", lambda: (identity.peer_id, "ready") in {(p["id"], p["phase"]) for p in swarm.status()["peers"]}

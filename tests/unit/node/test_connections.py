@@ -1,0 +1,91 @@
+"""What a peer does about its connections in each round. No p2pd."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from node.overlay import connections as module
+from node.overlay.connections import Connections
+
+
+class Overlay:
+    """A host whose p2pd connected everybody when it started, the DHT, and a run that lacks nobody."""
+
+    def __init__(self) -> None:
+        self.peer_id = "me"
+        self.done: list[str] = []
+
+    async def addresses(self) -> list[str]:
+        return ["/ip4/127.0.0.1/tcp/1/p2p/me"]
+
+    async def connected(self) -> dict[str, bool]:
+        return {"ada": True}
+
+    async def meet(self) -> None:
+        self.done.append("meet")
+
+    async def announce(self, addresses: list[str]) -> bool:
+        self.done.append("announce")
+        return True
+
+    async def peers(self) -> dict[bytes, tuple[str, ...]]:
+        self.done.append("look")
+        return {}
+
+    async def start(self, known: list[str]) -> None:
+        self.done.append("start")
+
+    def forget(self) -> None:
+        self.done.append("forget")
+
+    def wanted(self) -> set[str]:
+        return set()
+
+    def moved(self, addresses: tuple[str, ...]) -> None:
+        pass
+
+    def log(self, event: str, **facts: object) -> None:
+        pass
+
+
+async def rounds(overlay: Overlay, more: int) -> None:
+    until = overlay.done.count("meet") + more
+    async with asyncio.timeout(10):
+        while overlay.done.count("meet") < until:
+            await asyncio.sleep(0)
+
+
+def made(overlay: Overlay) -> Connections:
+    host: Any = overlay
+    return Connections(host, bytes(32), overlay, lambda _host, _run: host)  # type: ignore[arg-type]
+
+
+async def test_a_peer_tells_its_life_also_to_peers_that_it_need_not_look_for() -> None:
+    """A peer came back, p2pd connected it at once, and nobody was lacking: the others sent into its former life for 15 s."""
+    overlay = Overlay()
+    running = asyncio.ensure_future(made(overlay).keep_forever())
+    try:
+        await rounds(overlay, 1)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert "look" not in overlay.done
+
+
+async def test_a_new_dht_learns_the_addresses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DISCOVER_SECONDS", 0.0)
+    overlay = Overlay()
+    connections = made(overlay)
+    running = asyncio.ensure_future(connections.keep_forever())
+    try:
+        await rounds(overlay, 3)
+        assert overlay.done.count("announce") == 1, "the addresses are there, and they have not changed"
+        await connections.restart([])
+        await rounds(overlay, 3)
+        assert overlay.done.count("announce") == 2
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
