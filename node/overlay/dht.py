@@ -219,8 +219,10 @@ class Discovery:
         return run_key(self._run_id)
 
     async def announce(self, addresses: list[str]) -> bool:
-        """Publish this peer's addresses; the record is valid for DHT_RECORD_SECONDS."""
+        """Publish this peer's addresses; the record is valid for DHT_RECORD_SECONDS. Nobody is told before `start`."""
         assert self._run_id is not None, "a relay has no run"
+        if self._node is None:
+            return False
         self._sequence += 1
         own = [address.text for address in usable(addresses, self._host.peer_id)]
         record = update_pb2.PeerRecord(addresses=own, sequence=self._sequence)
@@ -237,8 +239,10 @@ class Discovery:
             return False
 
     async def peers(self) -> dict[bytes, tuple[str, ...]]:
-        """The addresses of the peers whose records are still valid, by public key."""
+        """The addresses of the peers whose records are still valid, by public key. Nobody is known before `start`."""
         assert self._run_id is not None, "a relay has no run"
+        if self._node is None:
+            return {}
         try:
             found = await asyncio.wait_for(self._node.get(self._key, latest=True), DHT_SECONDS_MAX)
         except (TimeoutError, OSError):

@@ -9,6 +9,7 @@ import pytest
 
 from node.overlay import connections as module
 from node.overlay.connections import Connections
+from node.overlay.dht import Discovery
 
 
 class Overlay:
@@ -89,3 +90,32 @@ async def test_a_new_dht_learns_the_addresses_at_once(monkeypatch: pytest.Monkey
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_round_while_the_new_dht_joins_the_others_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """p2pd had been restarted, and a round came before the new DHT node was there: the peer ended with a bug."""
+    monkeypatch.setattr(module, "DISCOVER_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(module, "DISCOVER_SECONDS", 0.0)
+    overlay, joined = Overlay(), asyncio.Event()
+
+    class Joining(Discovery):
+        async def start(self, bootstrap: list[str]) -> None:
+            await joined.wait()
+
+    host: Any = overlay
+    made_next: list[Any] = [host, Joining(host, bytes(32))]
+    connections = Connections(host, bytes(32), overlay, lambda _host, _run: made_next.pop(0))  # type: ignore[arg-type]
+    restarting = asyncio.ensure_future(connections.restart([]))
+    await asyncio.sleep(0)  # the old DHT node is forgotten, and the new one joins
+    running = asyncio.ensure_future(connections.keep_forever())
+    try:
+        await rounds(overlay, 3)
+        assert not running.done()
+        assert not restarting.done()
+        assert "announce" not in overlay.done
+        joined.set()
+        await restarting
+    finally:
+        running.cancel()
+        restarting.cancel()
+        await asyncio.gather(running, restarting, return_exceptions=True)
