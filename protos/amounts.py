@@ -1,4 +1,4 @@
-"""Amounts for people's eyes: bytes and counts in their largest unit, with two or three figures. Pure."""
+"""Amounts for people's eyes: bytes, counts and times in their largest unit, with two or three figures. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 COUNTS = ("", " k", " M", " G", " T")
 STEP = 1000
 FIGURES_BELOW = 10
+MINUTE, HOUR, DAY = 60, 3600, 86_400
 
 
 def amount(size: float) -> str:
@@ -20,6 +21,17 @@ def count(things: float) -> str:
     """A number of things: `640`, `1.2 M`, `85 M`."""
     number, unit = _largest(things, COUNTS)
     return f"{number}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `14 min`, `2 h 12 min`, `3 d 4 h`."""
+    if seconds < MINUTE:
+        return f"{seconds:.0f} s"
+    if seconds < HOUR:
+        return f"{seconds // MINUTE:.0f} min"
+    if seconds < DAY:
+        return f"{seconds // HOUR:.0f} h {seconds % HOUR // MINUTE:.0f} min"
+    return f"{seconds // DAY:.0f} d {seconds % DAY // HOUR:.0f} h"
 
 
 def _largest(value: float, units: Sequence[str]) -> tuple[str, str]:

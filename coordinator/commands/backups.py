@@ -14,7 +14,9 @@ from coordinator.store import backup as store
 from protos.console import lock_home
 from protos.errors import OperatorError
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup. Whoever has it can act as this coordinator.")]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The backup. A person who has it can act as this coordinator.")
+]
 
 
 def backup(file: File, home: Home = None, as_json: Json = False) -> None:

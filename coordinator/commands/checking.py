@@ -7,7 +7,7 @@ Refuses to build a model itself: `layout_of_run` asks the node package, if it is
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from coordinator.commands.operator import Operator
 from coordinator.commands.options import Json
 from coordinator.commands.planning import LayoutFacts, layout_of_run, planned, recipe_of, room_for_votes
 from protos import toml_file
+from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
 from protos.run_config import RunConfig, config_from_json
 
@@ -28,8 +29,6 @@ Place = tuple[str, ...]
 CURVE_COLUMNS = 40
 PEERS_SHOWN = 8
 BLOCKS = "▁▂▃▄▅▆▇█"
-HOUR = 3600
-DAY = 24 * HOUR
 MICRO_BATCH = 8
 """Samples at a time for the memory that `run check` prints: a peer's own default."""
 HEADS = ("num_attention_heads", "n_head")
@@ -178,30 +177,16 @@ def _show(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None, notes
 def _rows(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> Iterator[tuple[str, str]]:
     if facts is not None and cost is not None:
         yield "parameters", f"{facts.parameters:,}"
-        yield "payload, a peer and step", _bytes(facts.payload_bytes)
+        yield "payload, a peer and step", amount(facts.payload_bytes)
         yield (
             f"traffic, {cost.peers} peers, {cost.step_seconds:g} s a step",
-            f"{_bytes(cost.up_bytes_hour)} up, {_bytes(cost.down_bytes_hour)} down a peer and hour",
+            f"{amount(cost.up_bytes_hour)} up, {amount(cost.down_bytes_hour)} down a peer and hour",
         )
-        memory = "not known before the model is built" if cost.memory_bytes is None else _bytes(cost.memory_bytes)
+        memory = "not known before the model is built" if cost.memory_bytes is None else amount(cost.memory_bytes)
         yield f"memory, micro-batch {min(MICRO_BATCH, config.clock.batch_samples)}", memory
         if cost.disk_bytes is not None:
-            yield "disk", _bytes(cost.disk_bytes)
-        yield "the whole run", _time(cost.run_seconds)
+            yield "disk", amount(cost.disk_bytes)
+        yield "the whole run", duration(cost.run_seconds)
     tokens = config.clock.steps * config.clock.batch_samples * config.data.context
     yield "steps, tokens", f"{config.clock.steps:,}, {tokens:,}"
     yield f"learning rate, to {config.optimizer.lr:g}", curve(config)
-
-
-def _bytes(count: float) -> str:
-    power = 0
-    while count >= 1000 and power < 4:
-        count, power = count / 1000, power + 1
-    return f"{count:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def _time(seconds: float) -> str:
-    units: tuple[tuple[float, str], ...] = ((DAY, "days"), (HOUR, "hours"), (60, "minutes"))
-    large: Callable[[tuple[float, str]], bool] = lambda unit: seconds >= 2 * unit[0]  # noqa: E731
-    size, name = next(filter(large, units), (1.0, "seconds"))
-    return f"{seconds / size:.3g} {name}"

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from node.amounts import amount
 from node.commands.options import Json
 from node.control import words
 from node.control.call import call
+from protos.amounts import amount
 
 Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default: as for `swarmentum join`).")]
 OUTCOME_WORDS = {"accepted": "green", "paused": "yellow", "skipped": "red", "refused": "red", "late": "yellow"}

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from node import patience
-from node.amounts import amount
 from node.link.client import CoordinatorClient
 from node.terminal.stage import can_show
+from protos.amounts import amount
 from protos.errors import NetworkError, Refusal, RefusedError
 from protos.figures import loss_of
 from protos.identity import peer_id

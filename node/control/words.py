@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from node.amounts import amount, count
+from protos.amounts import MINUTE, amount, count, duration
 from protos.text import printable
 
 WHY_CHARACTERS_MAX = 120
@@ -17,7 +17,6 @@ NAME_CHARACTERS_MAX = 40
 DEVICE_CHARACTERS_MAX = 40
 LATELY_STEPS = 10
 """A peer is "counted" if the log counts its votes in each of so many last steps that it was asked in."""
-MINUTE, HOUR, DAY = 60, 3600, 86_400
 REACHED = {
     "public": "others can dial this peer",
     "private": "others cannot dial this peer",
@@ -168,14 +167,3 @@ def percent(part: float) -> str:
     if value == 0 or value >= 9.95:
         return f"{value:.0f} %"
     return f"{value:.1f} %" if value >= 0.1 else "under 0.1 %"
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `14 min`, `2 h 12 min`, `3 d 4 h`."""
-    if seconds < MINUTE:
-        return f"{seconds:.0f} s"
-    if seconds < HOUR:
-        return f"{seconds // MINUTE:.0f} min"
-    if seconds < DAY:
-        return f"{seconds // HOUR:.0f} h {seconds % HOUR // MINUTE:.0f} min"
-    return f"{seconds // DAY:.0f} d {seconds % DAY // HOUR:.0f} h"

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from node.amounts import amount
 from node.doctor.facts import Devices, Fault, Here
+from protos.amounts import amount
 
 DISK_BYTES_MIN = 2 * 10**9
 """Room for a small run: its snapshots, and other peers' votes since the last one."""

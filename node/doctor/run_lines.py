@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 
-from node.amounts import amount
 from node.doctor.facts import Fault, Found, Others, Reach, Seat
 from node.doctor.lines import Line, Verdict, unknown
 from node.doctor.predict import Prediction, predict
 from protos.address import Scope, scope_of, usable
+from protos.amounts import amount
 
 ROUND_TRIP_MS_MAX = 500.0
 """Beyond this, small models wait more for the coordinator than for their own gradients."""

@@ -28,6 +28,7 @@ from node.control.call import call
 from node.terminal.rates import Rates
 from node.terminal.view import View
 from node.terminal.widgets import Curve, Fact, Heading, Lines, Rule
+from protos.amounts import duration
 from protos.errors import SwarmentumError
 from protos.text import printable
 
@@ -147,7 +148,7 @@ class PeerView(View):
             return
         seconds = time.monotonic() - self._answered
         if seconds >= SILENT_SECONDS:
-            self.fact("state").say(f"no answer for {words.duration(seconds)}: {words.cut(why, 200)}", "bad")
+            self.fact("state").say(f"no answer for {duration(seconds)}: {words.cut(why, 200)}", "bad")
 
     def tell(self, told: Mapping[str, Any]) -> None:
         """Show what the peer said."""

@@ -18,10 +18,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import DataTable, Footer
 
-from node.amounts import amount
 from node.control import words
 from node.terminal.view import View
 from node.terminal.widgets import Curve, Fact, Heading, Rule
+from protos.amounts import amount, duration
 from protos.errors import NetworkError, SwarmentumError
 from protos.signals import EXIT_INTERRUPTED
 from protos.text import printable
@@ -158,7 +158,7 @@ class RunView(View):
     def away(self, why: str) -> None:
         """The coordinator does not answer."""
         if self.is_up:
-            since = words.duration(time.monotonic() - self._answered)
+            since = duration(time.monotonic() - self._answered)
             self.fact("state").say(f"no answer for {since}, asking again: {words.cut(why, 160)}", "bad")
 
     def tell(self, values: Values) -> None:
@@ -185,7 +185,7 @@ class RunView(View):
         if last <= first or now <= then:
             return "the time left is not known yet"
         pace = (now - then) / (last - first)
-        return f"about {words.duration(pace * (values['steps'] - last))} left, {pace:.2g} s a step"
+        return f"about {duration(pace * (values['steps'] - last))} left, {pace:.2g} s a step"
 
     def _show_peers(self, peers: Sequence[Values]) -> None:
         """Only cells that changed are drawn, so that the table keeps its place."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from node.amounts import amount, count
 from node.model.room import Room
 from node.model.size import BYTES_A_NUMBER, ModelSize
 from node.training.methods import demo_config
+from protos.amounts import amount, count
 from protos.optimizer_config import OptimizerConfig
 
 PART_USED_MAX: Final = 0.9

@@ -15,7 +15,7 @@ from protos.limits import UPDATE_HEADER_BYTES_MAX
 from tests.system.local_swarm import processes_with
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
-PEERS, STEPS = 4, 40
+PEERS, STEPS = 4, 100
 
 
 def demo(*flags: str) -> tuple[int, dict[str, Any], str]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from node.amounts import amount, count
 from node.model.room import Room
 from node.model.size import ModelSize
 from node.training.need import Need, building, disk, fit, fitting, need_of
+from protos.amounts import amount, count
 from protos.optimizer_config import OptimizerConfig
 
 GB = 10**9
