@@ -21,7 +21,7 @@ from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
 from node.commands import fit
 from node.commands.consent import STANDARD_LIBRARY, Place, Request, place_of, request
-from node.commands.export import export
+from node.commands.export import check_folder, export
 from node.config import PeerSettings
 from node.control.commands import Commands
 from node.control.door import Door
@@ -142,6 +142,8 @@ def join(
     """
     stage = stage or Stage()
     invite = Invite.parse(invite_link)
+    if export_to is not None:
+        check_folder(export_to)
     lock = lock_home(settings.home, "peer")
     stop = Stop(stage.close)
     try:

@@ -37,8 +37,7 @@ def export(model: nn.Module, tokenizer: Tokenizer, path: Path, card: Mapping[str
     `card`: facts by name (run id, steps, digest, ...), in the reader's order. The new export replaces an older one at `path`.
     """
     path = path.absolute()
-    if path.exists() and not (path / MARK).is_file():
-        raise ExportError(f"export: {path} exists and is not an export of this program; choose another folder")
+    check_folder(path)
     fresh, old = (path.with_name(f".{path.name}.{word}-{os.getpid()}") for word in ("new", "old"))
     try:
         fresh.mkdir(parents=True)
@@ -54,6 +53,16 @@ def export(model: nn.Module, tokenizer: Tokenizer, path: Path, card: Mapping[str
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
     return path
+
+
+def check_folder(path: Path) -> None:
+    """`ExportError` if an export cannot come to `path`. Known before a peer joins, so that no run's work is lost on it."""
+    path = path.absolute()
+    if path.exists() and not (path / MARK).is_file():
+        raise ExportError(f"export: {path} exists and is not an export of this program; choose another folder")
+    there = next(folder for folder in path.parents if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise ExportError(f"export: cannot write {path}: {there} is no folder that this user may write to")
 
 
 def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[str, object]) -> None:

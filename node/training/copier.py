@@ -21,9 +21,14 @@ class Copier(Trainer):
         """Never: its reports count for nothing, and it needs no anchor's ticket."""
         return False
 
+    def follow(self, store: bool = False) -> None:
+        """See `Trainer.follow`. The coordinator hears of the pause before it hears of a state, so no step asks this peer."""
+        self.wishes.pause()
+        self._heed()
+        super().follow(store)
+
     def run(self) -> bool:
         """Apply the log until the state is there (True), or until `stopping` (False)."""
-        self.wishes.pause()
         while self.replica.step < self.copy_at and not self.stopping():
             event = self.swarm.next_event(EVENT_SECONDS_MAX)
             self.keeper.check()

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.commands.export import ExportError, card_text, export, sample_text
+from node.app import join
+from node.commands.export import ExportError, card_text, check_folder, export, sample_text
+from node.config import PeerSettings
 from node.data.tokenizer import ByteTokenizer
 from node.model.spec import ModelSpec, build
+from protos.identity import Identity
+from protos.invite import Invite
 from tests.unit.model.test_spec import TINY
 
 TEXT = "def café():\n    return '日本 🐍'\t\0"
@@ -57,6 +61,19 @@ def test_only_an_export_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="is not an export of this program"):
         export(build(spec, 1), ByteTokenizer(), tmp_path / "work", {})
     assert sorted(file.name for file in tmp_path.iterdir()) == ["m", "work"]
+
+
+def test_a_folder_that_cannot_be_the_export_is_refused_before_the_peer_joins(tmp_path: Path) -> None:
+    link = Invite(bytes(32), ("127.0.0.1:1",), Identity.generate().public_key, bytes(32), (), "tiny").link()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "file").touch()
+    settings = PeerSettings(home=tmp_path / "home")
+    with pytest.raises(ExportError, match="work exists and is not an export of this program"):
+        join(link, settings, tmp_path / "work")
+    with pytest.raises(ExportError, match="file is no folder that this user may write to"):
+        join(link, settings, tmp_path / "file" / "model")
+    assert not settings.home.exists()
+    check_folder(tmp_path / "new" / "folders" / "model")
 
 
 def test_card_says_how_to_load() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from node.model.gradients import GradResult
 from node.swarm.events import Opened
+from node.training.copier import Copier
 from node.training.loop import Ready, Trainer
 from node.training.replica import Replica
 from node.training.telemetry import Summary
@@ -31,6 +32,7 @@ class Told:
     def __init__(self) -> None:
         self.abstentions: list[tuple[int, str]] = []
         self.published: list[Any] = []
+        self.facts: list[str] = []
         self.counters = SimpleNamespace()
 
     def abstained(self, step: int, reason: str) -> None:
@@ -39,11 +41,20 @@ class Told:
     def publish(self, data: bytes, announcement: Any) -> None:
         self.published.append(announcement)
 
+    def paused(self, paused: bool) -> None:
+        self.facts.append("paused" if paused else "goes on")
 
-def trainer(folder: Path, told: Told, overlap: bool = False) -> Trainer:
+    def applied(self, step: int, digest: bytes) -> None:
+        self.facts.append("has a state")
+
+    def follow_from(self, step: int, head: bytes) -> None:
+        self.facts.append("follows")
+
+
+def trainer(folder: Path, told: Told, overlap: bool = False, make: type[Trainer] = Trainer) -> Trainer:
     torch.manual_seed(0)
     optimizer = OptimizerConfig(group_size=8, overlap=overlap)
-    return Trainer(
+    return make(
         config=RunConfig(optimizer=optimizer),
         replica=Replica(RUN, Table(), optimizer, 8),
         swarm=told,  # type: ignore[arg-type]
@@ -85,3 +96,9 @@ def test_a_gradient_of_the_step_before_is_voted_with_and_an_older_one_is_not(tmp
         peer._contribute(opened(10))
         [announcement] = told.published
         assert (announcement.samples == 8) is fresh, f"a gradient {age} steps old"
+
+
+def test_a_copier_is_paused_before_the_coordinator_could_ask_it_for_a_step(tmp_path: Path) -> None:
+    told = Told()
+    trainer(tmp_path, told, make=Copier).follow()
+    assert told.facts == ["paused", "has a state", "follows"]
