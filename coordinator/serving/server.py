@@ -149,6 +149,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
     home = settings.home
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_home(home, "coordinator"))
+        backup.check_whole(home)
         identity = Identity.load_or_create(home / "identity.key")
         certificate = tls.load_or_create(home)
         metrics, url = Metrics(home), parsed(settings.database or Journal.sqlite_url(home))

@@ -8,6 +8,7 @@ Refuses a home that is in use already, and files that no coordinator wrote. A sh
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import sqlite3
@@ -17,6 +18,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote
 
 from coordinator.store.folded import FoldedRuns
 from coordinator.store.journal import Journal
@@ -33,8 +35,6 @@ FORMAT = 1
 ABOUT_BYTES_MAX = 1 << 20
 KEY_BYTES_MAX = 1 << 16
 PRIVATE = 0o600
-COPY_PAGES = 1024
-"""Pages of the database that one step copies; the coordinator writes between two steps."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class About:
     seconds: float
     """When it was made, since 1970."""
     runs: dict[str, int]
+    sha256: dict[str, str]
+    """Of each other file, by name, in hex digits."""
 
 
 def make(home: Path, file: Path) -> About:
@@ -61,28 +63,46 @@ def make(home: Path, file: Path) -> About:
     try:
         with writing(file):
             _copy(home / JOURNAL, copy)
-            about = About(FORMAT, software_version(), time.time(), _heads(copy, home))
+            files = {**{name: home / name for name in KEYS}, JOURNAL: copy}
+            heads = _heads(copy, home)
+            hashes = {name: _sha256(path) for name, path in files.items()}
+            about = About(FORMAT, software_version(), time.time(), heads, hashes)
             contents = json.dumps(asdict(about)).encode()
             replace_file(
                 file,
                 file.with_name(f".{file.name}.new"),
-                lambda opened: _pack(opened, contents, home, copy),
+                lambda opened: _pack(opened, contents, files),
                 mode=PRIVATE,
             )
     finally:
-        copy.unlink(missing_ok=True)
+        for left in (copy, *(copy.with_name(copy.name + end) for end in ("-wal", "-shm", "-journal"))):
+            left.unlink(missing_ok=True)
     return about
 
 
 def _copy(source: Path, target: Path) -> None:
-    """SQLite's own online backup: a state between two transactions, whatever is written meanwhile."""
+    """SQLite's own online backup: a state between two transactions, whatever is written meanwhile.
+
+    It is one read transaction. With a write-ahead log no writer waits for it. A copy in several steps would begin again after
+    each write of the coordinator, perhaps for ever.
+    """
     target.unlink(missing_ok=True)
     target.touch(PRIVATE)
-    with (
-        closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as here,
-        closing(sqlite3.connect(target)) as there,
-    ):
-        here.backup(there, pages=COPY_PAGES, sleep=0.01)
+    try:
+        with (
+            closing(sqlite3.connect(f"file:{quote(str(source))}?mode=ro", uri=True)) as here,
+            closing(sqlite3.connect(target)) as there,
+        ):
+            here.backup(there, pages=-1)
+    except sqlite3.Error as error:
+        raise OperatorError(
+            f"{source} cannot be copied to {target}: {error}; nothing that was there is lost"
+        ) from error
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _heads(copy: Path, home: Path) -> dict[str, int]:
@@ -95,19 +115,19 @@ def _heads(copy: Path, home: Path) -> dict[str, int]:
         journal.close()
 
 
-def _pack(opened: IO[bytes], about: bytes, home: Path, copy: Path) -> None:
+def _pack(opened: IO[bytes], about: bytes, files: dict[str, Path]) -> None:
     with tarfile.open(fileobj=opened, mode="w") as archive:
         member = tarfile.TarInfo(ABOUT)
         member.size = len(about)
         archive.addfile(member, io.BytesIO(about))
-        for name in KEYS:
-            archive.add(home / name, name)
-        archive.add(copy, JOURNAL)
+        for name, path in files.items():
+            archive.add(path, name)
 
 
 def restore(file: Path, home: Path) -> About:
-    """Write the home that `file` holds. The home is held from then on."""
-    if any((home / name).exists() for name in (*KEYS, JOURNAL)):
+    """Write the home that `file` holds. The home is held from then on. If this fails half-way, it can be called again."""
+    unfinished = is_half_restored(home)
+    if not unfinished and any((home / name).exists() for name in (*KEYS, JOURNAL)):
         raise OperatorError(f"{home}: holds a coordinator already; give an empty folder with --home")
     try:
         with tarfile.open(file) as archive:
@@ -115,20 +135,25 @@ def restore(file: Path, home: Path) -> About:
             keys = {name: _read(archive, name, KEY_BYTES_MAX) for name in KEYS}
             with writing(home):
                 home.mkdir(parents=True, exist_ok=True, mode=0o700)
-                for name, data in keys.items():
-                    _write(home / name, io.BytesIO(data))
-                # The mark comes first: a home whose journal is there, and not held, could make a second log.
+                # The mark comes first: a home whose journal is there, and not held, could make a second log. The journal
+                # comes last: a home that is held without one is half restored.
                 write_bytes(home / HELD, json.dumps({"from": str(file), **asdict(about)}).encode())
-                _write(home / JOURNAL, _member(archive, JOURNAL))
+                for name, data in keys.items():
+                    _write(home / name, io.BytesIO(data), about.sha256.get(name))
+                _write(home / JOURNAL, _member(archive, JOURNAL), about.sha256.get(JOURNAL))
     except (OSError, tarfile.TarError) as error:
         raise OperatorError(f"{file}: cannot be read as a backup: {error}") from error
     return about
 
 
-def _write(path: Path, source: IO[bytes]) -> None:
+def _write(path: Path, source: IO[bytes], sha256: str | None) -> None:
     def copy(opened: IO[bytes]) -> None:
+        hashed = hashlib.sha256()
         while piece := source.read(1 << 20):
+            hashed.update(piece)
             opened.write(piece)
+        if hashed.hexdigest() != sha256:
+            raise OperatorError(f"{path.name} in this backup is damaged: its SHA-256 is not the one that {ABOUT} names")
 
     replace_file(path, path.with_name(f".{path.name}.new"), copy, mode=PRIVATE)
 
@@ -152,14 +177,15 @@ def _read(archive: tarfile.TarFile, name: str, most: int) -> bytes:
 
 def _about(data: bytes) -> About:
     try:
-        about = About(**json.loads(data))
-    except (ValueError, TypeError) as error:
+        values = dict(json.loads(data))
+        if values["format"] != FORMAT:  # its other values may have other names
+            raise OperatorError(
+                f"this backup has format {values['format']}, and this version reads {FORMAT}: "
+                f"run swarmentum {values['version']}"
+            )
+        return About(**values)
+    except (KeyError, ValueError, TypeError) as error:
         raise OperatorError(f"{ABOUT} of this backup cannot be read: {error}") from error
-    if about.format != FORMAT:
-        raise OperatorError(
-            f"this backup has format {about.format}, and this version reads {FORMAT}: run swarmentum {about.version}"
-        )
-    return about
 
 
 def is_held(home: Path) -> bool:
@@ -167,8 +193,20 @@ def is_held(home: Path) -> bool:
     return (home / HELD).exists()
 
 
+def is_half_restored(home: Path) -> bool:
+    """Whether `restore` began to write this home, and did not end."""
+    return is_held(home) and not (home / JOURNAL).exists()
+
+
+def check_whole(home: Path) -> None:
+    """OperatorError if `restore` began to write this home, and did not end."""
+    if is_half_restored(home):
+        raise OperatorError(f"{home}: is half restored, and has no journal; run `restore FILE --home {home}` again")
+
+
 def go_on(home: Path) -> None:
     """The log is whole, as the operator knows: steps open again after the next start. OperatorError if nothing holds them."""
+    check_whole(home)
     try:
         (home / HELD).unlink()
     except FileNotFoundError as error:

@@ -19,7 +19,7 @@ RESTART_SECONDS = 30
 STOP_SECONDS_MAX = 60
 NICE = 10
 LABEL = "org.swarmentum.peer"
-ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "$": "$$", "\n": "\\n", "\t": "\\t"}
+ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t"}
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import shutil
+import sqlite3
 import stat
+import subprocess
 import tarfile
+import threading
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from coordinator import __main__ as command
+from coordinator.config import CoordinatorSettings
+from coordinator.serving.server import serve
 from coordinator.store import backup
 from protos.errors import OperatorError
 from protos.v1 import log_pb2
@@ -94,11 +104,104 @@ async def test_nothing_is_overwritten_and_foreign_files_are_refused(tmp_path: Pa
     (tmp_path / "half.tar").write_bytes(before[: len(before) // 2])
     with pytest.raises(OperatorError):
         backup.restore(tmp_path / "half.tar", tmp_path / "third")
-    assert backup.is_held(tmp_path / "third") or not (tmp_path / "third" / backup.JOURNAL).exists()
-    assert list(tmp_path.glob(".*")) == [], "a temporary file was left"
+    assert not (tmp_path / "third" / backup.JOURNAL).exists()
+    assert list(tmp_path.glob("**/.*")) == [], "a temporary file was left"
+
+
+async def a_home(folder: Path) -> Path:
+    """A coordinator's home, which nobody uses."""
+    folder.mkdir()
+    async with served(folder, WAITS):
+        (folder / "identity.key").write_bytes(COORDINATOR.to_libp2p())
+    return folder
+
+
+@pytest.mark.parametrize("name", [*backup.KEYS, backup.JOURNAL])
+async def test_a_flipped_bit_of_any_file_is_found_and_a_half_restored_home_is_restored_again(
+    name: str, tmp_path: Path
+) -> None:
+    file, home = tmp_path / "backup.tar", tmp_path / "new"
+    backup.make(await a_home(tmp_path / "old"), file)
+    good = file.read_bytes()
+    with tarfile.open(file) as archive:
+        at = archive.getmember(name).offset_data + archive.getmember(name).size // 2
+    file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+    with pytest.raises(OperatorError, match=f"{name} in this backup is damaged"):
+        backup.restore(file, home)
+    with pytest.raises(OperatorError, match="is half restored"):
+        await serve(CoordinatorSettings(home=home, listen="127.0.0.1:0"), lambda serving: None)
+    with pytest.raises(OperatorError, match="is half restored"):
+        run("restore", "--go-on", "--home", str(home))
+    file.write_bytes(good)
+    backup.restore(file, home)
+    assert (home / "identity.key").read_bytes() == COORDINATOR.to_libp2p()
+    assert backup.is_held(home)
+    with pytest.raises(OperatorError, match="holds a coordinator already"):
+        backup.restore(file, home)
+
+
+async def test_a_backup_ends_while_the_coordinator_writes_all_the_time(tmp_path: Path) -> None:
+    home, file = await a_home(tmp_path / "home"), tmp_path / "backup.tar"
+    with closing(sqlite3.connect(home / backup.JOURNAL)) as journal, journal:
+        journal.execute("CREATE TABLE ballast (data BLOB)")
+        journal.execute("INSERT INTO ballast VALUES (zeroblob(50000000))")
+    stop, written = threading.Event(), list[int]()
+
+    def write() -> None:
+        with closing(sqlite3.connect(home / backup.JOURNAL)) as journal:
+            while not stop.is_set():
+                with journal:
+                    journal.execute("INSERT INTO ballast VALUES (zeroblob(10))")
+                written.append(1)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        before = len(written)
+        await asyncio.wait_for(asyncio.to_thread(backup.make, home, file), 60)
+        assert len(written) > before, "the backup held the writer up"
+    finally:
+        stop.set()
+        writer.join()
+
+
+def failure(work: Callable[[], object]) -> OperatorError | None:
+    try:
+        work()
+    except OperatorError as error:
+        return error
+    return None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+@pytest.mark.parametrize("kilobytes", range(20, 200, 20))
+async def test_a_full_disk_is_an_error_that_loses_nothing(kilobytes: int, tmp_path: Path) -> None:
+    home, disk = await a_home(tmp_path / "home"), tmp_path / "disk"
+    backup.make(home, tmp_path / "backup.tar")
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", str(disk)], check=False, capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no small disk here: {mounted.stderr.decode()}")
+    try:
+        for name, work in (
+            ("backup", lambda: backup.make(home, disk / "backup.tar")),
+            ("restore", lambda: backup.restore(tmp_path / "backup.tar", disk / "new")),
+        ):
+            error = failure(work)
+            assert error is not None or kilobytes > 20
+            if error is not None:
+                assert "No space left" in str(error) or "full" in str(error), error
+                left = [path.name for path in disk.rglob("*") if path.name.startswith(".") or "journal" in path.name]
+                assert left == [], f"{name} left something behind"
+            shutil.rmtree(disk / "new", ignore_errors=True)
+            (disk / "backup.tar").unlink(missing_ok=True)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_a_backup_of_a_later_format_is_refused() -> None:
-    newer = {"format": backup.FORMAT + 1, "version": "9.9", "seconds": 0.0, "runs": {}}
+    newer = {"format": backup.FORMAT + 1, "version": "9.9", "another": "value"}
     with pytest.raises(OperatorError, match=r"run swarmentum 9\.9"):
         backup._about(json.dumps(newer).encode())
