@@ -55,7 +55,7 @@ After=network-online.target
 Wants=network-online.target
 
 [Service]
-ExecStart={quoted(service.command)}
+ExecStart={command_line(service.command)}
 WorkingDirectory={str(service.folder).replace("%", "%%")}
 {environment}Restart=on-failure
 RestartSec={RESTART_SECONDS}
@@ -70,8 +70,13 @@ WantedBy=default.target
 """
 
 
+def command_line(words: Sequence[str]) -> str:
+    """A command as systemd reads it: no word splits, and neither a variable nor a specifier expands."""
+    return quoted([word.replace("$", "$$") for word in words])
+
+
 def quoted(words: Sequence[str]) -> str:
-    """A command line, or an assignment, as systemd reads it: no word expands or splits."""
+    """Assignments as systemd reads them: no word splits, and no specifier expands. A dollar sign means nothing here."""
     return " ".join('"' + "".join(ESCAPES.get(sign, sign) for sign in word) + '"' for word in words)
 
 

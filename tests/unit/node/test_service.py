@@ -14,13 +14,15 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from node import __main__ as command
 from node.service import manager
-from node.service.definitions import Service, launch_agent, quoted, systemd_unit
+from node.service import supervise as supervisor
+from node.service.definitions import Service, command_line, launch_agent, quoted, systemd_unit
 from node.service.supervise import LOGS_KEPT, supervise
 from protos.errors import OperatorError
 from protos.identity import Identity
@@ -73,7 +75,9 @@ def test_a_unit_starts_again_only_where_that_helps(tmp_path: Path) -> None:
 
 
 def test_words_of_a_command_stay_words() -> None:
-    assert quoted(["a b", '"', "%h", "$HOME", "\\"]) == '"a b" "\\"" "%%h" "$$HOME" "\\\\"'
+    words = ["a b", '"', "%h", "$HOME", "\\"]
+    assert command_line(words) == '"a b" "\\"" "%%h" "$$HOME" "\\\\"'
+    assert quoted(words) == '"a b" "\\"" "%%h" "$HOME" "\\\\"', "a dollar sign in a variable's value is itself"
 
 
 def test_launchd_gets_the_command_behind_the_supervisor(tmp_path: Path) -> None:
@@ -112,6 +116,33 @@ def test_the_supervisor_hands_signals_on(tmp_path: Path) -> None:
             assert child.poll() is None
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 0
+
+
+def test_a_signal_before_there_is_a_peer_reaches_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """launchd ends a service that has just begun: the peer must not outlive its supervisor."""
+    waits = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); exit(signal.sigwait([signal.SIGTERM]))"
+    start = subprocess.Popen
+
+    def slow(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        signal.raise_signal(signal.SIGTERM)
+        return start(
+            *arguments, **options, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        )
+
+    monkeypatch.setattr(supervisor.subprocess, "Popen", slow)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert supervise(tmp_path / "log", [sys.executable, "-c", waits]) == signal.SIGTERM
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_costs_lines_of_the_log_and_not_the_peer(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to("/dev/full")
+    program = "for number in range(5000): print(f'{number:09}')\nraise SystemExit(3)"
+    assert supervise(tmp_path / "log", [sys.executable, "-c", program], bytes_max=1000) == 3
 
 
 # ---- the commands ----------------------------------------------------------------------------------------------------
