@@ -80,8 +80,8 @@ async def test_a_coordinator_that_is_away_is_asked_again() -> None:
     source = Recorded()
     source.now = NetworkError("the coordinator does not answer: refused")
     view = RunView(source)
-    async with view.run_test() as pilot:
-        await wait_for(view, pilot, "asking again: the coordinator does not")
+    async with view.run_test(size=(140, 50)) as pilot:
+        await wait_for(view, pilot, "asking again: the coordinator does not answer: refused")
         source.now = facts()
         await wait_for(view, pilot, "open: 2 of 3 payloads are held")
 
