@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from node.commands import service
+from node.commands import dataset, service
 from node.commands.control import finish, leave, me, pause, resume
 from node.commands.copies import export
 from node.commands.join import anchor, join
@@ -49,6 +49,7 @@ app.command(epilog=EXIT_CODES)(export)
 for command in (me, pause, resume, finish, leave):
     app.command(epilog=EXIT_CODES)(command)
 app.add_typer(service.app, name="service")
+app.add_typer(dataset.app, name="data")
 
 
 @app.command(epilog=EXIT_CODES)

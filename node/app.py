@@ -8,10 +8,9 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 import torch
@@ -20,15 +19,12 @@ from node.archive.record import Recorder
 from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
 from node.commands import fit
-from node.commands.consent import STANDARD_LIBRARY, Place, Request, place_of, request
+from node.commands.consent import Place, Request, place_of, request
 from node.commands.export import check_folder, export
 from node.config import PeerSettings
 from node.control.commands import Commands
 from node.control.door import Door
-from node.data.corpus import open_corpus
 from node.data.samples import Samples
-from node.data.tokenizer import Tokenizer, load_tokenizer
-from node.data.tokens import Tokens
 from node.link.client import check_genesis
 from node.model.device import autocast, device_name, pick_device
 from node.model.effort import Effort
@@ -42,6 +38,7 @@ from node.swarm.api import Swarm
 from node.swarm.events import Event
 from node.swarm.session import Session
 from node.terminal.stage import Stage
+from node.text import BYTES_A_GB, Text, open_text
 from node.training.loop import Trainer
 from node.training.methods import demo_config, local_config
 from node.training.replica import Replica
@@ -58,7 +55,6 @@ from protos.signals import EXIT_INTERRUPTED, asked_to_stop, leave
 from protos.start import fork_values, fork_words, start_of
 from protos.v1 import coordinator_pb2 as pb
 
-BYTES_A_GB = 10**9
 SERVE_SECONDS = 3600.0
 """An anchor of a finished run checks so often whether it has to stop; a signal wakes the anchor at once."""
 
@@ -69,14 +65,6 @@ class Outcome:
 
     summary: Summary
     exit_code: int
-
-
-@dataclass(frozen=True)
-class Text:
-    """The name of the training text, and its tokenizer."""
-
-    name: str
-    tokenizer: Tokenizer
 
 
 class Stop:
@@ -194,50 +182,43 @@ class _Peer:
     def run(self, export_to: Path | None, agree: Callable[[Request], None]) -> Outcome:
         """Connect, build, join, train, export, leave."""
         swarm = Swarm(self._session, self.stop)
-        metrics: Any = None
         trainer: Trainer | None = None
-        door: Door | None = None
         finished, started = False, time.monotonic()
-        try:
-            # Rank 0 has to tell the other ranks of the peer before it ends.
-            with self.stop.nothing_to_save() if self.lead is None else nullcontext():
-                facts = swarm.connect(anchor=self.anchor)
-                config = check_genesis(facts.genesis, self.invite)
-                self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
-                asked = request(config, self.settings, os.path.exists, trains=self.trains)
-                fork = fork_values(facts.genesis)
-                agree(asked if fork is None else replace(asked, fork=fork_words(fork)))
-                device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
-                ranks = 1 if self.lead is None else self.lead.ranks
-                micro_batch = fit.check(config, self.settings, self.folder, device, trains=self.trains, ranks=ranks)
-                text, replica, samples = self._build(config, device)
-            trainer = self._trainer(config, replica, swarm, samples, facts, micro_batch)
-            summary = trainer.summary
-            door = self._door(trainer, started)
-            metrics = self._metrics(summary, swarm)
-            trainer.enter(list(facts.bootstrap))
-            finished = trainer.run()
-            if finished and self.anchor:
-                self._serve_on(replica.step)
-            trainer.finish()
-            trainer.steps.close()
-            if trainer.archive is not None:
-                trainer.archive.close()
-            summary.digest = replica.whole_digest().hex()
-            if export_to is not None:
-                summary.checkpoint = str(self._export(replica, text, config, export_to))
-        except (NetworkError, RefusedError, StoppedError):
-            self._keep_momentum(trainer)
-            raise
-        finally:
-            if door is not None:
-                door.close()
-            if trainer is not None:
-                trainer.keeper.close()
-            swarm.close(leaving=True)
-            if metrics is not None:
-                metrics.shutdown()
-                metrics.server_close()
+        with ExitStack() as ends:
+            ends.callback(swarm.close, leaving=True)
+            try:
+                # Rank 0 has to tell the other ranks of the peer before it ends.
+                with self.stop.nothing_to_save() if self.lead is None else nullcontext():
+                    facts = swarm.connect(anchor=self.anchor)
+                    config = check_genesis(facts.genesis, self.invite)
+                    self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
+                    asked = request(config, self.settings, os.path.exists, trains=self.trains)
+                    fork = fork_values(facts.genesis)
+                    agree(asked if fork is None else replace(asked, fork=fork_words(fork)))
+                    device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
+                    ranks = 1 if self.lead is None else self.lead.ranks
+                    micro_batch = fit.check(config, self.settings, self.folder, device, trains=self.trains, ranks=ranks)
+                    text, replica = self._build(config, device, facts.head_step)
+                    ends.callback(text.close)
+                trainer = self._trainer(config, replica, swarm, text.samples, facts, micro_batch)
+                ends.callback(trainer.keeper.close)
+                summary = trainer.summary
+                ends.enter_context(closing(self._door(trainer, started)))
+                self._metrics(summary, swarm, ends)
+                trainer.enter(list(facts.bootstrap))
+                finished = trainer.run()
+                if finished and self.anchor:
+                    self._serve_on(replica.step)
+                trainer.finish()
+                trainer.steps.close()
+                if trainer.archive is not None:
+                    trainer.archive.close()
+                summary.digest = replica.whole_digest().hex()
+                if export_to is not None:
+                    summary.checkpoint = str(self._export(replica, text, config, export_to))
+            except (NetworkError, RefusedError, StoppedError):
+                self._keep_momentum(trainer)
+                raise
         summary.copy_counters(swarm.counters)
         summary.gave(trainer.standing.given, time.monotonic() - started)
         return Outcome(summary, 0 if finished or trainer.wishes.ending is not None else EXIT_INTERRUPTED)
@@ -262,13 +243,14 @@ class _Peer:
         )
         return Door(home, commands.all())
 
-    def _metrics(self, summary: Summary, swarm: Swarm) -> Any:
+    def _metrics(self, summary: Summary, swarm: Swarm, ends: ExitStack) -> None:
         if self.settings.metrics_listen is None:
-            return None
+            return
         metrics = serve_metrics(self.settings.metrics_listen, summary, swarm.counters)
         host, port = metrics.server_address[:2]
+        ends.callback(metrics.server_close)
+        ends.callback(metrics.shutdown)
         self.log.info("metrics", url=f"http://{host}:{port}/metrics")
-        return metrics
 
     def _serve_on(self, step: int) -> None:
         """Serve the last state as an anchor of a finished run, for as long as the operator wants."""
@@ -287,11 +269,11 @@ class _Peer:
         except (DiskError, RankLost) as error:
             self.log.warning("the momentum cannot be saved", step=trainer.replica.step, why=str(error))
 
-    def _build(self, config: RunConfig, device: torch.device) -> tuple[Text, Replica, Samples | None]:
+    def _build(self, config: RunConfig, device: torch.device, step: int) -> tuple[Text, Replica]:
         spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
         if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
             self.log.info("downloading the tokenizer, unless this machine has it", tokenizer=config.data.tokenizer)
-        text, tokens = self._text(config)
+        text = open_text(config, self.settings, self.log, trains=self.trains, step=step)
         vocabulary = text.tokenizer.vocabulary
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
@@ -303,19 +285,9 @@ class _Peer:
             device=str(device),
             data=text.name,
             size=size,
-            dtype="-" if tokens is None else tokens.dtype.name,
+            dtype=text.dtype,
         )
-        return text, replica, None if tokens is None else Samples(tokens, config.data.context, config.seed)
-
-    def _text(self, config: RunConfig) -> tuple[Text, Tokens | None]:
-        """The run's training text; a peer that does not train needs only its vocabulary."""
-        if not self.trains:
-            return Text(config.data.source, load_tokenizer(config.data.tokenizer)), None
-        source = self.settings.data or config.data.source
-        path = None if source == STANDARD_LIBRARY else Path(source)
-        cache, dtype = self.settings.home / "cache", config.data.dtype
-        corpus = open_corpus(path, cache, tokenizer=config.data.tokenizer, dtype=dtype)
-        return Text(corpus.name, corpus.tokenizer), corpus.tokens
+        return text, replica
 
     def _replica(self, spec: ModelSpec, config: RunConfig, vocabulary: int, size: int, device: torch.device) -> Replica:
         context, optimizer, settings = config.data.context, config.optimizer, self.settings

@@ -94,6 +94,9 @@ class PeerSettings(BaseSettings):
     metrics_listen: str | None = Field(default=None, pattern=LISTEN_PATTERN)
     """Address and port of Prometheus metrics (http://.../metrics); off by default."""
 
+    data_gb: float = Field(default=10.0, gt=0)
+    """Room on the disk for training text of a run that has it on the web. The shards of the next steps always stay."""
+
     snapshots_gb: float = Field(default=20.0, gt=0)
     """Room for snapshots on the disk."""
 

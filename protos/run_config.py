@@ -16,6 +16,8 @@ from protos.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, CONFIG_JSON_BYTES_MA
 from protos.optimizer_config import OptimizerConfig, Section
 
 BASE_STEPS_MAX = 2**24 - 1
+SOURCE_CHARACTERS_MAX = 2048
+MIRRORS_MAX = 8
 Address = Annotated[str, Field(max_length=ADDRESS_BYTES_MAX, pattern=r"^/.+/p2p/[1-9A-HJ-NP-Za-km-z]+$")]
 
 
@@ -43,9 +45,17 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """The text that the model is trained on. Every peer reads its own copy; the samples of a step are ranges of indices."""
 
-    source: str = "stdlib"
-    """`stdlib` (the Python standard library's own sources), or a text file, a folder, a .npy or .bin token file.
-    A peer can point to its own copy with `swarmentum join --data`."""
+    source: str = Field(default="stdlib", max_length=SOURCE_CHARACTERS_MAX)
+    """`stdlib` (the Python standard library's own sources), a text file, a folder, a .npy or .bin token file, or the http(s)
+    address of token shards that `swarmentum data build` made. A peer points to its own copy with `swarmentum join --data`."""
+
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """The hash of the shards' manifest.json, which `swarmentum data build` prints. All peers then train on the same tokens."""
+
+    mirrors: tuple[Annotated[str, Field(max_length=SOURCE_CHARACTERS_MAX, pattern=r"^https?://")], ...] = Field(
+        default=(), max_length=MIRRORS_MAX
+    )
+    """Other http(s) addresses of the same shards. A peer takes the next one if one does not answer."""
 
     tokenizer: str = "bytes"
     """`bytes` (256 tokens), or the name or path of a Hugging Face tokenizer."""
@@ -55,6 +65,15 @@ class DataConfig(Section):
 
     context: int = Field(default=128, ge=2, le=1 << 20)
     """Tokens a sample."""
+
+    @model_validator(mode="after")
+    def _named(self) -> DataConfig:
+        on_the_web = self.source.startswith(("https://", "http://"))
+        if on_the_web and self.sha256 is None:
+            raise ValueError("`source` is on the web: give `sha256` too, which `swarmentum data build` prints")
+        if self.mirrors and not on_the_web:
+            raise ValueError("`mirrors` are other addresses of a `source` on the web, and this `source` is none")
+        return self
 
 
 class ClockConfig(Section):

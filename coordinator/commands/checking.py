@@ -158,7 +158,7 @@ def check(
 def _own_text(config: RunConfig) -> str:
     """A note about data that peers do not have by themselves."""
     source = config.data.source
-    if source == "stdlib":
+    if source == "stdlib" or config.data.sha256 is not None:
         return ""
     return f"Each peer needs its own copy of the data ({source!r}), and names it with --data."
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from node.config import PeerSettings
+from node.data.manifest import is_url
 from protos.errors import OperatorError
 from protos.run_config import ModelConfig, RunConfig
 
@@ -75,8 +76,12 @@ def request(
         _check_code(factory, settings)
         wants.append(f"import and call {_shown(factory)} on this machine")
     if trains and settings.data is None and source != STANDARD_LIBRARY:
-        _check_data(source, settings)
-        wants.append(f"train on {_shown(source)} of this machine")
+        if is_url(source):
+            addresses = ", ".join(_shown(address) for address in (source, *config.data.mirrors))
+            wants.append(f"download training text from {addresses}, and keep up to {settings.data_gb:g} GB of it")
+        else:
+            _check_data(source, settings)
+            wants.append(f"train on {_shown(source)} of this machine")
     place = place_of(tokenizer, exists)
     if place is Place.DISK:
         _check_tokenizer(tokenizer, settings)
@@ -90,7 +95,7 @@ def request(
         data=_data(config, settings) if trains else "not needed: nothing is trained here",
         tokenizer="bytes" if place is Place.HERE else f"{_shown(tokenizer)}, {place.value}",
         wants=tuple(wants),
-        downloads=place is Place.HUB,
+        downloads=any(want.startswith("download ") for want in wants),
     )
 
 
@@ -100,7 +105,7 @@ def must_ask(asked: Request, settings: PeerSettings, can_ask: bool) -> bool:
         return False
     if not can_ask and asked.downloads:
         raise OperatorError(
-            f"the run wants to {asked.wants[-1]}, and no person can answer here; if you agree, join with --yes"
+            f"the run wants to {', and to '.join(asked.wants)}, and no person can answer here; if you agree, join with --yes"
         )
     return can_ask
 

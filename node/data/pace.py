@@ -6,6 +6,7 @@ import math
 from collections import deque
 from typing import Final
 
+SLOW: Final = "the data source is slow: this peer gets fewer samples than it could compute; a local disk is faster"
 SLOW_PART: Final = 0.5
 SLOW_STEPS: Final = 5
 SLOW_SECONDS: Final = 1.0

@@ -70,6 +70,10 @@ class Samples:
             self.reading_seconds += time.monotonic() - began
             yield batch
 
+    def away(self, ranges: Iterable[Range]) -> str:
+        """Why these samples cannot be read on this machine now, in words; empty if they can."""
+        return ""
+
     def validation(self, samples_max: int | None = None) -> Batch:
         """Held-out windows, spread evenly over the tail, int64 [n, context + 1]."""
         count = self.validation_windows if samples_max is None else min(samples_max, self.validation_windows)

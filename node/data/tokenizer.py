@@ -24,6 +24,10 @@ class Tokenizer(Protocol):
     def vocabulary(self) -> int:
         """Ids are below it."""
 
+    @property
+    def end(self) -> int | None:
+        """The id that ends a text; None if the tokenizer has none."""
+
     def encode(self, text: str) -> npt.NDArray[Any]: ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -40,6 +44,7 @@ class ByteTokenizer:
     """The UTF-8 bytes of the text: id = byte value."""
 
     vocabulary = BYTES_VOCABULARY
+    end = None
 
     def encode(self, text: str) -> npt.NDArray[np.uint8]:
         return np.frombuffer(text.encode(), dtype=np.uint8)
@@ -83,6 +88,10 @@ class HuggingFaceTokenizer:
     @property
     def vocabulary(self) -> int:
         return len(self._inner)
+
+    @property
+    def end(self) -> int | None:
+        return self._inner.eos_token_id  # type: ignore[no-any-return]
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
         return np.asarray(self._inner.encode(text, add_special_tokens=False, verbose=False), dtype=np.uint32)

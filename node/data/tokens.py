@@ -102,7 +102,7 @@ def _write_cache(path: Path, documents: list[Document], tokenizer: Tokenizer, pr
         np.lib.format.write_array_header_1_0(file, _header(dtype, 0))
         start, count, done = file.tell(), 0, 0
         for document in documents:
-            for part in _parts(document.text() + "\n"):
+            for part in parts_of(document.text() + "\n"):
                 ids = np.asarray(tokenizer.encode(part), dtype=dtype)
                 file.write(ids.tobytes())
                 count += len(ids)
@@ -115,7 +115,7 @@ def _write_cache(path: Path, documents: list[Document], tokenizer: Tokenizer, pr
     write_atomic(path, path.with_suffix(f".{os.getpid()}.tmp"), write)
 
 
-def _parts(text: str) -> Iterator[str]:
+def parts_of(text: str) -> Iterator[str]:
     """The text in parts that a tokenizer takes at once, cut after a line where there is one."""
     start = 0
     while start < len(text):

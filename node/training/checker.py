@@ -52,6 +52,8 @@ class Checker:
         assert isinstance(own, DeMoConfig) and not own.form.drawn, "`RunConfig` refuses checks of other votes"  # noqa: PT018
 
         def gradient(ranges: tuple[Range, ...]) -> Tensor:
+            if away := self._samples.away(ranges):
+                raise checks.NoGradient(away)
             over = self._replica.mean_gradient(self._samples, ranges, self._micro_batch, self._autocast, self._stopping)
             if over.samples < sum(map(len, ranges)):
                 raise checks.NoGradient("this peer is about to stop")

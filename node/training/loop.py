@@ -23,7 +23,7 @@ import structlog
 from node.archive.record import Recorder
 from node.control.standing import Standing
 from node.control.wishes import Wishes
-from node.data.pace import Source
+from node.data.pace import SLOW, Source
 from node.data.samples import Samples
 from node.model.gradients import GradResult
 from node.optim.step import NonFiniteGradient
@@ -217,6 +217,11 @@ class Trainer:
             return
         if not opened.ranges:
             return
+        if away := self.samples.away(opened.ranges):
+            self.log.info(f"no votes: {away}", step=tick.step)
+            self.standing.skipped(tick.step, away)
+            self.swarm.abstained(tick.step, away)
+            return
         if not self.taking_part:
             self.taking_part = True
             self.log.info("taking part", step=tick.step, peers=len(tick.roster), deadline_ms=opened.deadline_ms)
@@ -258,11 +263,7 @@ class Trainer:
         self.summary.reading_seconds += reading
         percent = self.source.took(reading, whole)
         if percent is not None:
-            self.log.warning(
-                "the data source is slow: this peer gets fewer samples than it could compute; a local disk is faster",
-                step=self.replica.step,
-                reading_percent=percent,
-            )
+            self.log.warning(SLOW, step=self.replica.step, reading_percent=percent)
 
     def _abstain(self, step: int, error: ArithmeticError, tell: bool = True) -> None:
         """Skip a step. `tell` the coordinator, unless the gradient was for the next step: that step computes its own."""
@@ -306,9 +307,7 @@ class Trainer:
 
     def _publish_again(self, step: int) -> None:
         """Publish votes that this peer computed before a restart, for a step that is still open."""
-        if self.announced_step == step:
-            return
-        data = self.replica.open_payload()
+        data = None if self.announced_step == step else self.replica.open_payload()
         if data is not None:
             self.announced_step = step
             self.log.info("publishing the open votes again", step=step)

@@ -131,6 +131,7 @@ RUN_BY = {
     r"swarmentum (me|pause|resume|finish|leave)\b": "tests/system/test_owner.py",
     r"swarmentum (web|export-page)\b": "tests/system/test_web.py",
     r"swarmentum export": "tests/system/test_export.py",
+    r"swarmentum data build": "tests/unit/data/test_build.py",
     r"swarmentum service": "tests/unit/node/test_service.py",
     r"swarmentum doctor": "tests/system/test_doctor.py",
     r"swarmentum anchor": "tests/system/test_anchor.py",

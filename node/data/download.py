@@ -1,0 +1,170 @@
+"""Shards and manifests over HTTP(S): several mirrors, resumed after a break, never more bytes than were promised.
+
+The address comes from a run, so perhaps from a stranger. Refuses addresses of this machine and of private networks unless the
+owner allows them: a run could else make a peer call the devices of its own home.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from node.data.errors import DataError
+from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, SCHEMES, Shard, sha256_of
+from node.data.shelf import PART, matches
+from protos.errors import NetworkError
+from protos.version import software_version
+
+BLOCK_BYTES: Final = 1 << 18
+CONNECT_SECONDS_MAX: Final = 20.0
+SILENCE_SECONDS_MAX: Final = 60.0
+REDIRECTS_MAX: Final = 5
+WAIT_SECONDS_MIN: Final = 1.0
+WAIT_SECONDS_MAX: Final = 60.0
+MANIFEST_TRIES: Final = 3
+
+Log = Callable[..., None]
+
+
+def base_of(url: str) -> str:
+    """The address of a set's folder, with a slash at its end. A set may be named by its folder or by its manifest."""
+    return url.removesuffix(MANIFEST).rstrip("/") + "/"
+
+
+class Mirrors:
+    """The addresses of one set. `private`: addresses of this machine and of private networks are allowed."""
+
+    def __init__(self, urls: list[str], *, private: bool, log: Log = lambda event, **facts: None) -> None:
+        self.urls, self._private, self._log = [base_of(url) for url in urls], private, log
+        self._at = 0
+
+    def manifest(self, sha256: str | None) -> bytes:
+        """The manifest file. `sha256`: the hash that it must have. Raises NetworkError, or DataError if it is another set."""
+        why = ""
+        for attempt in range(MANIFEST_TRIES * len(self.urls)):
+            url = self._url(MANIFEST)
+            try:
+                data = b"".join(self._stream(url, 0, MANIFEST_BYTES_MAX))
+            except (httpx.HTTPError, OSError) as error:
+                why = f"{url}: {_words(error)}"
+                self._at += 1
+                time.sleep(WAIT_SECONDS_MIN if attempt + 1 < MANIFEST_TRIES * len(self.urls) else 0)
+                continue
+            if sha256 is None or sha256_of(data) == sha256:
+                return data
+            why = f"{url} has SHA-256 {sha256_of(data)[:16]}..., and the run names {sha256[:16]}..."
+            self._at += 1
+        if "SHA-256" in why:
+            raise DataError(f"data: {why}: it is another set of shards; ask the run's operator which one is meant")
+        raise NetworkError(f"data: the manifest of the training text cannot be had: {why}")
+
+    def fetch(self, shard: Shard, width: int, path: Path, told: Callable[[int], bool]) -> bool:
+        """Bring one shard to `path`. Tries until it is there (True) or `told` says that nobody wants it (False)."""
+        part, size, wait = path.with_name(path.name + PART), shard.tokens * width, WAIT_SECONDS_MIN
+        while told(_size(part)):
+            url = self._url(shard.name)
+            try:
+                self._append(url, part, size, told)
+                if not told(_size(part)):
+                    return False
+                if matches(part, shard, width):
+                    part.replace(path)
+                    return True
+                part.unlink(missing_ok=True)
+                why = "its bytes are not those that the manifest names"
+            except (httpx.HTTPError, OSError, DataError) as error:
+                why = _words(error)
+            self._at += 1
+            self._log("training text: the download is tried again", url=url, why=why, seconds=round(wait, 1))
+            if not _slept(wait * random.uniform(0.5, 1.0), part, told):  # noqa: S311
+                return False
+            wait = min(2 * wait, WAIT_SECONDS_MAX)
+        return False
+
+    def _url(self, name: str) -> str:
+        return self.urls[self._at % len(self.urls)] + name
+
+    def _append(self, url: str, part: Path, size: int, told: Callable[[int], bool]) -> None:
+        """Add to `part` what it lacks of `size` bytes, as far as `told` lets it."""
+        done = _size(part)
+        if done > size:
+            part.unlink()
+            done = 0
+        if done == size:
+            return
+        with part.open("ab") as file:
+            for block in self._stream(url, done, size - done):
+                file.write(block)
+                done += len(block)
+                if not told(done):
+                    return
+
+    def _stream(self, url: str, start: int, most: int) -> Iterator[bytes]:
+        """At most `most` bytes of a file from byte `start` on."""
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        with self._client() as client, client.stream("GET", url, headers=headers) as answer:
+            answer.raise_for_status()
+            skipped = start if answer.status_code != httpx.codes.PARTIAL_CONTENT else 0  # a server may know no ranges
+            for block in answer.iter_bytes(BLOCK_BYTES):
+                kept = block[skipped:]
+                skipped -= len(block) - len(kept)
+                most -= len(kept)
+                if most < 0:
+                    raise OSError(f"{url} is larger than was promised")
+                yield kept
+
+    @contextmanager
+    def _client(self) -> Iterator[httpx.Client]:
+        agent = {"User-Agent": f"swarmentum/{software_version()}", "Accept-Encoding": "identity"}
+        limits = httpx.Timeout(SILENCE_SECONDS_MAX, connect=CONNECT_SECONDS_MAX)
+        hooks = {"request": [self._check]}
+        with httpx.Client(
+            headers=agent, timeout=limits, follow_redirects=True, max_redirects=REDIRECTS_MAX, event_hooks=hooks
+        ) as client:
+            yield client
+
+    def _check(self, request: httpx.Request) -> None:
+        """Before each request, also one that a server sends this peer to."""
+        host, port = request.url.host, request.url.port or {"https": 443}.get(request.url.scheme, 80)
+        if request.url.scheme not in SCHEMES:
+            raise OSError(f"{request.url} is no http or https address")
+        if self._private:
+            return
+        for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            if not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_global:
+                raise DataError(
+                    f"data: {host} is {place[0]}, an address of this machine or of a private network; if you trust the run's "
+                    "operator, join with --allow-data"
+                )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _slept(seconds: float, part: Path, told: Callable[[int], bool]) -> bool:
+    """Wait, and look every second whether the shard is still wanted."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if not told(_size(part)):
+            return False
+        time.sleep(min(left, WAIT_SECONDS_MIN))
+    return True
+
+
+def _words(error: Exception) -> str:
+    """One line."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"the server answers {error.response.status_code} {error.response.reason_phrase}"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,99 @@
+"""A run whose text is token shards on a web server: peers need no data of their own. Real processes, a real server."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.data.build import Source, build
+from node.data.tokenizer import ByteTokenizer
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+RUN = f"""
+name = "shards"
+{TINY_MODEL}
+[data]
+source = "SOURCE"
+sha256 = "HASH"
+mirrors = ["http://127.0.0.1:1/nobody"]
+context = 32
+[clock]
+steps = 60
+batch_samples = 8
+min_peers = 2
+snapshot_every = 20
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A web server that has a folder; its address, and the folder."""
+    folder = tmp_path / "web"
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/set", folder
+    server.shutdown()
+    server.server_close()
+
+
+def test_peers_train_on_shards_that_they_download_and_are_equal(tmp_path: Path, web: tuple[str, Path]) -> None:
+    url, folder = web
+    built = build(Source(json.__path__[0]), ByteTokenizer(), "bytes", folder / "set", shard_tokens=2048)
+    assert built.shards > 10
+    copy = shutil.copytree(folder / "set", tmp_path / "copy")
+    for shard in (folder / "set").glob("*.bin"):
+        shard.write_bytes(bytes(shard.stat().st_size))  # a mirror that lies
+    swarm = LocalSwarm(tmp_path, RUN.replace("SOURCE", url).replace("HASH", built.sha256))
+    try:
+        # 10 kB: a few shards, so that shards leave the disk
+        swarm.join("ada", "--yes", environment={"SWARMENTUM_DATA_GB": "0.00001"})
+        swarm.join("ben", "--data", str(copy))
+        again = "training text: the download is tried again"
+        wait_for("a lie that was found", lambda: len(swarm.events("ada", again)) >= 2)
+        for shard in copy.glob("*.bin"):
+            shutil.copy(shard, folder / "set" / shard.name)
+        for name in ("ada", "ben"):
+            code, summary = swarm.processes[name].finish(120)
+            assert (code, summary["step"]) == (0, 60)
+        ada, ben = swarm.steps("ada"), swarm.steps("ben")
+        assert all(len(found) == 1 for found in digests_by_step(ada, ben).values())
+        assert sum(line["accepted"] for line in ada) > 20, "the peer that downloads took no part"
+        cached = list((tmp_path / "ada" / "cache").glob("shards-*/*.bin"))
+        assert 0 < len(cached) <= 5
+    finally:
+        swarm.close()
+
+
+def test_a_stranger_s_run_downloads_nothing_that_nobody_agreed_to(tmp_path: Path, web: tuple[str, Path]) -> None:
+    url, folder = web
+    built = build(Source(json.__path__[0]), ByteTokenizer(), "bytes", folder / "set", shard_tokens=2048)
+    swarm = LocalSwarm(tmp_path, RUN.replace("SOURCE", url).replace("HASH", built.sha256))
+    stranger = {"SWARMENTUM_ALLOW_DATA": "false"}
+    try:
+        for name, flags, code, why in (
+            ("ada", (), 2, f"download training text from '{url}', 'http://127.0.0.1:1/nobody', and keep up to 10 GB"),
+            ("ben", ("--yes",), 2, "127.0.0.1, an address of this machine or of a private network"),
+            ("cay", ("--data", str(folder)), 2, "is none: name a copy of the set"),
+        ):
+            peer = swarm.join(name, *flags, environment=stranger)
+            assert peer.finish()[0] == code, peer.log.read_text()[-2000:]
+            assert why in peer.log.read_text()
+    finally:
+        swarm.close()

@@ -1,0 +1,138 @@
+"""`swarmentum data build`: shards that a run can name, from each kind of text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from node import __main__ as command
+from node.data.build import Source, build, shuffled, texts
+from node.data.errors import DataError
+from node.data.manifest import sha256_of
+from node.data.shards import ShardedSamples
+from node.data.shelf import Folder, Shards, manifest_of
+from node.data.tokenizer import ByteTokenizer
+from protos.run_config import RunConfig
+
+TEXTS = [f"document {number}: {'word ' * number}" for number in range(40)]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "some.jsonl"
+    path.write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(TEXTS)))
+    return path
+
+
+def test_the_command_s_shards_are_what_a_run_names(lines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    done = CliRunner().invoke(
+        command.app, ["data", "build", str(lines), "--out", str(out), "--shard-tokens", "1024", "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout.splitlines()[-1])
+    encoded, manifest = manifest_of(out)
+    assert told["sha256"] == sha256_of(encoded)
+    assert (told["documents"], told["shards"]) == (40, len(manifest.shards))
+    assert told["tokens"] == manifest.tokens == sum(len(text) + 1 for text in TEXTS)
+    assert [shard.tokens for shard in manifest.shards[:-1]] == [1024] * (len(manifest.shards) - 1)
+    assert 1024 <= manifest.shards[-1].tokens < 2048
+    text = "".join((out / shard.name).read_text() for shard in manifest.shards)
+    assert sorted(text.splitlines()) == sorted(TEXTS), "a document is lost or cut"
+    assert text.splitlines() != TEXTS, "the documents are not shuffled"
+    samples = ShardedSamples(manifest, Folder(Shards(manifest, out, 256)), 16, 0)
+    assert samples.batch(0, samples.windows).max() < 128
+    RunConfig.model_validate({"data": {"source": "https://example.org/set", "sha256": told["sha256"]}})
+
+    again = CliRunner().invoke(command.app, ["data", "build", str(lines), "--out", str(out)])
+    assert isinstance(again.exception, DataError)
+    assert "has something in it already" in str(again.exception)
+
+
+def test_the_same_text_and_seed_make_the_same_set(lines: Path, tmp_path: Path) -> None:
+    made = [
+        build(
+            Source(str(lines)), ByteTokenizer(), "bytes", tmp_path / str(number), shard_tokens=1024, seed=number // 2
+        ).sha256
+        for number in range(3)
+    ]
+    assert made[0] == made[1] != made[2]
+
+
+def test_documents_are_drawn_from_those_that_wait() -> None:
+    documents = [np.full(10, number) for number in range(100)]
+    order = [int(document[0]) for document in shuffled(documents, 0, 200)]
+    assert sorted(order) == list(range(100))
+    assert order != sorted(order)
+    assert all(number <= place + 20 for place, number in enumerate(order)), (
+        "more documents waited than there was room for"
+    )
+
+
+def test_parquet_and_a_dataset_of_the_library(tmp_path: Path, lines: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="the extra swarmentum[data] is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    parquet.write_table(arrow.table({"text": TEXTS, "id": range(40)}), folder / "train.parquet")
+    assert list(texts(Source(str(folder)))) == TEXTS
+    assert list(texts(Source(str(folder / "train.parquet")))) == TEXTS
+    with pytest.raises(DataError, match="has no column 'body'; it has text, id"):
+        list(texts(Source(str(folder), column="body")))
+    with pytest.raises(DataError, match="row 1: 'id' is int, expected text"):
+        list(texts(Source(str(folder), column="id")))
+    (folder / "torn.parquet").write_bytes((folder / "train.parquet").read_bytes()[:200])
+    with pytest.raises(DataError, match=r"torn\.parquet cannot be read"):
+        list(texts(Source(str(folder))))
+
+
+def test_a_dataset_that_the_datasets_library_opens(
+    tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets", reason="the extra swarmentum[data] is not installed")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    lines.rename(folder / "train.jsonl")
+    assert list(texts(Source(f"hf://{folder}"))) == TEXTS
+    with pytest.raises(DataError, match="cannot be read"):
+        list(texts(Source(f"hf://{folder}", split="nowhere")))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"text": 1}', "line 2: 'text' is int, expected text"),
+        ('{"body": "x"}', "line 2 has no 'text'; it has body"),
+        ("[1]", "line 2 has no 'text'; it has list"),
+        ("{", "line 2 is no JSON"),
+    ],
+)
+def test_a_bad_line_is_named(line: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text(f'{{"text": "good"}}\n{line}\n')
+    with pytest.raises(DataError, match=why):
+        build(Source(str(path)), ByteTokenizer(), "bytes", tmp_path / "out")
+
+
+def test_no_text_and_no_such_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(DataError, match="has no text"):
+        build(Source(str(tmp_path / "empty.jsonl")), ByteTokenizer(), "bytes", tmp_path / "out")
+    with pytest.raises(DataError, match="does not exist; name a text file"):
+        build(Source(str(tmp_path / "nowhere")), ByteTokenizer(), "bytes", tmp_path / "out")
+
+
+def test_a_run_on_the_web_names_its_hash() -> None:
+    for data, why in (
+        ({"source": "https://example.org/set"}, "give `sha256` too"),
+        ({"mirrors": ["https://example.org/set"]}, "this `source` is none"),
+        ({"source": "https://example.org/set", "sha256": "x"}, "pattern"),
+        ({"source": "https://a/b", "sha256": "0" * 64, "mirrors": ["file:///etc"]}, "pattern"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            RunConfig.model_validate({"data": data})

@@ -1,0 +1,159 @@
+"""Shards from real HTTP servers: resumed, from another mirror, hashed; addresses of a home are refused."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.data import download
+from node.data.download import Mirrors
+from node.data.errors import DataError
+from node.data.manifest import MANIFEST, Shard, is_url, sha256_of
+from protos.errors import NetworkError
+
+DATA = bytes(range(256)) * 4000
+SHARD = Shard("0.bin", len(DATA), sha256_of(DATA))
+
+
+class Server:
+    """A web server that can break off, know no ranges, lie, or send people elsewhere."""
+
+    def __init__(self) -> None:
+        self.files = {"/set/0.bin": DATA, f"/set/{MANIFEST}": b"the manifest"}
+        self.break_after = list[int]()
+        self.ranges, self.status, self.location = True, 200, ""
+        self.asked = list[tuple[str, str | None]]()
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.answer(self)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/set"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        wanted = request.headers.get("Range")
+        self.asked.append((request.path, wanted))
+        data = self.files.get(request.path)
+        if self.location or data is None or self.status != 200:
+            request.send_response(302 if self.location else 404 if data is None else self.status)
+            request.send_header("Location", self.location)
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.ranges else 0
+        request.send_response(206 if start else 200)
+        request.send_header("Content-Length", str(len(data) - start))
+        request.end_headers()
+        most = self.break_after.pop(0) if self.break_after else len(data)
+        request.wfile.write(data[start : start + most])
+        if most < len(data) - start:
+            request.connection.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "WAIT_SECONDS_MIN", 0.01)
+
+
+def fetched(mirrors: Mirrors, path: Path) -> bytes:
+    assert mirrors.fetch(SHARD, 1, path, lambda done: True)
+    assert list(path.parent.iterdir()) == [path], "a part was left"
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_download_that_breaks_off_is_resumed(server: Server, tmp_path: Path, ranges: bool) -> None:
+    server.break_after, server.ranges = [300_000, 300_000, 200_000], ranges
+    assert fetched(Mirrors([server.url], private=True), tmp_path / "0.bin") == DATA
+    begun = [int(wanted.removeprefix("bytes=").rstrip("-")) for _, wanted in server.asked if wanted]
+    assert begun == sorted(begun)
+    assert begun[0] > 0, "it began again"
+
+
+def test_another_mirror_is_taken_if_one_is_away_or_lies(server: Server, tmp_path: Path) -> None:
+    liar, log = Server(), list[dict[str, Any]]()
+    try:
+        liar.files["/set/0.bin"] = DATA[:-1] + b"x"
+        away = "http://127.0.0.1:1/set/"
+        mirrors = Mirrors(
+            [away, liar.url, server.url + "/" + MANIFEST], private=True, log=lambda _, **it: log.append(it)
+        )
+        assert fetched(mirrors, tmp_path / "0.bin") == DATA
+        assert [it["url"] for it in log] == [f"{away}0.bin", f"{liar.url}/0.bin"]
+        assert "not those that the manifest names" in log[1]["why"]
+    finally:
+        liar.http.shutdown()
+        liar.http.server_close()
+
+
+def test_a_server_that_sends_more_than_promised_is_cut_off(server: Server, tmp_path: Path) -> None:
+    log = list[str]()
+    server.files["/set/0.bin"] = DATA * 3
+    asked = iter([True] * 30)
+    mirrors = Mirrors([server.url], private=True, log=lambda _, **it: log.append(it["why"]))
+    assert not mirrors.fetch(SHARD, 1, tmp_path / "0.bin", lambda done: next(asked, False))
+    assert "larger than was promised" in log[0]
+    assert (tmp_path / "0.bin.part").stat().st_size <= len(DATA)
+
+
+def test_nobody_wants_it_any_more(server: Server, tmp_path: Path) -> None:
+    assert not Mirrors([server.url], private=True).fetch(SHARD, 1, tmp_path / "0.bin", lambda done: done < 500_000)
+    assert 500_000 <= (tmp_path / "0.bin.part").stat().st_size < len(DATA)
+    assert fetched(Mirrors([server.url], private=True), tmp_path / "0.bin") == DATA
+
+
+def test_the_manifest_has_the_hash_that_the_run_names(server: Server) -> None:
+    mirrors = Mirrors([server.url], private=True)
+    assert mirrors.manifest(sha256_of(b"the manifest")) == b"the manifest"
+    with pytest.raises(DataError, match="is another set of shards"):
+        mirrors.manifest("0" * 64)
+    server.status = 503
+    with pytest.raises(NetworkError, match="the server answers 503"):
+        mirrors.manifest(None)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "192.168.1.1", "10.0.0.1", "[::1]", "169.254.169.254"])
+def test_a_run_cannot_make_a_peer_call_its_own_home(host: str) -> None:
+    with pytest.raises(DataError, match="a private network; if you trust"):
+        Mirrors([f"http://{host}:1/set"], private=False).manifest("0" * 64)
+
+
+def test_nor_by_sending_it_there(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A public server answers with a redirect to the router."""
+    server.location = "http://192.168.1.1/reboot"
+    real = download.ipaddress.ip_address
+    public = real("93.184.216.34")
+    monkeypatch.setattr(download.ipaddress, "ip_address", lambda text: public if text == "127.0.0.1" else real(text))
+    with pytest.raises(
+        DataError, match=r"192\.168\.1\.1 is 192\.168\.1\.1, an address of this machine or of a private"
+    ):
+        Mirrors([server.url], private=False).manifest("0" * 64)
+    assert [path for path, _ in server.asked] == [f"/set/{MANIFEST}"]
+    server.location = "file:///etc/passwd"
+    with pytest.raises(NetworkError):
+        Mirrors([server.url], private=False).manifest("0" * 64)
+
+
+def test_what_is_an_address() -> None:
+    assert [is_url(it) for it in ("https://x/y", "http://x", "/x", "x", "stdlib", "file:///x", "ftp://x")] == [
+        True, True, False, False, False, False, False,
+    ]  # fmt: skip
