@@ -18,7 +18,7 @@ INPUT_BYTES_MAX = 8192
 START_SECONDS_MAX = 120
 NAMES = (  # here too, so that nothing heavy is imported before the fuzzer instruments it
     "envelope", "announcement", "entry", "tick", "payload-groups", "payload-topk", "payload-paper", "payload-sized",
-    "payload-random", "manifest", "snapshot", "config", "invite", "ticket", "peer-record", "dht-record", "address",
+    "payload-random", "manifest", "shards", "snapshot", "config", "invite", "ticket", "peer-record", "dht-record", "address",
     "foreign-text", "requests", "blob-stream", "archive", "starting-state", "pushed-votes", "control", "reach",
 )  # fmt: skip
 

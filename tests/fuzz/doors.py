@@ -29,6 +29,8 @@ from node.blobs.fetcher import Asking
 from node.blobs.streams import Stream, Streams
 from node.blobs.turns import Attempt
 from node.control.door import answered
+from node.data import manifest as shard_manifest
+from node.data.errors import DataError
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.paper.demo import PaperConfig, PaperDeMo
@@ -143,6 +145,13 @@ def cast_votes(config: DeMoConfig | PaperConfig, *, silent: bool = False) -> byt
 
 def manifest(data: bytes) -> None:
     open_manifest(data)
+
+
+def shards(data: bytes) -> None:
+    """A web server's manifest of token shards."""
+    with suppress(DataError):
+        made = shard_manifest.parse(data, "it")
+        assert shard_manifest.parse(made.encode(), "it") == made, "written again, it is another"
 
 
 def snapshot(data: bytes) -> None:
@@ -370,6 +379,7 @@ DOORS: dict[str, Door] = {
     "tick": tick,
     **{name: partial(votes, config) for name, config in CONFIGS.items()},
     "manifest": manifest,
+    "shards": shards,
     "snapshot": snapshot,
     "config": config,
     "invite": invite,
@@ -417,6 +427,11 @@ def seeds() -> dict[str, list[bytes]]:
         "tick": [tick_body(ticked).SerializeToString()],
         **{name: [cast_votes(config), cast_votes(config, silent=True)] for name, config in CONFIGS.items()},
         "manifest": [listed],
+        "shards": [
+            shard_manifest.Manifest(
+                "bytes", "0" * 64, 256, "uint8", (shard_manifest.Shard("000000.bin", 9, "0" * 64),), "a book"
+            ).encode()
+        ],
         "snapshot": [state[:400]],
         "config": [RunConfig().canonical_json().encode()],
         "invite": [
