@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from node.commands.consent import STANDARD_LIBRARY
 from node.config import PeerSettings
 from node.data.corpus import open_corpus
-from node.data.download import Mirrors
 from node.data.errors import DataError
 from node.data.manifest import MANIFEST, Manifest, is_url, parse, sha256_of
 from node.data.samples import Samples
@@ -23,6 +22,9 @@ from node.data.tokenizer import Tokenizer, load_tokenizer
 from protos.assignment import Range
 from protos.disk import write_bytes, writing
 from protos.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from node.data.download import Mirrors
 
 BYTES_A_GB: Final = 10**9
 
@@ -60,6 +62,8 @@ def open_text(config: RunConfig, settings: PeerSettings, log: Any, *, trains: bo
 
 
 def _shards(source: str, config: RunConfig, settings: PeerSettings, log: Any, step: int) -> Text:
+    from node.data.download import Mirrors  # the HTTP client takes 0.2 s to import
+
     data = config.data
     urls = [source, *(data.mirrors if settings.data is None else ())] if is_url(source) else []
     mirrors = Mirrors(urls, private=settings.allow_data or settings.data is not None, log=log.warning)
