@@ -94,6 +94,7 @@ class Commands:
         return {
             "entered": trainer.entered,
             "waiting": printable(standing.waiting),
+            "loading": trainer.recovery.loading.words,
             "checks": self._on_probation(),
             "step_seconds": pace,
             "seconds_left": None if pace is None or standing.waiting else pace * left,

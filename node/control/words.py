@@ -32,6 +32,8 @@ def state(told: Told) -> tuple[str, str]:
         return "ending after the open step", "wait"
     if told["ending"]:
         return "leaving: saving what is needed to come back", "wait"
+    if told["loading"]:
+        return told["loading"], "wait"
     if not told["entered"]:
         return "joining the run", "wait"
     if told["step"] >= told["steps"]:

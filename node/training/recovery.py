@@ -21,6 +21,7 @@ from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Resync, Snapshot
 from node.training.keeper import Keeper
+from node.training.loading import Loading
 from node.training.replica import Replica
 from node.training.start import Start
 from node.training.sync import fetch_snapshot
@@ -86,6 +87,7 @@ class Recovery:
         self._replica, self._swarm, self._store, self._keeper, self._folder = replica, swarm, store, keeper, folder
         self._stopping, self._log, self._follow = stopping, log, follow
         self._agreed_start, self._patience_seconds, self._start = agreed_start, patience_seconds, start
+        self.loading = Loading()
         self._base: Snapshot | None = None
         """The snapshot of others that this peer began with; None: this peer began with the initial state that it built, or with
         the one that the genesis names."""
@@ -341,6 +343,8 @@ class Recovery:
             self._bad.add(snapshot.root)
             self._swarm.found_bad(snapshot)
             return False
+        finally:
+            self.loading.ended()
         return True
 
     def _load(self, snapshot: Snapshot) -> None:
@@ -381,4 +385,6 @@ class Recovery:
         return start.fetch(self._swarm, holders, self._replica.layout_digest, self._progress)
 
     def _progress(self, done: int, total: int) -> None:
-        self._log.info("snapshot", step=self._replica.step, percent=100 * done // max(total, 1))
+        if self.loading.came(done, total, time.monotonic()):
+            percent = 100 * done // max(total, 1)
+            self._log.info("snapshot", step=self._replica.step, percent=percent, progress=self.loading.words)

@@ -91,6 +91,7 @@ async def test_the_first_look_has_everything(peer: Peer, tmp_path: Path, size: t
     ("changed", "words"),
     [
         ({"entered": False}, "joining the run"),
+        ({"entered": False, "loading": "loading the state: 12 MB of 1.4 GB"}, "loading the state: 12 MB of 1.4 GB"),
         ({"waiting": "2 of 3 peers needed are ready"}, "waiting: 2 of 3 peers needed are ready"),
         ({"committed_step": 27}, "catching up: 3 steps behind"),
         ({"checks": "probation: 4 of 10 checks passed"}, "probation: 4 of 10 checks passed"),
