@@ -51,7 +51,10 @@ def serve(
         str | None, typer.Option(help="host:port to listen on (default: 0.0.0.0:7700); port 0: a free one.")
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(help="host:port that invites name (default: this machine's address and the port).")
+        str | None,
+        typer.Option(
+            help="host:port that invites name, up to 4 with commas between them (default: this machine's address and port)."
+        ),
     ] = None,
     database: Annotated[
         str | None, typer.Option(help="SQLAlchemy URL of the journal (default: SQLite in --home).")

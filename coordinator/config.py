@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from protos.errors import OperatorError
 
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[^\s:\[\]]+):\d{1,5}$"
+ADDRESSES_PATTERN = rf"{LISTEN_PATTERN[:-1]}(,{LISTEN_PATTERN[1:-1]}){{0,3}}$"
+ADVERTISED_CHARACTERS_MAX = 256
 
 
 class CoordinatorSettings(BaseSettings):
@@ -26,8 +28,9 @@ class CoordinatorSettings(BaseSettings):
     listen: str = Field(default="0.0.0.0:7700", pattern=LISTEN_PATTERN)
     """host:port of the gRPC service; port 0 takes a free one."""
 
-    advertise: str | None = Field(default=None, pattern=LISTEN_PATTERN)
-    """host:port that invites name; by default this machine's address and the port it listens on."""
+    advertise: str | None = Field(default=None, pattern=ADDRESSES_PATTERN, max_length=ADVERTISED_CHARACTERS_MAX)
+    """host:port that invites name, or several with commas between them: a DNS name, IPv4, [IPv6]. By default this machine's
+    address and the port it listens on."""
 
     database: str | None = None
     """SQLAlchemy URL of the journal; by default SQLite in the home folder."""

@@ -177,7 +177,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         tasks = [asyncio.ensure_future(_signalled())]
         stack.push_async_callback(_cancelled, asyncio.ensure_future(Bounded(port, gate.under_way.keys).run()))
         if shared(url):
-            lease = Lease(url, serving.advertise, identity, certificate.sha256)
+            lease = Lease(url, ",".join(serving.coordinators), identity, certificate.sha256)
 
             def met(here: tuple[str, ...]) -> None:
                 hub.coordinators = here if len(here) > 1 else ()
@@ -307,12 +307,13 @@ def _serving(
     if metrics_server is not None:
         metrics_host, metrics_port = metrics_server.server_address[:2]
         metrics = f"http://{metrics_host}:{metrics_port}/metrics"
+    named = tuple((settings.advertise or at).split(","))
     local = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
     return Serving(
         host=f"[{local}]" if ":" in local else local,
         port=port,
-        advertise=settings.advertise or at,
-        coordinators=(settings.advertise or at,),
+        advertise=named[0],
+        coordinators=named,
         public_key=identity.public_key.hex(),
         certificate_sha256=certificate.sha256.hex(),
         pid=os.getpid(),

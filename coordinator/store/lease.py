@@ -137,7 +137,7 @@ class Lease:
         """The addresses of those that are here, the one that acts (or did last) first."""
         with _statement(self._quick) as connection:
             rows = connection.execute(_WHO, {"seconds": HERE_SECONDS, "most": COORDINATORS_MAX}).all()
-        return tuple(row.address for row in rows)
+        return tuple(address for row in rows for address in row.address.split(","))[:COORDINATORS_MAX]
 
     def close(self) -> None:
         """Release the connections."""

@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -311,3 +311,27 @@ async def test_exit_codes(tmp_path: Path) -> None:
     gone = await asyncio.to_thread(command, "run", "list", "--home", str(home), cwd=tmp_path)
     assert gone.returncode == 3, "killed: serving.json is there, nobody answers"
     assert "still running" in gone.stderr
+
+
+async def test_invites_name_all_addresses_of_a_coordinator_and_a_peer_takes_one_that_answers(tmp_path: Path) -> None:
+    """A DNS name, IPv6 and IPv4, and one that nobody resolves: a peer has one of them, another peer another one."""
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as found:
+        port = found.getsockname()[1]
+    good = (f"localhost:{port}", f"[::1]:{port}", f"127.0.0.1:{port}")
+    named = (f"coordinator.invalid:{port}", *good)
+    flags = ("--listen", f"[::]:{port}", "--advertise", ",".join(named))
+    async with serving(tmp_path / "home", *flags):
+        invite = await create(tmp_path / "home")
+        assert invite.coordinators == named
+        for addresses in (named, *((address,) for address in good)):
+            client = CoordinatorClient(replace(invite, coordinators=addresses), Identity.generate())
+            await asyncio.wait_for(client.connect(), SECONDS_MAX)
+            _facts, config = await client.get_run()
+            assert config.name == "system"
+            await client.close()
+    for wrong in ("a:1,", "a:1 b:2", "a:1,b", ",".join(["a:1"] * 5)):
+        done = await asyncio.to_thread(
+            command, "serve", "--home", str(tmp_path / "other"), "--advertise", wrong, cwd=tmp_path
+        )
+        assert done.returncode == 2, wrong
+        assert "advertise" in done.stderr
