@@ -144,6 +144,8 @@ RUN_BY = {
 }
 """Commands of `console` blocks, and the test that runs them."""
 NOT_RUN = {
+    r"apt-get|python3 -m venv|/opt/|cp |mkdir|printf|systemctl|export |install |certbot": "an operator's server; "
+    "tests/system/test_operator_page.py runs what the units start, tests/interop/test_deployment.py checks them",
     r"createuser|scp ": "needs machines of one's own; tests/system/test_failover.py does the same with a local PostgreSQL",
 }
 
