@@ -35,6 +35,7 @@ def finished(process: subprocess.Popen[str], seconds: float = 280.0) -> str:
     return out
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_whatever_goes_wrong() -> None:
     part = SEEDS // HALVES

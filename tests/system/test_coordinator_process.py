@@ -186,7 +186,7 @@ def journalled(home: Path, invite: Invite) -> list[EntryCommitted]:
         journal.close()
 
 
-@pytest.mark.parametrize("when", ["after", "before"])
+@pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.long)])
 async def test_killed_at_every_write(tmp_path: Path, when: str) -> None:
     """Every life makes one record and dies: right after writing it, or right before writing the next one."""
     home = tmp_path / "home"

@@ -14,7 +14,7 @@ import pytest
 from protos.limits import UPDATE_HEADER_BYTES_MAX
 from tests.system.local_swarm import processes_with
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600), pytest.mark.long]
 PEERS, STEPS = 4, 100
 
 

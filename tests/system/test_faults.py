@@ -128,6 +128,7 @@ def test_a_data_source_that_is_cut_off_meanwhile_ends_its_peer_with_a_clear_erro
     all_equal(swarm, "ada", "bob", "fay")
 
 
+@pytest.mark.long
 def test_a_peer_whose_data_source_is_slow_gets_a_small_share_and_is_told(swarm: LocalSwarm) -> None:
     """As any slow peer: the others go on, and what it is given becomes what it can read in time."""
     home = ("--home", str(swarm.folder / "gil"), "--listen", "127.0.0.1:0", "--threads", "1")

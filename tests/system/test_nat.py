@@ -176,6 +176,7 @@ def test_two_homes_behind_nats_and_a_public_peer_train_together(internet: Intern
     assert processes_with(str(tmp_path)) == [], "something was left running"
 
 
+@pytest.mark.long
 def test_two_homes_need_no_relay_of_the_operator_if_a_peer_is_public(internet: Internet, tmp_path: Path) -> None:
     swarm = NatSwarm(tmp_path, internet, min_peers=3, relay=False)
     try:

@@ -211,6 +211,7 @@ def test_a_rank_or_torchrun_that_dies_ends_the_peer_and_nobody_waits(make: Make)
     swarm.wait_step("ada", swarm.last_step("ada") + 5)
 
 
+@pytest.mark.long
 def test_a_method_for_one_device_is_refused_and_nobody_waits(make: Make) -> None:
     swarm = make('method = "paper"')
     swarm.join("ada")

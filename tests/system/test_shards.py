@@ -53,6 +53,7 @@ def web(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.server_close()
 
 
+@pytest.mark.long
 def test_peers_train_on_shards_that_they_download_and_are_equal(tmp_path: Path, web: tuple[str, Path]) -> None:
     url, folder = web
     built = build(Source(json.__path__[0]), ByteTokenizer(), "bytes", folder / "set", shard_tokens=2048)

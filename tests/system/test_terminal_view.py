@@ -28,7 +28,11 @@ START_SECONDS_MAX = 200.0
 """Torch is loaded in 4 s where nothing else runs."""
 SIZE = (80, 24)
 # One way to end it from outside and one from inside stand for all; `make nightly` tries each.
-WAYS = ("ctrl-c", "q", *(pytest.param(way, marks=pytest.mark.nightly) for way in ("sigterm", "hang-up")))
+WAYS = (
+    "ctrl-c",
+    pytest.param("q", marks=pytest.mark.long),
+    *(pytest.param(way, marks=pytest.mark.nightly) for way in ("sigterm", "hang-up")),
+)
 RUN = """
 name = "seen"
 [model]
@@ -234,6 +238,7 @@ def test_plain_lines_where_they_are_asked_for_and_where_there_is_no_window(swarm
     assert not (tmp_path / "peer.log").exists()
 
 
+@pytest.mark.long
 def test_a_run_is_seen_from_outside_until_it_is_finished(swarm: LocalSwarm, tmp_path: Path) -> None:
     link = another_run(swarm, tmp_path, 40)
     lines = swarm.start("lines", "node", "status", link, "--watch", "--json")
