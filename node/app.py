@@ -43,6 +43,7 @@ from node.training.loop import Trainer
 from node.training.methods import demo_config, local_config
 from node.training.replica import Replica
 from node.training.telemetry import Summary, serve_metrics
+from node.training.trackers import Tracking, open_tracker
 from node.training.uplink import VoteSize
 from protos.console import lock_home
 from protos.disk import DiskError
@@ -202,15 +203,16 @@ class _Peer:
                     ends.callback(text.close)
                 trainer = self._trainer(config, replica, swarm, text.samples, facts, micro_batch)
                 ends.callback(trainer.keeper.close)
+                ends.callback(trainer.steps.close)
                 summary = trainer.summary
                 ends.enter_context(closing(self._door(trainer, started)))
                 self._metrics(summary, swarm, ends)
+                self._track(trainer)
                 trainer.enter(list(facts.bootstrap))
                 finished = trainer.run()
                 if finished and self.anchor:
                     self._serve_on(replica.step)
                 trainer.finish()
-                trainer.steps.close()
                 if trainer.archive is not None:
                     trainer.archive.close()
                 summary.digest = replica.whole_digest().hex()
@@ -251,6 +253,13 @@ class _Peer:
         ends.callback(metrics.server_close)
         ends.callback(metrics.shutdown)
         self.log.info("metrics", url=f"http://{host}:{port}/metrics")
+
+    def _track(self, trainer: Trainer) -> None:
+        if self.settings.track is not None:
+            config = json.loads(trainer.config.canonical_json())
+            run, peer = self.invite.run_id.hex(), self.identity.peer_id
+            tracker = open_tracker(self.settings.track, trainer.config.name, run, peer, config, self.folder)
+            trainer.steps.tracking = Tracking(tracker, self.log)
 
     def _serve_on(self, step: int) -> None:
         """Serve the last state as an anchor of a finished run, for as long as the operator wants."""

@@ -107,6 +107,9 @@ class PeerSettings(BaseSettings):
     """Snapshots that stay on the disk, the newest ones, within `snapshots_gb`. `swarmentum-coordinator run fork` can go back to
     these. Anchors store every snapshot, other peers those that the log draws them for."""
 
+    track: Literal["tensorboard", "wandb", "trackio"] | None = None
+    """Also write loss, learning rate, peers and tokens of each step to this experiment tracker, which has to be installed."""
+
     archive: bool = False
     """Keep the log, every payload and snapshots, so that `swarmentum verify` can replay the run from this machine."""
 

@@ -61,6 +61,9 @@ Relays = Annotated[
     typer.Option("--relay", help="Multiaddress of a relay through which other peers reach this one; repeatable."),
 ]
 Metrics = Annotated[str | None, typer.Option(help="IP:port of Prometheus metrics (default: off).")]
+Track = Annotated[
+    str | None, typer.Option(help="Also write the steps to an experiment tracker: tensorboard, wandb or trackio.")
+]
 Archive = Annotated[bool, typer.Option("--archive", help="Keep the log and every payload, for `swarmentum verify`.")]
 AllowCode = Annotated[
     bool,

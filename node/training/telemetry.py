@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from node.control.standing import Given
 from node.swarm.counters import Counters
+from node.training.trackers import Tracking
 from protos.disk import writing
 from protos.errors import OperatorError
 from protos.log import SignedEntry
@@ -70,6 +71,7 @@ class StepLog:
 
     def __init__(self, path: Path, bytes_max: int = STEPS_BYTES_MAX) -> None:
         self._path, self._bytes_max = path, bytes_max
+        self.tracking: Tracking | None = None
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _cut_off(path)
@@ -78,16 +80,29 @@ class StepLog:
     def applied(self, signed: SignedEntry, digest: bytes, loss: float, accepted: bool) -> None:
         """A step that this peer applied; `accepted`: with its own votes."""
         entry = signed.entry
+        tokens = sum(c.tokens for c in entry.contributions)
+        payload_bytes = sum(c.payload_bytes for c in entry.contributions)
+        peers = len(entry.contributions)
+        if self.tracking is not None:
+            self.tracking.step(
+                entry.step,
+                loss=loss,
+                lr=entry.lr,
+                peers=peers,
+                tokens=tokens,
+                payload_bytes=payload_bytes,
+                accepted=accepted,
+            )
         self.write(
             step=entry.step,
             digest=digest.hex(),
             entry=signed.hash.hex(),
             loss=loss,
             lr=entry.lr,
-            peers=len(entry.contributions),
+            peers=peers,
             accepted=accepted,
-            tokens=sum(c.tokens for c in entry.contributions),
-            payload_bytes=sum(c.payload_bytes for c in entry.contributions),
+            tokens=tokens,
+            payload_bytes=payload_bytes,
         )
 
     def write(self, **values: Any) -> None:
@@ -104,8 +119,10 @@ class StepLog:
         self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and end the tracking."""
         self._file.close()
+        if self.tracking is not None:
+            self.tracking.close()
 
 
 def _cut_off(path: Path) -> None:
