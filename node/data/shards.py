@@ -2,7 +2,7 @@
 
 An epoch takes the shards in a random order, and the windows of each shard in a random order. So the samples of one step lie in
 one shard or two, and all peers need the same shard at the same time. A peer keeps a few shards and fetches the next one.
-The text is shuffled over the shards when they are built (`swarmentum data build`). ADR 46.
+The text is shuffled over the shards when they are built (`swarmentum data build`). ADR 47.
 
 A window never crosses two shards. The end of the last shard is held out and never met in training.
 """
