@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import anchors, backups, checking, forks, health, invites, peers, snapshots
+from coordinator.commands import anchors, backups, checking, forks, health, invites, life, peers, snapshots
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.console import configure_logging, exit_with
 from protos.identity import short
 from protos.log import run_id_of
+from protos.phases import phase_word
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
 from protos.text import printable
@@ -35,6 +36,8 @@ runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_
 app.add_typer(runs, name="run")
 runs.command("fork", epilog=EXIT_CODES)(forks.fork)
 runs.command("check", epilog=EXIT_CODES)(checking.check)
+runs.command("pause", epilog=EXIT_CODES)(life.pause)
+runs.command("resume", epilog=EXIT_CODES)(life.resume)
 app.command("health", epilog=EXIT_CODES)(health.health)
 app.command("backup", epilog=EXIT_CODES)(backups.backup)
 app.command("restore", epilog=EXIT_CODES)(backups.restore)
@@ -189,7 +192,7 @@ def _row(run: pb.GetRunResponse) -> dict[str, Any]:
     return {
         "run": run_id_of(run.genesis).hex(),
         "name": printable(config_from_json(run.genesis.config_json).name),
-        "phase": pb.Phase.Name(run.phase).removeprefix("PHASE_").lower(),
+        "phase": phase_word(run),
         "step": run.head_step,
         "steps": run.total_steps,
         "loss": run.loss,

@@ -151,7 +151,23 @@ class WithdrawalAsked:
     step: int
 
 
-Asked = TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked | WithdrawalAsked
+@dataclass(frozen=True)
+class PauseAsked:
+    """The operator wants no further step to open; `reason`: in the operator's words, or empty."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class ResumeAsked:
+    """The operator wants the steps of a paused run to open again."""
+
+
+Steered = PauseAsked | ResumeAsked
+"""The requests of the operator about the life of the run."""
+
+
+Asked = TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked | WithdrawalAsked | Steered
 """The requests of the operator."""
 
 

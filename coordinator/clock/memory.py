@@ -20,6 +20,8 @@ from coordinator.clock.records import (
     PeerLeft,
     PeerReadmitted,
     Record,
+    RunPaused,
+    RunResumed,
     SnapshotAgreed,
     TicketMade,
     TicketRevoked,
@@ -77,6 +79,10 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
             return _remember_ticket(run, record)
         case Equivocated() | PeerExcluded() | PeerReadmitted():
             return _remember_standing(run, record)
+        case RunPaused():
+            return replace(run, pause=record.reason)
+        case RunResumed():
+            return replace(run, pause=None)
 
 
 def _remember_ticket(run: Run, record: TicketMade | TicketUsed | TicketRevoked) -> Run:

@@ -123,6 +123,18 @@ class PeerReadmitted:
     public_key: bytes
 
 
+@dataclass(frozen=True)
+class RunPaused:
+    """The operator paused the run; `reason`: in the operator's words, or empty. No step opens before `RunResumed`."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunResumed:
+    """The operator lets a paused run go on."""
+
+
 Record = (
     LayoutFixed
     | TickOpened
@@ -137,4 +149,6 @@ Record = (
     | Equivocated
     | PeerExcluded
     | PeerReadmitted
+    | RunPaused
+    | RunResumed
 )

@@ -223,6 +223,8 @@ class Run:
     anchor_guests: frozenset[bytes] = frozenset()  # guests that joined with an anchor's ticket
     anchor_late: bool = False
     """The anchor reported nothing in the last step: the next step does not wait for the anchor before it reports something."""
+    pause: str | None = None
+    """Why the operator paused the run, in the operator's words or empty; None: it is not paused."""
     # These fields come from the peers.
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None
@@ -260,6 +262,11 @@ class Run:
         return sum(
             peer.phase is PeerPhase.READY and not peer.anchor and not peer.is_paused for peer in self.peers.values()
         )
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the operator paused the run."""
+        return self.pause is not None
 
     @property
     def snapshot(self) -> SnapshotFact | None:

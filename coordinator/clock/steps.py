@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.clock import agreement, electorate, entries, memory, quorum, regained, rules, transitions
+from coordinator.clock import agreement, electorate, entries, life, memory, quorum, regained, rules, transitions
 from coordinator.clock.effects import Append, Arm, NoticeKind, SendNotice, SendTick
 from coordinator.clock.records import TickOpened
 from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Phase, Run
@@ -26,6 +26,8 @@ def progress(run: Run, now_ms: int) -> Outcome:
 
 
 def _try_open(run: Run, now_ms: int) -> Outcome:
+    if run.is_paused:
+        return replace(run, reason=life.words(run)), []
     ready, wanted = run.ready_count, run.config.clock.min_peers
     if ready < wanted:
         paused = f", and {run.paused_count} paused by their owners" if run.paused_count else ""
@@ -60,8 +62,13 @@ def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
     wanted, ready = run.config.clock.min_peers, run.ready
     samples = sum(len(part) for part in current.tick.pool)
     members = rules.members_of(run)[:samples]
-    if len(ready) < wanted or not members or {peer.public_key for peer in members} == set(current.tick.places):
-        text = f"{reason}: {len(ready)} of {wanted} peers needed are ready"
+    if (
+        run.is_paused
+        or len(ready) < wanted
+        or not members
+        or {peer.public_key for peer in members} == set(current.tick.places)
+    ):
+        text = reason if run.is_paused else f"{reason}: {len(ready)} of {wanted} peers needed are ready"
         deadline = now_ms + run.config.clock.deadline_ms_max
         run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
         return run, [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
@@ -91,6 +98,8 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
     if not current.most_at_ms and quorum.most_counted(run, current, now_ms):
         current = replace(current, most_at_ms=now_ms)
     closes, reason = quorum.should_close(run, current, now_ms)
+    if run.is_paused:
+        reason = f"{life.words(run)}; step {current.tick.step} is decided first: {reason}"
     run = replace(run, reason=reason, step=current)
     if closes:
         run, effects = entries.commit(run, now_ms)
@@ -99,13 +108,17 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
     if now_ms >= current.deadline_at_ms and run.config.clock.strict:
         return _ask_again(run, current, now_ms)
     if now_ms >= current.deadline_at_ms:
-        why = reason if current.abstained else f"no payload of step {current.tick.step} is held by a quorum"
+        why = f"no payload of step {current.tick.step} is held by a quorum"
+        if run.is_paused:
+            why = f"{life.words(run)}; {why}, so the step waits for the end of the pause"
+        elif current.abstained:
+            why = reason
         return _reopen(run, why, now_ms)
     wanted, left = run.config.clock.min_peers, quorum.live_mask(current, now_ms).bit_count()
     deserted = left < min(wanted, len(current.tick.roster))
     if run.config.clock.strict:
         deserted = bool(run.left)
-    if deserted and len(run.ready) >= wanted:
+    if deserted and len(run.ready) >= wanted and not run.is_paused:
         again_at = min(current.opened_ms + run.config.clock.deadline_ms_min, current.deadline_at_ms)
         if current.tick.attempt > 1 and now_ms < again_at and not run.config.clock.strict:
             return run, [Arm(again_at)]  # peers that come and go do not have it opened again and again

@@ -124,6 +124,12 @@ class Operator:
         )
         self._call("ReadmitPeer", pb.ReadmitPeerRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
 
+    def steer(self, genesis: log_pb2.Genesis, change: pb.RunChange, reason: str = "") -> None:
+        """One change in the life of a run."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        body = pb.SteerRunBody(run_id=run_id_of(genesis), nonce=nonce, change=change, reason=reason)
+        self._call("SteerRun", pb.SteerRunRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+
     def find_ticket(self, genesis: log_pb2.Genesis, name: str) -> pb.TicketStatus:
         """The one ticket whose id starts with `name` or whose label it is; OperatorError otherwise."""
         tickets = self.tickets(genesis)

@@ -177,6 +177,7 @@ class Hub:
             withdrawn=facts.withdrawn_of(run),
             anchored=run.anchored,
             parameters=run.parameters,
+            paused=run.is_paused,
         )
 
 

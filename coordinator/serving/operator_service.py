@@ -11,8 +11,11 @@ from coordinator.clock import admission
 from coordinator.clock.events import (
     Asked,
     ExclusionAsked,
+    PauseAsked,
     ReadmissionAsked,
+    ResumeAsked,
     RevocationAsked,
+    Steered,
     TicketAsked,
     WithdrawalAsked,
 )
@@ -41,6 +44,7 @@ _B = TypeVar(
     pb.ReadmitPeerBody,
     pb.WithdrawSnapshotBody,
     pb.ListStatesBody,
+    pb.SteerRunBody,
 )
 
 
@@ -161,7 +165,7 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         self.check_acts()
         body = self._body(request.envelope, pb.ExcludePeerBody)
         doors.sized(body.public_key, limits.PUBLIC_KEY_BYTES, "public key")
-        await self._ask(body.run_id, ExclusionAsked(body.public_key, doors.exclusion_reason(body.reason)))
+        await self._ask(body.run_id, ExclusionAsked(body.public_key, doors.operators_reason(body.reason, needed=True)))
         self.sessions.end(body.run_id, body.public_key)
         return pb.ExcludePeerResponse()
 
@@ -187,6 +191,14 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         await self._ask(body.run_id, WithdrawalAsked(body.step))
         return pb.WithdrawSnapshotResponse()
 
+    @answered
+    async def SteerRun(self, request: pb.SteerRunRequest, context: Context) -> pb.SteerRunResponse:  # noqa: N802
+        """One change in the life of a run."""
+        self.check_acts()
+        body = self._body(request.envelope, pb.SteerRunBody)
+        await self._ask(body.run_id, _steered(body))
+        return pb.SteerRunResponse()
+
     async def _ask(self, run_id: bytes, event: Asked) -> None:
         """The event through the machine. Raises DeclinedError with the machine's reason."""
         if refusals := await self.runtime(run_id).handle(event):
@@ -205,3 +217,15 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         doors.sized(nonce, limits.NONCE_BYTES, "nonce")
         self.sessions.use_nonce(nonce)
         return body
+
+
+def _steered(body: pb.SteerRunBody) -> Steered:
+    """The request as an event. Raises Refusal for a change that this version does not know."""
+    reason = doors.operators_reason(body.reason, needed=False)
+    match body.change:
+        case pb.RunChange.RUN_CHANGE_PAUSE:
+            return PauseAsked(reason)
+        case pb.RunChange.RUN_CHANGE_RESUME:
+            return ResumeAsked()
+        case _:
+            raise Refusal(Reason.MALFORMED, f"change {body.change} of a run is none that this coordinator knows")

@@ -20,6 +20,8 @@ from coordinator.clock.records import (
     PeerLeft,
     PeerReadmitted,
     Record,
+    RunPaused,
+    RunResumed,
     SnapshotAgreed,
     SnapshotFact,
     TicketMade,
@@ -217,6 +219,22 @@ def _read_readmitted(_: Context, step: int, body: bytes) -> PeerReadmitted:
     return PeerReadmitted(body)
 
 
+def _write_paused(_: Context, record: RunPaused) -> bytes:
+    return record.reason.encode()
+
+
+def _read_paused(_: Context, step: int, body: bytes) -> RunPaused:
+    return RunPaused(body.decode())
+
+
+def _write_nothing(_: Context, record: RunResumed) -> bytes:
+    return b""
+
+
+def _read_resumed(_: Context, step: int, body: bytes) -> RunResumed:
+    return RunResumed()
+
+
 KINDS = (
     Kind("layout", LayoutFixed, _no_step, _write_layout, _read_layout),
     Kind("tick", TickOpened, lambda record: record.tick.step, _write_tick, _read_tick),
@@ -231,6 +249,8 @@ KINDS = (
     Kind("equivocated", Equivocated, lambda record: record.offence.step, _write_equivocated, _read_equivocated),
     Kind("excluded", PeerExcluded, _no_step, _write_excluded, _read_excluded),
     Kind("readmitted", PeerReadmitted, _no_step, _write_public_key, _read_readmitted),
+    Kind("paused", RunPaused, _no_step, _write_paused, _read_paused),
+    Kind("resumed", RunResumed, _no_step, _write_nothing, _read_resumed),
 )
 _BY_NAME = {kind.name: kind for kind in KINDS}
 _BY_TYPE = {kind.type: kind for kind in KINDS}

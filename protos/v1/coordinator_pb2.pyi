@@ -31,6 +31,12 @@ class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NOTICE_KIND_RESYNC: _ClassVar[NoticeKind]
     NOTICE_KIND_FINISHED: _ClassVar[NoticeKind]
     NOTICE_KIND_WAITING: _ClassVar[NoticeKind]
+
+class RunChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUN_CHANGE_UNSPECIFIED: _ClassVar[RunChange]
+    RUN_CHANGE_PAUSE: _ClassVar[RunChange]
+    RUN_CHANGE_RESUME: _ClassVar[RunChange]
 PHASE_UNSPECIFIED: Phase
 PHASE_WAITING: Phase
 PHASE_OPEN: Phase
@@ -44,6 +50,9 @@ NOTICE_KIND_SNAPSHOT: NoticeKind
 NOTICE_KIND_RESYNC: NoticeKind
 NOTICE_KIND_FINISHED: NoticeKind
 NOTICE_KIND_WAITING: NoticeKind
+RUN_CHANGE_UNSPECIFIED: RunChange
+RUN_CHANGE_PAUSE: RunChange
+RUN_CHANGE_RESUME: RunChange
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id", "bootstrap_only")
@@ -54,7 +63,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., bootstrap_only: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters")
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused")
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +80,7 @@ class GetRunResponse(_message.Message):
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     ANCHORED_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     genesis: _log_pb2.Genesis
     phase: Phase
     head_step: int
@@ -87,7 +97,8 @@ class GetRunResponse(_message.Message):
     withdrawn: _containers.RepeatedCompositeFieldContainer[Withdrawn]
     anchored: bool
     parameters: int
-    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ...) -> None: ...
+    paused: bool
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ...) -> None: ...
 
 class Withdrawn(_message.Message):
     __slots__ = ("from_step", "to_step")
@@ -618,3 +629,25 @@ class ListStatesResponse(_message.Message):
     layout_digest: bytes
     parameters: int
     def __init__(self, states: _Optional[_Iterable[_Union[_log_pb2.StartingState, _Mapping]]] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ...) -> None: ...
+
+class SteerRunRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class SteerRunBody(_message.Message):
+    __slots__ = ("run_id", "nonce", "change", "reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    nonce: bytes
+    change: RunChange
+    reason: str
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., change: _Optional[_Union[RunChange, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SteerRunResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -32,6 +32,8 @@ from coordinator.clock.records import (
     PeerExcluded,
     PeerReadmitted,
     Record,
+    RunPaused,
+    RunResumed,
     SnapshotAgreed,
     SnapshotFact,
     TickOpened,
@@ -116,6 +118,7 @@ class Harness:
         self.accepted: tuple[Range, ...] = ()
         self.out: set[bytes] = set()  # by the operator's word or their own signatures
         self.logged_out: set[bytes] = set()  # as the log says
+        self.paused = False  # by the operator
 
     def load(self, journal: list[Record]) -> None:
         """Start from this journal."""
@@ -184,9 +187,12 @@ class Harness:
             assert record.tick.attempt == len(same) + 1
             assert all(tick.pool == record.tick.pool for tick in same)
             assert not self.out & {share.public_key for share in record.tick.roster}
+            assert not self.paused, "a step opened in a pause"
             self.ticks.append(record.tick)
         self.journal.append(record)
 
+        if isinstance(record, RunPaused | RunResumed):
+            self.paused = isinstance(record, RunPaused)
         if isinstance(record, PeerExcluded):
             self.out.add(record.public_key)
         if isinstance(record, Equivocated):
@@ -255,7 +261,7 @@ class Harness:
         if run.phase is Phase.FINISHED and not run.finished_told:
             assert self.timer is not None, "a run that waits for its end without a timer can stand still"
         ready = len(rules.members_of(run))
-        if run.phase is Phase.WAITING and run.snapshot is not None and run.head_step >= run.lost_until:
+        if run.phase is Phase.WAITING and run.snapshot and run.head_step >= run.lost_until and not run.is_paused:
             enough = min(ready, len(run.ready)) if not run.standings else ready and len(run.ready)
             assert enough < run.config.clock.min_peers, "enough peers are ready, and nothing opens"
 

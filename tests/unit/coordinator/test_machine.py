@@ -19,8 +19,10 @@ from coordinator.clock.events import (
     ExclusionAsked,
     HeldPlaces,
     JoinAsked,
+    PauseAsked,
     ReadmissionAsked,
     Reported,
+    ResumeAsked,
     TimerFired,
 )
 from coordinator.clock.records import Equivocated, SnapshotAgreed, SnapshotFact
@@ -67,7 +69,7 @@ def happenings(draw: st.DrawFn) -> tuple[str, int, int, int, int]:
         "report",
         "good",
     ]
-    kinds += ["exclude", "readmit", "pause"]
+    kinds += ["exclude", "readmit", "pause", "run pause", "run resume"]
     return (
         draw(st.sampled_from([*kinds, "good", "good", "all good", "all good", "all good"])),
         draw(number),
@@ -118,6 +120,10 @@ def event_of(harness: Harness, kind: str, peer: int, a: int, b: int) -> list[Eve
             return [ExclusionAsked(key(peer), "spam")][: a > 0]  # not so often that nobody is left
         case "pause":
             return [Reported(key(peer), claim if a == 3 else None, paused=b % 2 == 0)]
+        case "run pause":
+            return [PauseAsked("why" * b)][: a > 1]  # most of the time the run goes on
+        case "run resume":
+            return [ResumeAsked()]
         case "readmit":
             return [ReadmissionAsked(key(peer))]
         case "good":
@@ -205,6 +211,7 @@ def test_crash_between_any_two_effects(clock: object, events: list[tuple[str, in
         assert agreed[-1] is not None
         assert run.snapshot.step >= agreed[-1].step
     # It goes on to the end: with its old peers, whatever it was doing.
+    swarm.feed(ResumeAsked())
     swarm.peers = [PlayedPeer(n) for n in range(PEERS) if key(n) not in swarm.out]
     if len(swarm.peers) < whole.settings.clock.min_peers:
         return
@@ -234,7 +241,7 @@ def test_restored_equals_lived(clock: object, events: list[tuple[str, int, int, 
     harness.restart()
     again = harness.run
     names = ["phase", "head_step", "head_hash", "roster", "next_sample", "returned_samples", "snapshot"]
-    names += ["layout_digest", "parameters", "payload_bytes_total", "standings"]
+    names += ["layout_digest", "parameters", "payload_bytes_total", "standings", "pause"]
     for name in names:
         assert getattr(lived, name) == getattr(again, name), name
     assert (lived.step and lived.step.tick) == (again.step and again.step.tick)

@@ -21,6 +21,8 @@ from coordinator.clock.records import (
     PeerLeft,
     PeerReadmitted,
     Record,
+    RunPaused,
+    RunResumed,
     SnapshotAgreed,
     SnapshotFact,
     TicketMade,
@@ -103,6 +105,9 @@ def records() -> dict[str, Record]:
         "equivocated": Equivocated(prove(equivocation(), RUN_ID)),
         "excluded": PeerExcluded(a(3), "votes from a café, ☕"),
         "readmitted": PeerReadmitted(a(3)),
+        "paused": RunPaused("the data is wrong, ☕"),
+        "paused for no reason": RunPaused(""),
+        "resumed": RunResumed(),
     }
 
 

@@ -1,0 +1,56 @@
+"""The life of a run, as the operator steers it: a pause, and its end.
+
+A paused run opens no step. The open step is decided by its usual rules, because peers have computed for it. If its deadline
+passes without a payload that counts, the step waits for the end of the pause. Refuses a request that the run's state does
+not allow, with its reason. ADR 44.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator.clock import memory
+from coordinator.clock.effects import NoticeKind, Refuse, SendNotice
+from coordinator.clock.events import PauseAsked, ResumeAsked, Steered
+from coordinator.clock.records import RunPaused, RunResumed
+from coordinator.clock.state import Outcome, Phase, Run
+
+GOES_ON = "the operator lets the run go on"
+
+
+def asked(run: Run, event: Steered, now_ms: int) -> Outcome:
+    """One request of the operator: done, or refused with a reason."""
+    refusal = _refusal(run, event)
+    if refusal:
+        return run, [Refuse(b"", refusal)]
+    match event:
+        case PauseAsked():
+            run, effects = memory.written(run, RunPaused(event.reason))
+            return run, [*effects, SendNotice(NoticeKind.WAITING, words(run))]
+        case ResumeAsked():
+            run, effects = memory.written(run, RunResumed())
+            return _overdue(run, now_ms), [*effects, SendNotice(NoticeKind.WAITING, GOES_ON)]
+
+
+def _overdue(run: Run, now_ms: int) -> Run:
+    """The deadline of a step that waited for the end of the pause is now: it is opened again at once."""
+    current, longest = run.step, run.config.clock.deadline_ms_max
+    if current is None or current.deadline_at_ms - current.opened_ms <= longest:
+        return run
+    return replace(run, step=replace(current, deadline_at_ms=now_ms))
+
+
+def _refusal(run: Run, event: Steered) -> str:
+    """Why a request is not allowed; empty if it is."""
+    if run.phase is Phase.FINISHED:
+        return "the run is finished: it opens no step any more"
+    match event:
+        case PauseAsked():
+            return f"the run is paused already: {words(run)}" if run.is_paused else ""
+        case ResumeAsked():
+            return "" if run.is_paused else "the run is not paused"
+
+
+def words(run: Run) -> str:
+    """Why a paused run opens no step, for people."""
+    return "the operator paused the run" + (f": {run.pause}" if run.pause else "")

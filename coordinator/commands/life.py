@@ -1,0 +1,61 @@
+"""`swarmentum-coordinator run pause`, `run resume`: the operator steers the life of a run."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from coordinator.commands.options import Home, Json, RunName, settings
+from protos.log import run_id_of
+from protos.run_config import config_from_json
+from protos.start import RUN_DIGITS_SHOWN
+from protos.text import printable
+from protos.v1 import coordinator_pb2 as pb
+
+Reason = Annotated[str, typer.Option(help="Why: peers and all who look at the run see it.")]
+
+
+def pause(run: RunName, reason: Reason = "", home: Home = None, as_json: Json = False) -> None:
+    """Open no further step of a run, until `run resume`. Peers stay connected, and are told why.
+
+    An open step is decided first. The pause outlives a restart of the coordinator.
+    """
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    found = operator.find(run)
+    operator.steer(found.genesis, pb.RunChange.RUN_CHANGE_PAUSE, reason)
+    if as_json:
+        print(json.dumps({**_named(found), "paused": True, "reason": reason}))
+        return
+    _say(f"{_shown(found)} is paused: no further step opens, and its peers are told why. `run resume` ends this.")
+
+
+def resume(run: RunName, home: Home = None, as_json: Json = False) -> None:
+    """Open the steps of a paused run again."""
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    found = operator.find(run)
+    operator.steer(found.genesis, pb.RunChange.RUN_CHANGE_RESUME)
+    if as_json:
+        print(json.dumps({**_named(found), "paused": False}))
+        return
+    _say(f"{_shown(found)} goes on.")
+
+
+def _named(found: pb.GetRunResponse) -> dict[str, object]:
+    name = printable(config_from_json(found.genesis.config_json).name)
+    return {"run": run_id_of(found.genesis).hex(), "name": name}
+
+
+def _shown(found: pb.GetRunResponse) -> str:
+    values = _named(found)
+    return f"Run {values['name']} ({str(values['run'])[:RUN_DIGITS_SHOWN]})"
+
+
+def _say(text: str) -> None:
+    Console(soft_wrap=True).print(text, highlight=False, markup=False)

@@ -1,0 +1,185 @@
+"""The life of a run, as its operator steers it: the rule, the journal, the service and the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.clock.effects import NoticeKind, SendNotice, SendTick
+from coordinator.clock.events import Connected, Disconnected, PauseAsked, Reported, ResumeAsked, TimerFired
+from coordinator.clock.records import RunPaused, RunResumed
+from coordinator.clock.state import Phase
+from protos.envelope import NO_RUN, Kind, seal
+from protos.errors import RefusedError
+from protos.identity import Identity
+from protos.phases import phase_word
+from protos.v1 import coordinator_pb2 as pb
+from tests.unit.coordinator.driver import config, digest_of, joined, key
+from tests.unit.coordinator.serving import COORDINATOR, identity, operated, operator_stub, peers, served, tick_of
+from tests.unit.coordinator.test_machine import contribute, opened_together
+from tests.unit.coordinator.test_service import WAITS, begin, one_step
+
+WHY = "the data is wrong"
+TOLD = f"the operator paused the run: {WHY}"
+
+
+def notices(effects: list[Any]) -> list[tuple[NoticeKind, str]]:
+    return [(effect.kind, effect.reason) for effect in effects if isinstance(effect, SendNotice)]
+
+
+def ticks(effects: list[Any]) -> list[int]:
+    return [effect.tick.step for effect in effects if isinstance(effect, SendTick)]
+
+
+# ---- a pause, in the machine -----------------------------------------------------------------------------------------
+
+
+def test_the_open_step_is_decided_and_no_further_one_opens_until_the_run_goes_on() -> None:
+    harness = opened_together()
+    assert notices(harness.feed(PauseAsked(WHY))) == [(NoticeKind.WAITING, TOLD)]
+    assert harness.run.phase is Phase.OPEN
+    assert harness.run.reason.startswith(f"{TOLD}; step 1 is decided first: ")
+    contribute(harness, 0, 1, 2)
+    assert (harness.run.phase, harness.run.head_step, harness.run.reason) == (Phase.WAITING, 1, TOLD)
+    harness.feed(joined(7))
+    assert notices(harness.feed(Connected(key(7)))) == [(NoticeKind.WAITING, TOLD)], "a late peer hears why, too"
+    went_on = harness.feed(ResumeAsked())
+    assert notices(went_on) == [(NoticeKind.WAITING, "the operator lets the run go on")]
+    assert ticks(went_on) == [2]
+    assert [type(record) for record in harness.journal if isinstance(record, RunPaused | RunResumed)] == [
+        RunPaused,
+        RunResumed,
+    ]
+
+
+def test_a_pause_survives_a_crash() -> None:
+    harness = opened_together()
+    contribute(harness, 0, 1, 2)
+    harness.feed(PauseAsked(""))
+    contribute(harness, 0, 1, 2)
+    harness.restart()
+    assert harness.run.pause == ""
+    for n in range(3):
+        harness.feed(joined(n))
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((2, digest_of(2)),)))
+    assert (harness.run.phase, harness.run.reason) == (Phase.WAITING, "the operator paused the run")
+    assert ticks(harness.feed(ResumeAsked())) == [3]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_step_that_cannot_be_decided_waits_for_the_end_of_the_pause(strict: bool) -> None:
+    """Its deadline passes again and again without a payload, and members leave: it is not opened for others meanwhile."""
+    harness = opened_together(strict=strict)
+    harness.feed(PauseAsked(WHY))
+    harness.feed(Disconnected(key(2), leaving=True))
+    for _ in range(3):
+        assert harness.timer is not None
+        harness.now = harness.timer
+        again = harness.feed(TimerFired())
+        assert harness.run.phase is Phase.OPEN
+        assert ticks(again) == ([1] if strict else []), "a strict step asks its own roster again"
+        assert harness.run.reason.startswith(TOLD)
+    assert len(harness.ticks) == 1
+    assert ticks(harness.feed(ResumeAsked())) == [1]
+    if strict:
+        return
+    assert harness.ticks[1].attempt == 2
+    assert key(2) not in harness.ticks[1].places
+
+
+def test_what_is_refused() -> None:
+    harness = opened_together(steps=1)
+
+    def no(event: Any) -> str:
+        before = len(harness.journal)
+        harness.feed(event)
+        assert len(harness.journal) == before
+        return harness.refusals[-1]
+
+    assert no(ResumeAsked()) == "the run is not paused"
+    harness.feed(PauseAsked(WHY))
+    assert no(PauseAsked("again")) == f"the run is paused already: {TOLD}"
+    contribute(harness, 0, 1, 2)
+    assert harness.run.phase is Phase.FINISHED, "the last step was open"
+    assert "finished" in no(ResumeAsked())
+    assert "finished" in no(PauseAsked(""))
+
+
+# ---- the service and the commands ------------------------------------------------------------------------------------
+
+
+def phase_of(here: Any) -> dict[str, float]:
+    name = here.invite.run_id.hex()[:16]
+    words = ("waiting", "open", "paused", "finished")
+    found = {
+        word: here.hub.metrics.registry.get_sample_value("swarmentum_run_phase", {"run": name, "phase": word})
+        for word in words
+    }
+    return {word: value for word, value in found.items() if value}
+
+
+async def test_from_the_command_to_the_peers_and_over_a_restart(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
+        with operated(here, "run") as run:
+            await begin(here, swarm)
+            for bad in ("a\nb", "x" * 257, "\u202e"):
+                with pytest.raises(RefusedError, match="the reason takes 0 to 256 bytes, printable"):
+                    await run("pause", WAITS.name, "--reason", bad)
+            [done] = await run("pause", WAITS.name, "--reason", WHY)
+            assert done == {"run": here.invite.run_id.hex(), "name": WAITS.name, "paused": True, "reason": WHY}
+            assert phase_of(here) == {"open": 1}
+            await one_step(swarm)
+            for peer in swarm:
+                assert (await peer.until("notice")).notice.kind == pb.NoticeKind.NOTICE_KIND_WAITING
+            facts, _ = await swarm[0].client.get_run()
+            assert (phase_word(facts), facts.reason, facts.head_step) == ("paused", TOLD, 1)
+            assert phase_of(here) == {"paused": 1}
+            [row] = await run("list")
+            assert (row["phase"], row["reason"], len(row["peers"])) == ("paused", TOLD, 2), "the peers stay"
+            with pytest.raises(RefusedError, match=f"paused already: {TOLD}"):
+                await run("pause", WAITS.name)
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
+        with operated(here, "run") as run:
+            for peer in swarm:
+                first = await peer.join(from_step=1)
+                assert (first.notice.kind, first.notice.reason) == (pb.NoticeKind.NOTICE_KIND_WAITING, TOLD)
+                await peer.ready(1)
+            assert (await run("list"))[0]["phase"] == "paused"
+            [done] = await run("resume", WAITS.name)
+            assert done["paused"] is False
+            assert [tick_of(await peer.until("tick")).step for peer in swarm] == [2, 2]
+            with pytest.raises(RefusedError, match="not paused"):
+                await run("resume", WAITS.name)
+
+
+async def test_only_the_operator_steers_and_no_other_request_passes_as_this_one(tmp_path: Path) -> None:
+    async with served(tmp_path, config()) as here, here.channel() as channel:
+        stub, run_id = operator_stub(channel), here.invite.run_id
+
+        def sealed(by: Identity, nonce: bytes, change: int = 1) -> pb.SteerRunRequest:
+            body = pb.SteerRunBody(run_id=run_id, nonce=nonce, change=change)  # type: ignore[arg-type]
+            return pb.SteerRunRequest(envelope=seal(by, Kind.KIND_ADMIN, NO_RUN, body))
+
+        for request, reason in (
+            (sealed(identity(0), b"a" * 16), "unknown_signer"),
+            (sealed(COORDINATOR, b"short"), "malformed"),
+            (sealed(COORDINATOR, b"b" * 16, 0), "change 0"),
+            (sealed(COORDINATOR, b"c" * 16, 99), "change 99"),
+        ):
+            with pytest.raises(grpc.RpcError, match=reason):
+                await stub.SteerRun(request)
+        listed = seal(COORDINATOR, Kind.KIND_ADMIN, NO_RUN, pb.ListTicketsBody(run_id=run_id, nonce=b"d" * 16))
+        with pytest.raises(grpc.RpcError, match="change 0"):
+            await stub.SteerRun(pb.SteerRunRequest(envelope=listed))
+        captured = sealed(COORDINATOR, b"e" * 16).envelope
+        with pytest.raises(grpc.RpcError, match="malformed"):
+            await stub.ListTickets(pb.ListTicketsRequest(envelope=captured))
+        assert not here.runtime.run.is_paused
+        await stub.SteerRun(sealed(COORDINATOR, b"f" * 16))
+        assert here.runtime.run.is_paused
+        with pytest.raises(grpc.RpcError, match="replayed"):
+            await stub.SteerRun(sealed(COORDINATOR, b"f" * 16))
