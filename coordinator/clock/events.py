@@ -163,7 +163,14 @@ class ResumeAsked:
     """The operator wants the steps of a paused run to open again."""
 
 
-Steered = PauseAsked | ResumeAsked
+@dataclass(frozen=True)
+class FinishAsked:
+    """The operator wants the run to end at its newest entry; `reason`: in the operator's words, or empty."""
+
+    reason: str
+
+
+Steered = PauseAsked | ResumeAsked | FinishAsked
 """The requests of the operator about the life of the run."""
 
 

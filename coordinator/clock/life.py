@@ -1,19 +1,21 @@
 """The life of a run, as the operator steers it: a pause, and its end.
 
 A paused run opens no step. The open step is decided by its usual rules, because peers have computed for it. If its deadline
-passes without a payload that counts, the step waits for the end of the pause. Refuses a request that the run's state does
-not allow, with its reason. ADR 44.
+passes without a payload that counts, the step waits for the end of the pause. The end comes at the newest entry: an open step
+is given up, and the coordinator signs no later entry. Refuses a request that the run's state does not allow, with its reason.
+ADR 44.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.clock import memory
-from coordinator.clock.effects import NoticeKind, Refuse, SendNotice
-from coordinator.clock.events import PauseAsked, ResumeAsked, Steered
-from coordinator.clock.records import RunPaused, RunResumed
+from coordinator.clock import memory, regained
+from coordinator.clock.effects import Arm, NoticeKind, Refuse, SendNotice
+from coordinator.clock.events import FinishAsked, PauseAsked, ResumeAsked, Steered
+from coordinator.clock.records import RunEnded, RunPaused, RunResumed
 from coordinator.clock.state import Outcome, Phase, Run
+from protos.end import End
 
 GOES_ON = "the operator lets the run go on"
 
@@ -30,6 +32,10 @@ def asked(run: Run, event: Steered, now_ms: int) -> Outcome:
         case ResumeAsked():
             run, effects = memory.written(run, RunResumed())
             return _overdue(run, now_ms), [*effects, SendNotice(NoticeKind.WAITING, GOES_ON)]
+        case FinishAsked():
+            end = End(run.head_step, run.head_hash, event.reason)
+            run, effects = memory.written(run, RunEnded(end), now_ms)
+            return run, [*effects, SendNotice(NoticeKind.WAITING, str(end)), Arm(run.finish_by_ms)]
 
 
 def _overdue(run: Run, now_ms: int) -> Run:
@@ -49,6 +55,9 @@ def _refusal(run: Run, event: Steered) -> str:
             return f"the run is paused already: {words(run)}" if run.is_paused else ""
         case ResumeAsked():
             return "" if run.is_paused else "the run is not paused"
+        case FinishAsked():  # a longer log may come back, and no entry may follow the end
+            missed = regained.is_missed(run)
+            return f"the run cannot end yet: {missed}" if missed else ""
 
 
 def words(run: Run) -> str:

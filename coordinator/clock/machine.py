@@ -20,6 +20,7 @@ from coordinator.clock.events import (
     EntriesReturned,
     Event,
     ExclusionAsked,
+    FinishAsked,
     JoinAsked,
     PauseAsked,
     ReadmissionAsked,
@@ -78,7 +79,7 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
             effects = _early(run, now_ms)
         case TicketAsked() | RevocationAsked() | ExclusionAsked() | ReadmissionAsked() | WithdrawalAsked():
             run, effects = admin.asked(run, event)
-        case PauseAsked() | ResumeAsked():
+        case PauseAsked() | ResumeAsked() | FinishAsked():
             run, effects = life.asked(run, event, now_ms)
     if isinstance(event, Reported) and _says_nothing_of_the_step(before, run, event, now_ms):
         return run, effects

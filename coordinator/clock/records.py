@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protos.end import End
 from protos.equivocation import Offence
 from protos.log import Entry, Tick, Verdict
 from protos.ticket import Ticket
@@ -135,6 +136,13 @@ class RunResumed:
     """The operator lets a paused run go on."""
 
 
+@dataclass(frozen=True)
+class RunEnded:
+    """The operator ended the run after the newest entry. An open step is given up: its tick has no entry."""
+
+    end: End
+
+
 Record = (
     LayoutFixed
     | TickOpened
@@ -151,4 +159,5 @@ Record = (
     | PeerReadmitted
     | RunPaused
     | RunResumed
+    | RunEnded
 )

@@ -13,6 +13,7 @@ from coordinator.clock.events import Claim
 from coordinator.clock.records import SnapshotFact, Withdrawn
 from coordinator.clock.trust import Recent, Standing, StepChecks
 from protos.assignment import Range
+from protos.end import End
 from protos.identity import public_key_of
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
 from protos.log import Tick
@@ -225,6 +226,8 @@ class Run:
     """The anchor reported nothing in the last step: the next step does not wait for the anchor before it reports something."""
     pause: str | None = None
     """Why the operator paused the run, in the operator's words or empty; None: it is not paused."""
+    ended: End | None = None
+    """The operator ended the run before its last planned step."""
     # These fields come from the peers.
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None
@@ -262,6 +265,11 @@ class Run:
         return sum(
             peer.phase is PeerPhase.READY and not peer.anchor and not peer.is_paused for peer in self.peers.values()
         )
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the run: where the operator ended it, or as planned."""
+        return self.config.clock.steps if self.ended is None else self.ended.step
 
     @property
     def is_paused(self) -> bool:

@@ -146,9 +146,11 @@ def _try_finish(run: Run, now_ms: int) -> Outcome:
     awaited = {key for key, peer in run.peers.items() if peer.phase is not PeerPhase.ABSENT}
     awaited |= {key for key in run.roster if key not in run.peers or not run.peers[key].gone}
     behind = sum(key not in run.peers or run.peers[key].applied_step < run.head_step for key in awaited)
-    if behind and now_ms < run.finish_by_ms:
-        who = "1 peer is" if behind == 1 else f"{behind} peers are"
-        return replace(run, reason=f"the last step is committed; {who} still applying it"), []
-    text = f"finished: {run.head_step} steps"
+    keeping = sum(key not in run.reported_snapshots.get(run.head_step, {}) for key in awaited) if run.ended else 0
+    if (behind or keeping) and now_ms < run.finish_by_ms:
+        who = "1 peer is" if (behind or keeping) == 1 else f"{behind or keeping} peers are"
+        what = str(run.ended) if run.ended else "the last step is committed"
+        return replace(run, reason=f"{what}; {who} still {'applying it' if behind else 'storing its state'}"), []
+    text = str(run.ended) if run.ended else f"finished: {run.head_step} steps"
     run = replace(run, finished_told=True, reason=text)
     return run, [SendNotice(NoticeKind.FINISHED, text, run.snapshot)]

@@ -1,4 +1,4 @@
-"""`swarmentum-coordinator run pause`, `run resume`: the operator steers the life of a run."""
+"""`swarmentum-coordinator run pause`, `run resume`, `run finish`: the operator steers the life of a run."""
 
 from __future__ import annotations
 
@@ -45,6 +45,23 @@ def resume(run: RunName, home: Home = None, as_json: Json = False) -> None:
         print(json.dumps({**_named(found), "paused": False}))
         return
     _say(f"{_shown(found)} goes on.")
+
+
+def finish(run: RunName, reason: Reason = "", home: Home = None, as_json: Json = False) -> None:
+    """End a run at its newest step, for good. Peers store the last state, and end as after the last planned step.
+
+    The coordinator signs the end, and no entry after it. A step that is open is given up. `run fork` can go on from there.
+    """
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    genesis = operator.find(run).genesis
+    operator.steer(genesis, pb.RunChange.RUN_CHANGE_FINISH, reason)
+    found = operator.find(run_id_of(genesis).hex())
+    if as_json:
+        print(json.dumps({**_named(found), "finished": True, "step": found.head_step, "reason": reason}))
+        return
+    _say(f"{_shown(found)} is finished at step {found.head_step}: its peers store the last state, and end.")
 
 
 def _named(found: pb.GetRunResponse) -> dict[str, object]:

@@ -166,7 +166,7 @@ class Hub:
             phase=_PHASES[run.phase],
             head_step=run.head_step,
             head_hash=run.head_hash,
-            total_steps=run.config.clock.steps,
+            total_steps=run.last_step,
             snapshot=facts.snapshot_ref(run, run.snapshot) if run.snapshot else None,
             peers=[_status(run, peer) for peer in peers[:STATUS_PEERS_MAX]],
             loss=run.loss,
@@ -178,6 +178,7 @@ class Hub:
             anchored=run.anchored,
             parameters=run.parameters,
             paused=run.is_paused,
+            end=facts.end_of(run, self.identity),
         )
 
 

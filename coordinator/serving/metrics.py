@@ -122,7 +122,7 @@ def _figures(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
     for name, run in runs:
         values = {
             "head_step": run.head_step,
-            "steps": run.config.clock.steps,
+            "steps": run.last_step,
             "loss_nats": run.loss,
             "payload_bytes_accepted": run.payload_bytes_total,
             "peers_needed": run.config.clock.min_peers,

@@ -11,6 +11,7 @@ from coordinator.clock import admission
 from coordinator.clock.events import (
     Asked,
     ExclusionAsked,
+    FinishAsked,
     PauseAsked,
     ReadmissionAsked,
     ResumeAsked,
@@ -227,5 +228,7 @@ def _steered(body: pb.SteerRunBody) -> Steered:
             return PauseAsked(reason)
         case pb.RunChange.RUN_CHANGE_RESUME:
             return ResumeAsked()
+        case pb.RunChange.RUN_CHANGE_FINISH:
+            return FinishAsked(reason)
         case _:
             raise Refusal(Reason.MALFORMED, f"change {body.change} of a run is none that this coordinator knows")

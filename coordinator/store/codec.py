@@ -20,6 +20,7 @@ from coordinator.clock.records import (
     PeerLeft,
     PeerReadmitted,
     Record,
+    RunEnded,
     RunPaused,
     RunResumed,
     SnapshotAgreed,
@@ -30,6 +31,7 @@ from coordinator.clock.records import (
     TickOpened,
     Withdrawn,
 )
+from protos.end import open_end, seal_end
 from protos.envelope import parse
 from protos.equivocation import prove
 from protos.identity import Identity
@@ -235,6 +237,14 @@ def _read_resumed(_: Context, step: int, body: bytes) -> RunResumed:
     return RunResumed()
 
 
+def _write_end(context: Context, record: RunEnded) -> bytes:
+    return seal_end(context.identity, context.run_id, record.end).SerializeToString(deterministic=True)
+
+
+def _read_end(context: Context, step: int, body: bytes) -> RunEnded:
+    return RunEnded(open_end(body, run_id=context.run_id, coordinator=context.identity.public_key))
+
+
 KINDS = (
     Kind("layout", LayoutFixed, _no_step, _write_layout, _read_layout),
     Kind("tick", TickOpened, lambda record: record.tick.step, _write_tick, _read_tick),
@@ -251,6 +261,7 @@ KINDS = (
     Kind("readmitted", PeerReadmitted, _no_step, _write_public_key, _read_readmitted),
     Kind("paused", RunPaused, _no_step, _write_paused, _read_paused),
     Kind("resumed", RunResumed, _no_step, _write_nothing, _read_resumed),
+    Kind("ended", RunEnded, lambda record: record.end.step, _write_end, _read_end),
 )
 _BY_NAME = {kind.name: kind for kind in KINDS}
 _BY_TYPE = {kind.type: kind for kind in KINDS}

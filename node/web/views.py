@@ -51,7 +51,9 @@ def line_of(run: Followed) -> answers.RunLine:
 
 
 def _steps_of(run: Followed) -> int:
-    return 0 if run.config is None else min(run.config.clock.steps, STEPS_OF_A_RUN_MAX)
+    """As the run's settings say, or the step at which its operator ended it."""
+    planned = 0 if run.config is None else min(run.config.clock.steps, STEPS_OF_A_RUN_MAX)
+    return planned if run.facts is None or not run.facts.HasField("end") else min(run.facts.total_steps, planned)
 
 
 def run_of(run: Followed) -> answers.Run:

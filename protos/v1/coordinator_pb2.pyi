@@ -37,6 +37,7 @@ class RunChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_CHANGE_UNSPECIFIED: _ClassVar[RunChange]
     RUN_CHANGE_PAUSE: _ClassVar[RunChange]
     RUN_CHANGE_RESUME: _ClassVar[RunChange]
+    RUN_CHANGE_FINISH: _ClassVar[RunChange]
 PHASE_UNSPECIFIED: Phase
 PHASE_WAITING: Phase
 PHASE_OPEN: Phase
@@ -53,6 +54,7 @@ NOTICE_KIND_WAITING: NoticeKind
 RUN_CHANGE_UNSPECIFIED: RunChange
 RUN_CHANGE_PAUSE: RunChange
 RUN_CHANGE_RESUME: RunChange
+RUN_CHANGE_FINISH: RunChange
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id", "bootstrap_only")
@@ -63,7 +65,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., bootstrap_only: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused")
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end")
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +83,7 @@ class GetRunResponse(_message.Message):
     ANCHORED_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     genesis: _log_pb2.Genesis
     phase: Phase
     head_step: int
@@ -98,7 +101,8 @@ class GetRunResponse(_message.Message):
     anchored: bool
     parameters: int
     paused: bool
-    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ...) -> None: ...
+    end: _envelope_pb2.SignedEnvelope
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class Withdrawn(_message.Message):
     __slots__ = ("from_step", "to_step")
@@ -287,18 +291,20 @@ class TickEvent(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class Notice(_message.Message):
-    __slots__ = ("kind", "reason", "snapshot", "step", "withdrawn")
+    __slots__ = ("kind", "reason", "snapshot", "step", "withdrawn", "end")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     kind: NoticeKind
     reason: str
     snapshot: SnapshotRef
     step: int
     withdrawn: _containers.RepeatedCompositeFieldContainer[Withdrawn]
-    def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., reason: _Optional[str] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., step: _Optional[int] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ...) -> None: ...
+    end: _envelope_pb2.SignedEnvelope
+    def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., reason: _Optional[str] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., step: _Optional[int] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class OfferEntriesRequest(_message.Message):
     __slots__ = ("envelope", "entries", "newest")

@@ -122,7 +122,7 @@ RUN_BY = {
     r"swarmentum-coordinator run (create|example)": "tests/unit/coordinator/test_planning.py",
     r"swarmentum-coordinator run check": "tests/unit/coordinator/test_checking.py",
     r"swarmentum-coordinator run fork": "tests/system/test_fork.py",
-    r"swarmentum-coordinator run (pause|resume)": "tests/unit/coordinator/test_run_life.py",
+    r"swarmentum-coordinator run (pause|resume|finish)": "tests/system/test_run_life.py",
     r"swarmentum-coordinator snapshot": "tests/attack/test_open_run.py",
     r"swarmentum-coordinator invite": "tests/system/test_invites.py",
     r"swarmentum-coordinator (backup|restore)": "tests/unit/coordinator/test_backup.py",

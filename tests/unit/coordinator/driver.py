@@ -32,6 +32,7 @@ from coordinator.clock.records import (
     PeerExcluded,
     PeerReadmitted,
     Record,
+    RunEnded,
     RunPaused,
     RunResumed,
     SnapshotAgreed,
@@ -119,6 +120,7 @@ class Harness:
         self.out: set[bytes] = set()  # by the operator's word or their own signatures
         self.logged_out: set[bytes] = set()  # as the log says
         self.paused = False  # by the operator
+        self.ended: int | None = None
 
     def load(self, journal: list[Record]) -> None:
         """Start from this journal."""
@@ -188,9 +190,12 @@ class Harness:
             assert all(tick.pool == record.tick.pool for tick in same)
             assert not self.out & {share.public_key for share in record.tick.roster}
             assert not self.paused, "a step opened in a pause"
+            assert self.ended is None, "a step opened after the end"
             self.ticks.append(record.tick)
         self.journal.append(record)
 
+        if isinstance(record, RunEnded):
+            self.ended = record.end.step
         if isinstance(record, RunPaused | RunResumed):
             self.paused = isinstance(record, RunPaused)
         if isinstance(record, PeerExcluded):
@@ -221,7 +226,7 @@ class Harness:
             agreed = [r.snapshot for r in self.journal if isinstance(r, SnapshotAgreed)]
             assert effect.snapshot in agreed
         if isinstance(effect, SendNotice) and effect.kind is NoticeKind.FINISHED:
-            assert len(self.entries) == self.settings.clock.steps
+            assert len(self.entries) == (self.settings.clock.steps if self.ended is None else self.ended)
 
     # ---- what always holds -------------------------------------------------------------------------------------------
 
@@ -338,7 +343,7 @@ class Swarm(Harness):
     def finish(self) -> None:
         """Play to the end of the run, and check that everyone alive has all of it."""
         self.play(lambda: self.run.finished_told and all(p.finished for p in self.peers if p.alive and p.stream))
-        assert self.run.head_step == self.settings.clock.steps
+        assert self.run.head_step == self.run.last_step
 
     # ---- the coordinator's side --------------------------------------------------------------------------------------
 

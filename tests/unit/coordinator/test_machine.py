@@ -17,6 +17,7 @@ from coordinator.clock.events import (
     Disconnected,
     Event,
     ExclusionAsked,
+    FinishAsked,
     HeldPlaces,
     JoinAsked,
     PauseAsked,
@@ -69,7 +70,7 @@ def happenings(draw: st.DrawFn) -> tuple[str, int, int, int, int]:
         "report",
         "good",
     ]
-    kinds += ["exclude", "readmit", "pause", "run pause", "run resume"]
+    kinds += ["exclude", "readmit", "pause", "run pause", "run resume", "run finish"]
     return (
         draw(st.sampled_from([*kinds, "good", "good", "all good", "all good", "all good"])),
         draw(number),
@@ -122,6 +123,8 @@ def event_of(harness: Harness, kind: str, peer: int, a: int, b: int) -> list[Eve
             return [Reported(key(peer), claim if a == 3 else None, paused=b % 2 == 0)]
         case "run pause":
             return [PauseAsked("why" * b)][: a > 1]  # most of the time the run goes on
+        case "run finish":
+            return [FinishAsked("")][: a > 2 and b > 1]  # not so often that nothing else happens
         case "run resume":
             return [ResumeAsked()]
         case "readmit":
@@ -241,7 +244,7 @@ def test_restored_equals_lived(clock: object, events: list[tuple[str, int, int, 
     harness.restart()
     again = harness.run
     names = ["phase", "head_step", "head_hash", "roster", "next_sample", "returned_samples", "snapshot"]
-    names += ["layout_digest", "parameters", "payload_bytes_total", "standings", "pause"]
+    names += ["layout_digest", "parameters", "payload_bytes_total", "standings", "pause", "ended"]
     for name in names:
         assert getattr(lived, name) == getattr(again, name), name
     assert (lived.step and lived.step.tick) == (again.step and again.step.tick)

@@ -21,6 +21,7 @@ from coordinator.clock.records import (
     PeerLeft,
     PeerReadmitted,
     Record,
+    RunEnded,
     RunPaused,
     RunResumed,
     SnapshotAgreed,
@@ -33,6 +34,7 @@ from coordinator.clock.records import (
 )
 from coordinator.store.journal import Journal
 from protos.assignment import Range, Share
+from protos.end import End
 from protos.envelope import Kind, seal
 from protos.equivocation import prove
 from protos.identity import Identity
@@ -108,6 +110,7 @@ def records() -> dict[str, Record]:
         "paused": RunPaused("the data is wrong, ☕"),
         "paused for no reason": RunPaused(""),
         "resumed": RunResumed(),
+        "ended": RunEnded(End(17, a(3), "it is good enough, ☕")),
     }
 
 

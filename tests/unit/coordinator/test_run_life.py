@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,25 @@ import grpc
 import pytest
 
 from coordinator.clock.effects import NoticeKind, SendNotice, SendTick
-from coordinator.clock.events import Connected, Disconnected, PauseAsked, Reported, ResumeAsked, TimerFired
-from coordinator.clock.records import RunPaused, RunResumed
+from coordinator.clock.events import (
+    Connected,
+    Disconnected,
+    EntriesReturned,
+    FinishAsked,
+    PauseAsked,
+    Reported,
+    ResumeAsked,
+    TimerFired,
+)
+from coordinator.clock.records import EntryCommitted, RunPaused, RunResumed
 from coordinator.clock.state import Phase
+from protos.end import End, open_end, seal_end
 from protos.envelope import NO_RUN, Kind, seal
-from protos.errors import RefusedError
+from protos.errors import Refusal, RefusedError
 from protos.identity import Identity
 from protos.phases import phase_word
 from protos.v1 import coordinator_pb2 as pb
-from tests.unit.coordinator.driver import config, digest_of, joined, key
+from tests.unit.coordinator.driver import Harness, config, digest_of, joined, key, snapshot_at
 from tests.unit.coordinator.serving import COORDINATOR, identity, operated, operator_stub, peers, served, tick_of
 from tests.unit.coordinator.test_machine import contribute, opened_together
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
@@ -183,3 +194,121 @@ async def test_only_the_operator_steers_and_no_other_request_passes_as_this_one(
         assert here.runtime.run.is_paused
         with pytest.raises(grpc.RpcError, match="replayed"):
             await stub.SteerRun(sealed(COORDINATOR, b"f" * 16))
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+ENOUGH = "the loss is good enough"
+OVER = f"the operator ended the run at step 1: {ENOUGH}"
+
+
+def ended_run() -> Harness:
+    """After one step, with the second one open; the end is told, and nobody has stored the last state."""
+    harness = opened_together()
+    contribute(harness, 0, 1, 2)
+    assert harness.run.phase is Phase.OPEN
+    assert notices(harness.feed(FinishAsked(ENOUGH))) == [(NoticeKind.WAITING, OVER)]
+    return harness
+
+
+def test_the_run_ends_at_its_newest_entry_and_waits_until_its_peers_have_stored_the_state() -> None:
+    harness = ended_run()
+    assert (harness.run.phase, harness.run.last_step, harness.run.step) == (Phase.FINISHED, 1, None)
+    assert harness.run.ended == End(1, harness.run.head_hash, ENOUGH)
+    for n in range(3):
+        harness.feed(Reported(key(n), applied=((1, digest_of(1)),)))
+    assert harness.run.reason == f"{OVER}; 3 peers are still storing its state"
+    told = [harness.feed(Reported(key(n), snapshots=(snapshot_at(1),))) for n in range(3)]
+    assert harness.run.snapshot == snapshot_at(1), "no multiple of snapshot_every, but the last state"
+    assert [notices(effects)[-1:] for effects in told[:1]] == [[]]
+    assert notices(told[2]) == [(NoticeKind.FINISHED, OVER)]
+    harness.feed(joined(7))
+    assert notices(harness.feed(Connected(key(7)))) == [(NoticeKind.FINISHED, OVER)], "a late joiner can load it"
+
+
+def test_an_end_is_told_though_somebody_never_stores_the_state_and_survives_a_crash() -> None:
+    harness = ended_run()
+    harness.restart()
+    assert (harness.run.phase, harness.run.ended) == (Phase.FINISHED, End(1, harness.run.head_hash, ENOUGH))
+    assert harness.timer is not None
+    harness.now = harness.timer
+    assert notices(harness.feed(TimerFired())) == [(NoticeKind.FINISHED, OVER)]
+    assert "finished" in refused(harness, FinishAsked(""))
+    assert "finished" in refused(harness, ResumeAsked())
+
+
+def test_a_run_may_end_in_a_pause_and_before_its_first_step() -> None:
+    harness = Harness(config())
+    harness.feed(PauseAsked(WHY))
+    harness.feed(FinishAsked(""))
+    assert harness.run.ended == End(0, harness.run_id)
+    assert not harness.run.is_paused
+
+
+def test_no_end_while_a_longer_log_may_come_back_and_no_entry_after_the_end() -> None:
+    harness = opened_together()
+    contribute(harness, 0, 1, 2)
+    longer = list(harness.journal)
+    contribute(harness, 0, 1, 2)
+    [lost] = [record for record in harness.journal if isinstance(record, EntryCommitted) and record.entry.step == 2]
+    short = Harness(harness.settings)
+    short.load(longer)
+    short.run = replace(short.run, lost_until=2)
+    assert "waiting for a peer that gives back entries 2 to 2" in refused(short, FinishAsked(""))
+    short.run = replace(short.run, lost_until=0)
+    short.feed(FinishAsked(""))
+    short.feed(joined(1))
+    short.feed(Connected(key(1)))
+    assert refused(short, EntriesReturned(key(1), (lost,), 2)).endswith("no entry follows it")
+    assert short.run.head_step == 1
+
+
+def refused(harness: Harness, event: Any) -> str:
+    before = len(harness.journal)
+    harness.feed(event)
+    assert len(harness.journal) == before
+    return harness.refusals[-1]
+
+
+async def test_peers_get_the_signed_end_at_once_and_after_a_restart(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
+        with operated(here, "run") as run:
+            await begin(here, swarm)
+            await one_step(swarm)
+            [done] = await run("finish", WAITS.name, "--reason", ENOUGH)
+            assert (done["finished"], done["step"]) == (True, 1)
+            notice = (await swarm[0].until("notice")).notice
+            end = open_end(
+                notice.end.SerializeToString(), run_id=here.invite.run_id, coordinator=COORDINATOR.public_key
+            )
+            facts, _ = await swarm[0].client.get_run()
+            assert end == End(1, facts.head_hash, ENOUGH)
+            assert facts.end == notice.end
+            assert (facts.total_steps, phase_word(facts)) == (1, "finished")
+            assert not [row for row in await run("list") if row["steps"] != 1]
+            with pytest.raises(RefusedError, match="finished"):
+                await run("finish", WAITS.name)
+    async with served(tmp_path, WAITS) as again, peers(again, 1) as [late]:
+        first = await late.join(from_step=1)
+        assert first.notice.end == notice.end, "the same bytes"
+
+
+def test_an_end_of_another_run_or_signer_or_with_a_reason_that_is_no_text_does_not_pass() -> None:
+    run_id, good = bytes([5]) * 32, End(3, bytes(32), ENOUGH)
+    sealed = seal_end(COORDINATOR, run_id, good)
+
+    def opens(envelope: Any, run: bytes = run_id) -> End:
+        return open_end(envelope.SerializeToString(), run_id=run, coordinator=COORDINATOR.public_key)
+
+    assert opens(sealed) == good
+    for bad, words in (
+        (seal_end(identity(0), run_id, good), "unknown_signer"),
+        (seal_end(COORDINATOR, run_id, replace(good, entry_hash=b"short")), "out_of_range"),
+        (seal_end(COORDINATOR, run_id, replace(good, step=1 << 41)), "out_of_range"),
+        (seal_end(COORDINATOR, run_id, replace(good, reason="a\nb")), "out_of_range"),
+        (seal_end(COORDINATOR, run_id, replace(good, reason="x" * 257)), "out_of_range"),
+    ):
+        with pytest.raises(Refusal, match=words):
+            opens(bad)
+    with pytest.raises(Refusal, match="wrong_run"):
+        opens(sealed, bytes(32))
