@@ -39,6 +39,8 @@ runs.command("check", epilog=EXIT_CODES)(checking.check)
 runs.command("pause", epilog=EXIT_CODES)(life.pause)
 runs.command("resume", epilog=EXIT_CODES)(life.resume)
 runs.command("finish", epilog=EXIT_CODES)(life.finish)
+runs.command("archive", epilog=EXIT_CODES)(life.archive)
+runs.command("delete", epilog=EXIT_CODES)(life.delete)
 app.command("health", epilog=EXIT_CODES)(health.health)
 app.command("backup", epilog=EXIT_CODES)(backups.backup)
 app.command("restore", epilog=EXIT_CODES)(backups.restore)
@@ -169,11 +171,15 @@ def invite(run: RunName, home: Home = None, as_json: Json = False) -> None:
 
 
 @runs.command("list", epilog=EXIT_CODES)
-def list_runs(home: Home = None, as_json: Json = False) -> None:
+def list_runs(
+    every: Annotated[bool, typer.Option("--all", help="Archived runs, too.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
     """List the runs with their step, loss and peers."""
     from coordinator.commands.operator import Operator
 
-    rows = [_row(run) for run in Operator(settings(home=home).home).list_runs()]
+    rows = [_row(run) for run in Operator(settings(home=home).home).list_runs(archived=every)]
     if as_json:
         for row in rows:
             print(json.dumps(row))

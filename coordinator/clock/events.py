@@ -170,7 +170,14 @@ class FinishAsked:
     reason: str
 
 
-Steered = PauseAsked | ResumeAsked | FinishAsked
+@dataclass(frozen=True)
+class ArchiveAsked:
+    """The operator wants a finished run to be served no more; or again (not `archived`)."""
+
+    archived: bool
+
+
+Steered = PauseAsked | ResumeAsked | FinishAsked | ArchiveAsked
 """The requests of the operator about the life of the run."""
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.clock import memory, regained
-from coordinator.clock.effects import Arm, NoticeKind, Refuse, SendNotice
-from coordinator.clock.events import FinishAsked, PauseAsked, ResumeAsked, Steered
-from coordinator.clock.records import RunEnded, RunPaused, RunResumed
+from coordinator.clock.effects import Arm, EndStream, NoticeKind, Refuse, SendNotice
+from coordinator.clock.events import ArchiveAsked, FinishAsked, PauseAsked, ResumeAsked, Steered
+from coordinator.clock.records import RunArchived, RunEnded, RunPaused, RunResumed
 from coordinator.clock.state import Outcome, Phase, Run
 from protos.end import End
 
@@ -36,6 +36,10 @@ def asked(run: Run, event: Steered, now_ms: int) -> Outcome:
             end = End(run.head_step, run.head_hash, event.reason)
             run, effects = memory.written(run, RunEnded(end), now_ms)
             return run, [*effects, SendNotice(NoticeKind.WAITING, str(end)), Arm(run.finish_by_ms)]
+        case ArchiveAsked():
+            here = [key for key, peer in sorted(run.peers.items()) if peer.is_here]
+            run, effects = memory.written(run, RunArchived(event.archived))
+            return run, [*effects, *(EndStream(key) for key in here if event.archived)]
 
 
 def _overdue(run: Run, now_ms: int) -> Run:
@@ -48,6 +52,8 @@ def _overdue(run: Run, now_ms: int) -> Run:
 
 def _refusal(run: Run, event: Steered) -> str:
     """Why a request is not allowed; empty if it is."""
+    if isinstance(event, ArchiveAsked):
+        return _no_archive(run, event)
     if run.phase is Phase.FINISHED:
         return "the run is finished: it opens no step any more"
     match event:
@@ -58,6 +64,21 @@ def _refusal(run: Run, event: Steered) -> str:
         case FinishAsked():  # a longer log may come back, and no entry may follow the end
             missed = regained.is_missed(run)
             return f"the run cannot end yet: {missed}" if missed else ""
+
+
+def _no_archive(run: Run, event: ArchiveAsked) -> str:
+    if run.archived == event.archived:
+        return f"the run is {'archived already' if run.archived else 'not archived'}"
+    return may_go(run)
+
+
+def may_go(run: Run) -> str:
+    """Why a run may not be archived or deleted now; empty if it may."""
+    if run.archived or run.finished_told:
+        return ""
+    if run.phase is Phase.FINISHED:
+        return f"the run is finished, but not all of its peers: {run.reason}; try again in a minute"
+    return "the run is not finished: `run finish` ends it"
 
 
 def words(run: Run) -> str:

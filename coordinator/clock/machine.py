@@ -15,6 +15,7 @@ from dataclasses import replace
 from coordinator.clock import admin, life, membership, memory, regained, reports, steps
 from coordinator.clock.effects import Arm, Effect
 from coordinator.clock.events import (
+    ArchiveAsked,
     Connected,
     Disconnected,
     EntriesReturned,
@@ -79,7 +80,7 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
             effects = _early(run, now_ms)
         case TicketAsked() | RevocationAsked() | ExclusionAsked() | ReadmissionAsked() | WithdrawalAsked():
             run, effects = admin.asked(run, event)
-        case PauseAsked() | ResumeAsked() | FinishAsked():
+        case PauseAsked() | ResumeAsked() | FinishAsked() | ArchiveAsked():
             run, effects = life.asked(run, event, now_ms)
     if isinstance(event, Reported) and _says_nothing_of_the_step(before, run, event, now_ms):
         return run, effects

@@ -20,6 +20,7 @@ from coordinator.clock.records import (
     PeerLeft,
     PeerReadmitted,
     Record,
+    RunArchived,
     RunEnded,
     RunPaused,
     RunResumed,
@@ -82,12 +83,20 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
             return _remember_ticket(run, record)
         case Equivocated() | PeerExcluded() | PeerReadmitted():
             return _remember_standing(run, record)
+        case RunPaused() | RunResumed() | RunEnded() | RunArchived():
+            return _remember_life(run, record, now_ms)
+
+
+def _remember_life(run: Run, record: RunPaused | RunResumed | RunEnded | RunArchived, now_ms: int) -> Run:
+    match record:
         case RunPaused():
             return replace(run, pause=record.reason)
         case RunResumed():
             return replace(run, pause=None)
         case RunEnded():
             return _remember_end(run, record, now_ms)
+        case RunArchived():
+            return replace(run, archived=record.archived)
 
 
 def _remember_ticket(run: Run, record: TicketMade | TicketUsed | TicketRevoked) -> Run:

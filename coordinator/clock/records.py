@@ -143,6 +143,13 @@ class RunEnded:
     end: End
 
 
+@dataclass(frozen=True)
+class RunArchived:
+    """The operator archived the finished run, so that nobody is served; or took it out of the archive (not `archived`)."""
+
+    archived: bool
+
+
 Record = (
     LayoutFixed
     | TickOpened
@@ -160,4 +167,5 @@ Record = (
     | RunPaused
     | RunResumed
     | RunEnded
+    | RunArchived
 )

@@ -228,6 +228,7 @@ class Run:
     """Why the operator paused the run, in the operator's words or empty; None: it is not paused."""
     ended: End | None = None
     """The operator ended the run before its last planned step."""
+    archived: bool = False
     # These fields come from the peers.
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None

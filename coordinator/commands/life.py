@@ -1,4 +1,4 @@
-"""`swarmentum-coordinator run pause`, `run resume`, `run finish`: the operator steers the life of a run."""
+"""`swarmentum-coordinator run pause`, `resume`, `finish`, `archive` and `delete`: the operator steers the life of a run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from coordinator.commands.options import Home, Json, RunName, settings
+from protos.errors import OperatorError
 from protos.log import run_id_of
 from protos.run_config import config_from_json
 from protos.start import RUN_DIGITS_SHOWN
@@ -62,6 +63,48 @@ def finish(run: RunName, reason: Reason = "", home: Home = None, as_json: Json =
         print(json.dumps({**_named(found), "finished": True, "step": found.head_step, "reason": reason}))
         return
     _say(f"{_shown(found)} is finished at step {found.head_step}: its peers store the last state, and end.")
+
+
+def archive(
+    run: RunName,
+    undo: Annotated[bool, typer.Option("--undo", help="Serve and list an archived run again.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Serve and list a finished run no more. Its journal stays, and `run list --all` shows it."""
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    found = operator.find(run)
+    changes = pb.RunChange.RUN_CHANGE_ARCHIVE, pb.RunChange.RUN_CHANGE_UNARCHIVE
+    operator.steer(found.genesis, changes[undo])
+    if as_json:
+        print(json.dumps({**_named(found), "archived": not undo}))
+        return
+    _say(f"{_shown(found)} is {'served again' if undo else 'archived: nobody is served any more'}.")
+
+
+def delete(
+    run: RunName,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Delete a finished run from the journal, for ever. What peers have of it stays with them."""
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    found = operator.find(run)
+    if as_json and not yes:
+        raise OperatorError("run delete --json asks nothing: give --yes, too")
+    if not yes:
+        question = f"{_shown(found)} and its log of {found.head_step} steps will be gone for ever. Delete it?"
+        typer.confirm(question, abort=True)
+    operator.steer(found.genesis, pb.RunChange.RUN_CHANGE_DELETE)
+    if as_json:
+        print(json.dumps({**_named(found), "deleted": True}))
+        return
+    _say(f"{_shown(found)} is deleted. The journal gives its room to other runs, and to the disk at the next start.")
 
 
 def _named(found: pb.GetRunResponse) -> dict[str, object]:

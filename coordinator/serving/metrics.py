@@ -75,8 +75,15 @@ class Metrics:
         self.tokens.labels(run.run_id.hex()[:16]).inc(sum(c.tokens for c in entry.contributions))
 
     def observe(self, run: Run) -> None:
-        """Take the present run. The run's figures are counted when a client reads the metrics."""
-        self._runs.newest[run.run_id.hex()[:16]] = run
+        """Take the present run. The run's figures are counted when a client reads the metrics. An archived run has none."""
+        if run.archived:
+            self.forget(run.run_id)
+        else:
+            self._runs.newest[run.run_id.hex()[:16]] = run
+
+    def forget(self, run_id: bytes) -> None:
+        """The run is archived or deleted."""
+        self._runs.newest.pop(run_id.hex()[:16], None)
 
 
 class _Runs(Collector):

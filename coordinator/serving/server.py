@@ -37,7 +37,7 @@ from coordinator.serving.places import Places
 from coordinator.serving.sessions import Sessions
 from coordinator.store import backup
 from coordinator.store.database import parsed, shared
-from coordinator.store.journal import Journal
+from coordinator.store.journal import Journal, JournalError
 from coordinator.store.known_runs import KnownRuns
 from coordinator.store.lease import Lease
 from protos.console import lock_home
@@ -163,7 +163,8 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         else:
             known = KnownRuns(home)
             hub.noted = known.add
-            known.check(journal.place, [run_id for run_id, _ in journal.runs()])
+            _shrink(journal)
+            known.check(journal.place, [*(run_id for run_id, _ in journal.runs()), *journal.deleted()])
             hub.held = backup.is_held(home)
             hub.restore()
         stack.push_async_callback(hub.stop)  # ends the work that the last requests began
@@ -325,7 +326,18 @@ def _shown(serving: Serving, hub: Hub) -> dict[bytes, Callable[[], str]]:
     here = serving.naming(hub.coordinators or serving.coordinators)
     others = [address for address in here.coordinators if address != serving.advertise]
     at = (f"{serving.host}:{serving.port}", *others)
-    return {run_id: partial(line_of, here.invite(hub.genesis(run_id)), at) for run_id in hub.runs}
+    shown = [run_id for run_id, runtime in hub.runs.items() if not runtime.run.archived]
+    return {run_id: partial(line_of, here.invite(hub.genesis(run_id)), at) for run_id in shown}
+
+
+def _shrink(journal: Journal) -> None:
+    """Give back the room of deleted runs. A disk without room for that keeps the file as it is."""
+    log = structlog.get_logger("coordinator").bind(step="-", peer="-")
+    try:
+        if journal.shrink():
+            log.info("the journal is smaller: the room of deleted runs is free", journal=journal.place)
+    except JournalError as error:
+        log.warning("the room of deleted runs stays in the journal", why=str(error))
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

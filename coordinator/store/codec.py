@@ -20,6 +20,7 @@ from coordinator.clock.records import (
     PeerLeft,
     PeerReadmitted,
     Record,
+    RunArchived,
     RunEnded,
     RunPaused,
     RunResumed,
@@ -245,6 +246,14 @@ def _read_end(context: Context, step: int, body: bytes) -> RunEnded:
     return RunEnded(open_end(body, run_id=context.run_id, coordinator=context.identity.public_key))
 
 
+def _write_archived(_: Context, record: RunArchived) -> bytes:
+    return bytes([record.archived])
+
+
+def _read_archived(_: Context, step: int, body: bytes) -> RunArchived:
+    return RunArchived(bool(body[0]))
+
+
 KINDS = (
     Kind("layout", LayoutFixed, _no_step, _write_layout, _read_layout),
     Kind("tick", TickOpened, lambda record: record.tick.step, _write_tick, _read_tick),
@@ -262,6 +271,7 @@ KINDS = (
     Kind("paused", RunPaused, _no_step, _write_paused, _read_paused),
     Kind("resumed", RunResumed, _no_step, _write_nothing, _read_resumed),
     Kind("ended", RunEnded, lambda record: record.end.step, _write_end, _read_end),
+    Kind("archived", RunArchived, _no_step, _write_archived, _read_archived),
 )
 _BY_NAME = {kind.name: kind for kind in KINDS}
 _BY_TYPE = {kind.type: kind for kind in KINDS}

@@ -38,6 +38,9 @@ class RunChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_CHANGE_PAUSE: _ClassVar[RunChange]
     RUN_CHANGE_RESUME: _ClassVar[RunChange]
     RUN_CHANGE_FINISH: _ClassVar[RunChange]
+    RUN_CHANGE_ARCHIVE: _ClassVar[RunChange]
+    RUN_CHANGE_UNARCHIVE: _ClassVar[RunChange]
+    RUN_CHANGE_DELETE: _ClassVar[RunChange]
 PHASE_UNSPECIFIED: Phase
 PHASE_WAITING: Phase
 PHASE_OPEN: Phase
@@ -55,6 +58,9 @@ RUN_CHANGE_UNSPECIFIED: RunChange
 RUN_CHANGE_PAUSE: RunChange
 RUN_CHANGE_RESUME: RunChange
 RUN_CHANGE_FINISH: RunChange
+RUN_CHANGE_ARCHIVE: RunChange
+RUN_CHANGE_UNARCHIVE: RunChange
+RUN_CHANGE_DELETE: RunChange
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id", "bootstrap_only")
@@ -65,7 +71,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., bootstrap_only: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end")
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived")
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +90,7 @@ class GetRunResponse(_message.Message):
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVED_FIELD_NUMBER: _ClassVar[int]
     genesis: _log_pb2.Genesis
     phase: Phase
     head_step: int
@@ -102,7 +109,8 @@ class GetRunResponse(_message.Message):
     parameters: int
     paused: bool
     end: _envelope_pb2.SignedEnvelope
-    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+    archived: bool
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ...) -> None: ...
 
 class Withdrawn(_message.Message):
     __slots__ = ("from_step", "to_step")
@@ -459,10 +467,12 @@ class ListRunsRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ListRunsBody(_message.Message):
-    __slots__ = ("nonce",)
+    __slots__ = ("nonce", "archived")
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVED_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
-    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+    archived: bool
+    def __init__(self, nonce: _Optional[bytes] = ..., archived: _Optional[bool] = ...) -> None: ...
 
 class ListRunsResponse(_message.Message):
     __slots__ = ("runs",)

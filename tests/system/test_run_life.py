@@ -84,6 +84,19 @@ def test_a_run_is_paused_goes_on_ends_early_and_is_loaded_by_a_late_joiner(swarm
     assert (code, verdict["ok"], verdict["last_step"]) == (0, True, end), verdict
     assert (verdict["ended_step"], verdict["ended_reason"]) == (end, "good enough")
 
+    swarm.operate("run", "archive", "short-lived")
+    code, _ = swarm.join("eve").finish(60)
+    assert code == 4
+    assert "its operator has archived it" in (swarm.folder / "eve.log").read_text()
+    swarm.operate("run", "delete", "short-lived", "--yes")
+    code, _ = swarm.join("dot").finish(60)
+    assert code == 4
+    assert "was deleted by its operator" in (swarm.folder / "dot.log").read_text()
+    swarm.processes["coordinator"].kill()
+    swarm.serve(swarm.serving["port"])
+    code, _ = swarm.start("again", "coordinator", "run", "archive", "short-lived", "--home", swarm.home).finish()
+    assert code == 2, "no such run"
+
 
 def _ready(status: dict[str, object]) -> list[object]:
     return [peer for peer in status["peers"] if peer["phase"] == "ready" and not peer["anchor"]]  # type: ignore[attr-defined]

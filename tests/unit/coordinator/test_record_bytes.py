@@ -21,6 +21,7 @@ from coordinator.clock.records import (
     PeerLeft,
     PeerReadmitted,
     Record,
+    RunArchived,
     RunEnded,
     RunPaused,
     RunResumed,
@@ -111,6 +112,8 @@ def records() -> dict[str, Record]:
         "paused for no reason": RunPaused(""),
         "resumed": RunResumed(),
         "ended": RunEnded(End(17, a(3), "it is good enough, ☕")),
+        "archived": RunArchived(True),
+        "not archived": RunArchived(False),
     }
 
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import grpc
 import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
 
+from coordinator import __main__ as command
 from coordinator.clock.effects import NoticeKind, SendNotice, SendTick
 from coordinator.clock.events import (
     Connected,
@@ -22,14 +25,33 @@ from coordinator.clock.events import (
 )
 from coordinator.clock.records import EntryCommitted, RunPaused, RunResumed
 from coordinator.clock.state import Phase
+from coordinator.commands import operator
+from coordinator.store import journal as journal_module
+from coordinator.store.folded import FoldedRuns
+from coordinator.store.journal import Journal, JournalError
 from protos.end import End, open_end, seal_end
 from protos.envelope import NO_RUN, Kind, seal
-from protos.errors import Refusal, RefusedError
+from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.identity import Identity
+from protos.log import run_id_of
 from protos.phases import phase_word
+from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
-from tests.unit.coordinator.driver import Harness, config, digest_of, joined, key, snapshot_at
-from tests.unit.coordinator.serving import COORDINATOR, identity, operated, operator_stub, peers, served, tick_of
+from protos.v1 import log_pb2
+from tests.unit.coordinator.driver import RUN_ID, Harness, Swarm, config, digest_of, joined, key, snapshot_at
+from tests.unit.coordinator.serving import (
+    COORDINATOR,
+    LivePeer,
+    Served,
+    create_request,
+    eventually,
+    identity,
+    operated,
+    operator_stub,
+    peers,
+    served,
+    tick_of,
+)
 from tests.unit.coordinator.test_machine import contribute, opened_together
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
@@ -312,3 +334,151 @@ def test_an_end_of_another_run_or_signer_or_with_a_reason_that_is_no_text_does_n
             opens(bad)
     with pytest.raises(Refusal, match="wrong_run"):
         opens(sealed, bytes(32))
+
+
+# ---- archived and deleted --------------------------------------------------------------------------------------------
+
+ONE_STEP = config(min_peers=2, steps=1)
+
+
+async def finished(here: Served, swarm: list[LivePeer]) -> None:
+    await begin(here, swarm)
+    await one_step(swarm)
+    await eventually(lambda: here.runtime.run.finished_told)
+
+
+async def test_a_finished_run_is_archived_served_no_more_and_taken_out_again(tmp_path: Path) -> None:
+    async with served(tmp_path, ONE_STEP) as here, peers(here, 2) as swarm:
+        with operated(here, "run") as run:
+            with pytest.raises(RefusedError, match="not finished: `run finish` ends it"):
+                await run("archive", ONE_STEP.name)
+            await finished(here, swarm)
+            with pytest.raises(RefusedError, match="is not archived"):
+                await run("archive", ONE_STEP.name, "--undo")
+            [done] = await run("archive", ONE_STEP.name)
+            assert done == {"run": here.invite.run_id.hex(), "name": ONE_STEP.name, "archived": True}
+            with pytest.raises((StopAsyncIteration, NetworkError, RefusedError)):
+                await swarm[0].until("no such event")
+            with pytest.raises(RefusedError, match="its operator has archived it"):
+                await swarm[0].client.get_run()
+            assert await run("list") == []
+            assert [row["phase"] for row in await run("list", "--all")] == ["archived"]
+            assert phase_of(here) == {}, "no figures of it"
+            records = list(here.journal.records(here.invite.run_id))
+    async with served(tmp_path, ONE_STEP) as here, peers(here, 1) as [late]:
+        with pytest.raises(RefusedError, match="its operator has archived it"):
+            await late.join(from_step=1)
+        with operated(here, "run") as run:
+            with pytest.raises(RefusedError, match="archived already"):
+                await run("archive", ONE_STEP.name)
+            assert list(here.journal.records(here.invite.run_id)) == records, "the journal stays"
+            await run("archive", ONE_STEP.name, "--undo")
+            assert [row["phase"] for row in await run("list")] == ["finished"]
+            await late.join(from_step=1)
+
+
+def rows(here: Served) -> list[int]:
+    with here.journal._engine.connect() as connection:
+        tables = "records", "checkpoints", "runs", "deleted_runs"
+        return [connection.execute(sa.text(f"SELECT count(*) FROM {name}")).scalar_one() for name in tables]
+
+
+async def test_a_deleted_run_leaves_the_journal_and_its_id_is_never_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "PURGED_ROWS", 2)
+    async with served(tmp_path, ONE_STEP) as here, peers(here, 2) as swarm:
+        with operated(here, "run") as run:
+            with pytest.raises(RefusedError, match="not finished"):
+                await run("delete", ONE_STEP.name, "--yes")
+            await finished(here, swarm)
+            other = await operator_stub_create(here, ONE_STEP.model_copy(update={"name": "another"}))
+            with pytest.raises(OperatorError, match="give --yes"):
+                await run("delete", ONE_STEP.name)
+            assert rows(here)[:1] == [3], "more than one purge deletes"
+            [done] = await run("delete", ONE_STEP.name, "--yes")
+            assert done["deleted"] is True
+            await eventually(lambda: rows(here) == [0, 0, 1, 1])
+            with pytest.raises(RefusedError, match="was deleted by its operator"):
+                await swarm[0].client.get_run()
+            with pytest.raises(OperatorError, match="0 runs are called"):
+                await run("delete", ONE_STEP.name, "--yes")
+            assert [row["run"] for row in await run("list", "--all")] == [other.hex()]
+            assert phase_of(here) == {}
+            async with here.channel() as channel:
+                await _created_again(here, channel)
+
+
+async def operator_stub_create(here: Served, settings: RunConfig) -> bytes:
+    async with here.channel() as channel:
+        return run_id_of((await operator_stub(channel).CreateRun(create_request(settings))).genesis)
+
+
+async def _created_again(here: Served, channel: Any) -> None:
+    """The request that made the run, captured and played again after a restart forgot its nonce: refused for ever."""
+    request = create_request(ONE_STEP.model_copy(update={"name": "third"}))
+    made = run_id_of((await operator_stub(channel).CreateRun(request)).genesis)
+    here.hub.runs[made].run = replace(here.hub.runs[made].run, phase=Phase.FINISHED, finished_told=True)
+    await here.hub.delete_run(made)
+    with pytest.raises(grpc.RpcError, match="replayed"):
+        await operator_stub(channel).CreateRun(request)
+
+
+async def test_a_restart_goes_on_with_deleting_and_gives_the_room_back(tmp_path: Path) -> None:
+    swarm = Swarm(config(min_peers=2, steps=60, snapshot_every=10), 3)
+    swarm.finish()
+    journal = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
+    genesis = log_pb2.Genesis(config_json=ONE_STEP.canonical_json(), coordinator_public_key=COORDINATOR.public_key)
+    journal.create_run(RUN_ID, genesis)
+    for record in swarm.journal:
+        journal.append(RUN_ID, record)
+    journal.delete_run(RUN_ID)  # and then kill -9
+    assert journal.runs() == []
+    journal.close()
+    async with served(tmp_path, ONE_STEP) as here:
+        await eventually(lambda: rows(here) == [0, 0, 1, 1])
+        with pytest.raises(JournalError, match="UNIQUE"):
+            here.journal.delete_run(RUN_ID)
+    file, before = tmp_path / "journal.sqlite3", (tmp_path / "journal.sqlite3").stat().st_size
+    journal = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
+    assert journal.shrink()
+    assert not journal.shrink(), "nothing is left to give back"
+    assert journal.deleted() == [RUN_ID]
+    journal.close()
+    assert file.stat().st_size < before / 2
+
+
+def test_a_standby_forgets_a_run_that_was_deleted_meanwhile(tmp_path: Path) -> None:
+    journal = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
+    genesis = log_pb2.Genesis(config_json=ONE_STEP.canonical_json(), coordinator_public_key=COORDINATOR.public_key)
+    journal.create_run(RUN_ID, genesis)
+    folds = FoldedRuns(journal)
+    folds.catch_up()
+    assert [folded.run.run_id for folded in folds.runs()] == [RUN_ID]
+    journal.delete_run(RUN_ID)
+    folds.catch_up()
+    assert folds.runs() == []
+    journal.close()
+
+
+def test_delete_asks_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = pb.GetRunResponse(genesis=log_pb2.Genesis(config_json=ONE_STEP.canonical_json()), head_step=7)
+    asked: list[pb.RunChange] = []
+
+    class Told:
+        def __init__(self, home: Path) -> None: ...
+
+        def find(self, run: str) -> pb.GetRunResponse:
+            return told
+
+        def steer(self, genesis: log_pb2.Genesis, change: pb.RunChange, reason: str = "") -> None:
+            asked.append(change)
+
+    monkeypatch.setattr(operator, "Operator", Told)
+    command_line = ["run", "delete", "swarm", "--home", str(tmp_path)]
+    no = CliRunner().invoke(command.app, command_line, input="n\n")
+    assert (no.exit_code, asked) == (1, [])
+    assert "and its log of 7 steps will be gone for ever. Delete it?" in no.output
+    yes = CliRunner().invoke(command.app, command_line, input="y\n")
+    assert (yes.exit_code, asked) == (0, [pb.RunChange.RUN_CHANGE_DELETE])
+    assert "is deleted" in yes.output
