@@ -177,7 +177,14 @@ class ArchiveAsked:
     archived: bool
 
 
-Steered = PauseAsked | ResumeAsked | FinishAsked | ArchiveAsked
+@dataclass(frozen=True)
+class DecayAsked:
+    """The operator wants the learning rate to decay over the next `steps` steps, and the run to end then."""
+
+    steps: int
+
+
+Steered = PauseAsked | ResumeAsked | FinishAsked | ArchiveAsked | DecayAsked
 """The requests of the operator about the life of the run."""
 
 

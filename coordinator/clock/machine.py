@@ -17,6 +17,7 @@ from coordinator.clock.effects import Arm, Effect
 from coordinator.clock.events import (
     ArchiveAsked,
     Connected,
+    DecayAsked,
     Disconnected,
     EntriesReturned,
     Event,
@@ -80,7 +81,7 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
             effects = _early(run, now_ms)
         case TicketAsked() | RevocationAsked() | ExclusionAsked() | ReadmissionAsked() | WithdrawalAsked():
             run, effects = admin.asked(run, event)
-        case PauseAsked() | ResumeAsked() | FinishAsked() | ArchiveAsked():
+        case PauseAsked() | ResumeAsked() | FinishAsked() | ArchiveAsked() | DecayAsked():
             run, effects = life.asked(run, event, now_ms)
     if isinstance(event, Reported) and _says_nothing_of_the_step(before, run, event, now_ms):
         return run, effects

@@ -12,6 +12,7 @@ from dataclasses import replace
 from coordinator.clock import electorate, holdings, rules, transitions, trust
 from coordinator.clock.effects import Append
 from coordinator.clock.records import (
+    DecayStarted,
     EntryCommitted,
     Equivocated,
     Judged,
@@ -83,11 +84,13 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
             return _remember_ticket(run, record)
         case Equivocated() | PeerExcluded() | PeerReadmitted():
             return _remember_standing(run, record)
-        case RunPaused() | RunResumed() | RunEnded() | RunArchived():
+        case RunPaused() | RunResumed() | RunEnded() | RunArchived() | DecayStarted():
             return _remember_life(run, record, now_ms)
 
 
-def _remember_life(run: Run, record: RunPaused | RunResumed | RunEnded | RunArchived, now_ms: int) -> Run:
+def _remember_life(
+    run: Run, record: RunPaused | RunResumed | RunEnded | RunArchived | DecayStarted, now_ms: int
+) -> Run:
     match record:
         case RunPaused():
             return replace(run, pause=record.reason)
@@ -97,6 +100,8 @@ def _remember_life(run: Run, record: RunPaused | RunResumed | RunEnded | RunArch
             return _remember_end(run, record, now_ms)
         case RunArchived():
             return replace(run, archived=record.archived)
+        case DecayStarted():
+            return replace(run, decay=record)
 
 
 def _remember_ticket(run: Run, record: TicketMade | TicketUsed | TicketRevoked) -> Run:

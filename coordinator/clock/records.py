@@ -144,6 +144,19 @@ class RunEnded:
 
 
 @dataclass(frozen=True)
+class DecayStarted:
+    """The operator lets the learning rate decay after this step, over so many steps. The last of them ends the run."""
+
+    after_step: int
+    steps: int
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the decay."""
+        return self.after_step + self.steps
+
+
+@dataclass(frozen=True)
 class RunArchived:
     """The operator archived the finished run, so that nobody is served; or took it out of the archive (not `archived`)."""
 
@@ -168,4 +181,5 @@ Record = (
     | RunResumed
     | RunEnded
     | RunArchived
+    | DecayStarted
 )

@@ -10,7 +10,7 @@ from operator import or_
 
 from coordinator.clock.effects import Effect
 from coordinator.clock.events import Claim
-from coordinator.clock.records import SnapshotFact, Withdrawn
+from coordinator.clock.records import DecayStarted, SnapshotFact, Withdrawn
 from coordinator.clock.trust import Recent, Standing, StepChecks
 from protos.assignment import Range
 from protos.end import End
@@ -228,6 +228,7 @@ class Run:
     """Why the operator paused the run, in the operator's words or empty; None: it is not paused."""
     ended: End | None = None
     """The operator ended the run before its last planned step."""
+    decay: DecayStarted | None = None  # of the learning rate, as the operator started it
     archived: bool = False
     # These fields come from the peers.
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
@@ -271,6 +272,11 @@ class Run:
     def last_step(self) -> int:
         """The last step of the run: where the operator ended it, or as planned."""
         return self.config.clock.steps if self.ended is None else self.ended.step
+
+    @property
+    def steps(self) -> int:
+        """The steps that the run will have, as far as is known: to its last step, or to the end of a decay."""
+        return self.last_step if self.decay is None else min(self.last_step, self.decay.last_step)
 
     @property
     def is_paused(self) -> bool:

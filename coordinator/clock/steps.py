@@ -13,6 +13,9 @@ from coordinator.clock.records import TickOpened
 from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Phase, Run
 from protos.log import Tick, lr_to_bits
 
+DECAYED = "its learning rate has decayed"
+"""The reason of an end that `run decay` set."""
+
 
 def progress(run: Run, now_ms: int) -> Outcome:
     """Open, close, reopen or finish, as far as the rules allow right now."""
@@ -28,6 +31,8 @@ def progress(run: Run, now_ms: int) -> Outcome:
 def _try_open(run: Run, now_ms: int) -> Outcome:
     if run.is_paused:
         return replace(run, reason=life.words(run)), []
+    if run.decay is not None and run.head_step >= run.decay.last_step:
+        return life.ended(run, DECAYED, now_ms)
     ready, wanted = run.ready_count, run.config.clock.min_peers
     if ready < wanted:
         paused = f", and {run.paused_count} paused by their owners" if run.paused_count else ""
@@ -49,7 +54,7 @@ def _open(run: Run, now_ms: int) -> Outcome:
     members = rules.members_of(run)
     samples = max(run.config.clock.batch_samples, len(members))
     pool, _, _ = rules.draw(run.returned_samples, run.next_sample, samples)
-    lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, run.head_step + 1)
+    lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, run.head_step + 1, run.decay)
     roster = rules.roster_of(run, members, samples)
     tick = Tick(run.head_step + 1, run.head_hash, 1, roster, pool, lr_to_bits(lr))
     return _announce(run, tick, now_ms)

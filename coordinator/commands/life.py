@@ -1,4 +1,4 @@
-"""`swarmentum-coordinator run pause`, `resume`, `finish`, `archive` and `delete`: the operator steers the life of a run."""
+"""The operator steers the life of a run: `run pause`, `resume`, `decay`, `finish`, `archive` and `delete`."""
 
 from __future__ import annotations
 
@@ -63,6 +63,28 @@ def finish(run: RunName, reason: Reason = "", home: Home = None, as_json: Json =
         print(json.dumps({**_named(found), "finished": True, "step": found.head_step, "reason": reason}))
         return
     _say(f"{_shown(found)} is finished at step {found.head_step}: its peers store the last state, and end.")
+
+
+def decay(
+    run: RunName,
+    steps: Annotated[int, typer.Option(min=1, help="How many steps the decay takes.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Let the learning rate of a `wsd` or `constant` run decay from the next step on. The run ends with the decay.
+
+    To go on training afterwards, fork the run from a snapshot before the decay.
+    """
+    from coordinator.commands.operator import Operator
+
+    operator = Operator(settings(home=home).home)
+    genesis = operator.find(run).genesis
+    operator.steer(genesis, pb.RunChange.RUN_CHANGE_DECAY, steps=steps)
+    found = operator.find(run_id_of(genesis).hex())
+    if as_json:
+        print(json.dumps({**_named(found), "steps": steps, "last_step": found.total_steps}))
+        return
+    _say(f"{_shown(found)}: the learning rate decays over {steps} steps, and the run ends at step {found.total_steps}.")
 
 
 def archive(

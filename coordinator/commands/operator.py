@@ -124,10 +124,10 @@ class Operator:
         )
         self._call("ReadmitPeer", pb.ReadmitPeerRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
 
-    def steer(self, genesis: log_pb2.Genesis, change: pb.RunChange, reason: str = "") -> None:
+    def steer(self, genesis: log_pb2.Genesis, change: pb.RunChange, reason: str = "", steps: int = 0) -> None:
         """One change in the life of a run."""
         nonce = secrets.token_bytes(NONCE_BYTES)
-        body = pb.SteerRunBody(run_id=run_id_of(genesis), nonce=nonce, change=change, reason=reason)
+        body = pb.SteerRunBody(run_id=run_id_of(genesis), nonce=nonce, change=change, reason=reason, steps=steps)
         self._call("SteerRun", pb.SteerRunRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
 
     def find_ticket(self, genesis: log_pb2.Genesis, name: str) -> pb.TicketStatus:

@@ -200,7 +200,7 @@ class Hub:
             phase=_PHASES[run.phase],
             head_step=run.head_step,
             head_hash=run.head_hash,
-            total_steps=run.last_step,
+            total_steps=run.steps,
             snapshot=facts.snapshot_ref(run, run.snapshot) if run.snapshot else None,
             peers=[_status(run, peer) for peer in peers[:STATUS_PEERS_MAX]],
             loss=run.loss,

@@ -129,7 +129,7 @@ def _figures(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
     for name, run in runs:
         values = {
             "head_step": run.head_step,
-            "steps": run.last_step,
+            "steps": run.steps,
             "loss_nats": run.loss,
             "payload_bytes_accepted": run.payload_bytes_total,
             "peers_needed": run.config.clock.min_peers,

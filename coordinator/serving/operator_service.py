@@ -11,6 +11,7 @@ from coordinator.clock import admission, life
 from coordinator.clock.events import (
     ArchiveAsked,
     Asked,
+    DecayAsked,
     ExclusionAsked,
     FinishAsked,
     PauseAsked,
@@ -237,6 +238,10 @@ def _steered(body: pb.SteerRunBody) -> Steered:
             return PauseAsked(reason)
         case pb.RunChange.RUN_CHANGE_RESUME:
             return ResumeAsked()
+        case pb.RunChange.RUN_CHANGE_DECAY:
+            if not 1 <= body.steps <= limits.STEP_MAX:
+                raise Refusal(Reason.OUT_OF_RANGE, f"a decay of {body.steps} steps: give at least 1")
+            return DecayAsked(body.steps)
         case pb.RunChange.RUN_CHANGE_FINISH:
             return FinishAsked(reason)
         case pb.RunChange.RUN_CHANGE_ARCHIVE | pb.RunChange.RUN_CHANGE_UNARCHIVE:

@@ -163,8 +163,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         else:
             known = KnownRuns(home)
             hub.noted = known.add
-            _shrink(journal)
-            known.check(journal.place, [*(run_id for run_id, _ in journal.runs()), *journal.deleted()])
+            _look_over(journal, known)
             hub.held = backup.is_held(home)
             hub.restore()
         stack.push_async_callback(hub.stop)  # ends the work that the last requests began
@@ -330,8 +329,9 @@ def _shown(serving: Serving, hub: Hub) -> dict[bytes, Callable[[], str]]:
     return {run_id: partial(line_of, here.invite(hub.genesis(run_id)), at) for run_id in shown}
 
 
-def _shrink(journal: Journal) -> None:
-    """Give back the room of deleted runs. A disk without room for that keeps the file as it is."""
+def _look_over(journal: Journal, known: KnownRuns) -> None:
+    """Check that the journal is this home's, and give back the room of deleted runs, if the disk has the room for that."""
+    known.check(journal.place, [*(run_id for run_id, _ in journal.runs()), *journal.deleted()])
     log = structlog.get_logger("coordinator").bind(step="-", peer="-")
     try:
         if journal.shrink():

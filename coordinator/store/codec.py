@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.clock.records import (
+    DecayStarted,
     EntryCommitted,
     Equivocated,
     Judged,
@@ -254,6 +255,14 @@ def _read_archived(_: Context, step: int, body: bytes) -> RunArchived:
     return RunArchived(bool(body[0]))
 
 
+def _write_decay(_: Context, record: DecayStarted) -> bytes:
+    return _json(steps=record.steps)
+
+
+def _read_decay(_: Context, step: int, body: bytes) -> DecayStarted:
+    return DecayStarted(step, json.loads(body)["steps"])
+
+
 KINDS = (
     Kind("layout", LayoutFixed, _no_step, _write_layout, _read_layout),
     Kind("tick", TickOpened, lambda record: record.tick.step, _write_tick, _read_tick),
@@ -272,6 +281,7 @@ KINDS = (
     Kind("resumed", RunResumed, _no_step, _write_nothing, _read_resumed),
     Kind("ended", RunEnded, lambda record: record.end.step, _write_end, _read_end),
     Kind("archived", RunArchived, _no_step, _write_archived, _read_archived),
+    Kind("decay", DecayStarted, lambda record: record.after_step, _write_decay, _read_decay),
 )
 _BY_NAME = {kind.name: kind for kind in KINDS}
 _BY_TYPE = {kind.type: kind for kind in KINDS}

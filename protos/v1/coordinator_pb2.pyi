@@ -41,6 +41,7 @@ class RunChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_CHANGE_ARCHIVE: _ClassVar[RunChange]
     RUN_CHANGE_UNARCHIVE: _ClassVar[RunChange]
     RUN_CHANGE_DELETE: _ClassVar[RunChange]
+    RUN_CHANGE_DECAY: _ClassVar[RunChange]
 PHASE_UNSPECIFIED: Phase
 PHASE_WAITING: Phase
 PHASE_OPEN: Phase
@@ -61,6 +62,7 @@ RUN_CHANGE_FINISH: RunChange
 RUN_CHANGE_ARCHIVE: RunChange
 RUN_CHANGE_UNARCHIVE: RunChange
 RUN_CHANGE_DELETE: RunChange
+RUN_CHANGE_DECAY: RunChange
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id", "bootstrap_only")
@@ -653,16 +655,18 @@ class SteerRunRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class SteerRunBody(_message.Message):
-    __slots__ = ("run_id", "nonce", "change", "reason")
+    __slots__ = ("run_id", "nonce", "change", "reason", "steps")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
     nonce: bytes
     change: RunChange
     reason: str
-    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., change: _Optional[_Union[RunChange, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    steps: int
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., change: _Optional[_Union[RunChange, str]] = ..., reason: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class SteerRunResponse(_message.Message):
     __slots__ = ()

@@ -14,6 +14,7 @@ from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendAnnou
 from coordinator.clock.events import (
     Claim,
     Connected,
+    DecayAsked,
     Disconnected,
     Event,
     ExclusionAsked,
@@ -33,6 +34,7 @@ from protos.equivocation import Offence
 from protos.holdings import digest_of as digest_over
 from protos.holdings import mask_of
 from protos.log import Equivocation, Exclusion, Tick
+from protos.optimizer_config import OptimizerConfig
 from tests.unit.coordinator.driver import (
     LAYOUT,
     RUN_ID,
@@ -70,7 +72,7 @@ def happenings(draw: st.DrawFn) -> tuple[str, int, int, int, int]:
         "report",
         "good",
     ]
-    kinds += ["exclude", "readmit", "pause", "run pause", "run resume", "run finish"]
+    kinds += ["exclude", "readmit", "pause", "run pause", "run resume", "run finish", "run decay"]
     return (
         draw(st.sampled_from([*kinds, "good", "good", "all good", "all good", "all good"])),
         draw(number),
@@ -125,6 +127,8 @@ def event_of(harness: Harness, kind: str, peer: int, a: int, b: int) -> list[Eve
             return [PauseAsked("why" * b)][: a > 1]  # most of the time the run goes on
         case "run finish":
             return [FinishAsked("")][: a > 2 and b > 1]  # not so often that nothing else happens
+        case "run decay":
+            return [DecayAsked(b + 1)]
         case "run resume":
             return [ResumeAsked()]
         case "readmit":
@@ -163,7 +167,7 @@ def good(harness: Harness, peer: int) -> list[Event]:
 clocks = st.builds(
     lambda strict, min_peers, max_peers, batch: config(
         strict=strict, min_peers=min_peers, max_peers=max_peers, batch_samples=batch, steps=6, snapshot_every=2
-    ),
+    ).model_copy(update={"optimizer": OptimizerConfig(schedule="wsd", warmup_steps=0)}),
     st.booleans(),
     st.integers(1, 3),
     st.integers(3, 4),
@@ -244,7 +248,7 @@ def test_restored_equals_lived(clock: object, events: list[tuple[str, int, int, 
     harness.restart()
     again = harness.run
     names = ["phase", "head_step", "head_hash", "roster", "next_sample", "returned_samples", "snapshot"]
-    names += ["layout_digest", "parameters", "payload_bytes_total", "standings", "pause", "ended"]
+    names += ["layout_digest", "parameters", "payload_bytes_total", "standings", "pause", "ended", "decay"]
     for name in names:
         assert getattr(lived, name) == getattr(again, name), name
     assert (lived.step and lived.step.tick) == (again.step and again.step.tick)
@@ -265,9 +269,10 @@ def opened(peers: int = 3, **clock: object) -> Harness:
     return harness
 
 
-def opened_together(peers: int = 3, **clock: object) -> Harness:
+def opened_together(peers: int = 3, optimizer: OptimizerConfig | None = None, **clock: object) -> Harness:
     """The same where the run could go on with a peer less, or with `min_peers`."""
-    harness = Harness(config(**{"min_peers": peers - 1, "snapshot_every": 2, **clock}))
+    settings = config(**{"min_peers": peers - 1, "snapshot_every": 2, **clock})
+    harness = Harness(settings if optimizer is None else settings.model_copy(update={"optimizer": optimizer}))
     for n in range(peers):
         harness.feed(joined(n))
         harness.feed(Connected(key(n)))

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.clock.records import (
+    DecayStarted,
     EntryCommitted,
     Equivocated,
     Judged,
@@ -114,6 +115,7 @@ def records() -> dict[str, Record]:
         "ended": RunEnded(End(17, a(3), "it is good enough, ☕")),
         "archived": RunArchived(True),
         "not archived": RunArchived(False),
+        "decay": DecayStarted(700, 300),
     }
 
 

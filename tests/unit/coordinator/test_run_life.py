@@ -15,6 +15,7 @@ from coordinator import __main__ as command
 from coordinator.clock.effects import NoticeKind, SendNotice, SendTick
 from coordinator.clock.events import (
     Connected,
+    DecayAsked,
     Disconnected,
     EntriesReturned,
     FinishAsked,
@@ -23,7 +24,7 @@ from coordinator.clock.events import (
     ResumeAsked,
     TimerFired,
 )
-from coordinator.clock.records import EntryCommitted, RunPaused, RunResumed
+from coordinator.clock.records import DecayStarted, EntryCommitted, RunPaused, RunResumed
 from coordinator.clock.state import Phase
 from coordinator.commands import operator
 from coordinator.store import journal as journal_module
@@ -33,7 +34,8 @@ from protos.end import End, open_end, seal_end
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.identity import Identity
-from protos.log import run_id_of
+from protos.log import lr_from_bits, run_id_of
+from protos.optimizer_config import OptimizerConfig
 from protos.phases import phase_word
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
@@ -53,6 +55,7 @@ from tests.unit.coordinator.serving import (
     tick_of,
 )
 from tests.unit.coordinator.test_machine import contribute, opened_together
+from tests.unit.coordinator.test_peers import decide
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
 WHY = "the data is wrong"
@@ -482,3 +485,68 @@ def test_delete_asks_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     yes = CliRunner().invoke(command.app, command_line, input="y\n")
     assert (yes.exit_code, asked) == (0, [pb.RunChange.RUN_CHANGE_DELETE])
     assert "is deleted" in yes.output
+
+
+# ---- a decay by hand -------------------------------------------------------------------------------------------------
+
+
+def stable(schedule: str = "wsd", **clock: Any) -> Harness:
+    """Three peers in the first step of a run whose rate stays, without a warm-up."""
+    optimizer = OptimizerConfig(lr=1e-2, schedule=schedule, warmup_steps=0, lr_final_ratio=0.0)  # type: ignore[arg-type]
+    return opened_together(optimizer=optimizer, **clock)
+
+
+def rates(harness: Harness) -> list[float]:
+    return [entry.lr for entry in harness.entries]
+
+
+def test_the_rate_decays_from_the_next_tick_on_and_the_run_ends_with_it() -> None:
+    harness = stable()
+    harness.feed(DecayAsked(4))
+    assert harness.run.decay == DecayStarted(1, 4), "the open step has its rate in its tick"
+    assert harness.run.steps == 5
+    for _ in range(3):
+        decide(harness, 0, 1, 2)
+    harness.restart()
+    for n in range(3):
+        harness.feed(joined(n))
+        harness.feed(Connected(key(n)))
+        harness.feed(Reported(key(n), applied=((harness.run.head_step, digest_of(harness.run.head_step)),)))
+    for _ in range(2):
+        decide(harness, 0, 1, 2)
+    assert rates(harness) == pytest.approx([1e-2, 5e-3, 1e-2 * (1 - 0.5**0.5), 1e-2 * (1 - 0.75**0.5), 0.0])
+    assert harness.run.ended == End(5, harness.run.head_hash, "its learning rate has decayed")
+    assert harness.run.phase is Phase.FINISHED
+
+
+def test_a_decay_that_makes_no_sense_is_refused() -> None:
+    assert "schedule is cosine, which decays by itself" in refused(opened_together(), DecayAsked(1))
+    harness = stable("constant", steps=10)
+    assert "ends after the run's last step 10; take fewer steps" in refused(harness, DecayAsked(10))
+    harness.feed(DecayAsked(9))
+    assert "decays since step 1, and the run ends at step 10" in refused(harness, DecayAsked(1))
+    late = stable(steps=5)
+    for _ in range(4):
+        decide(late, 0, 1, 2)
+    assert "decays since step 4, as the run's settings say" in refused(late, DecayAsked(1))
+    warm = opened_together(optimizer=OptimizerConfig(schedule="constant", warmup_steps=5))
+    assert "step 1 is in the warm-up of 5 steps" in refused(warm, DecayAsked(1))
+
+
+async def test_a_decay_from_the_command_to_the_ticks(tmp_path: Path) -> None:
+    settings = WAITS.model_copy(
+        update={"optimizer": OptimizerConfig(lr=1e-2, schedule="wsd", warmup_steps=0, lr_final_ratio=0.0)}
+    )
+    async with served(tmp_path, settings) as here, peers(here, 2) as swarm:
+        with operated(here, "run") as run:
+            await begin(here, swarm)
+            [done] = await run("decay", settings.name, "--steps", "2")
+            assert (done["steps"], done["last_step"]) == (2, 3)
+            with pytest.raises(RefusedError, match="decays since step 1"):
+                await run("decay", settings.name, "--steps", "1")
+            heard = [(await one_step(swarm))[0].entry for _ in range(3)]
+            entries = [log_pb2.LogEntry.FromString(entry.body) for entry in heard]
+            assert [lr_from_bits(entry.lr_bits) for entry in entries] == pytest.approx([1e-2, 1e-2 * (1 - 0.5**0.5), 0])
+            facts, _ = await swarm[0].client.get_run()
+            assert (phase_word(facts), facts.head_step, facts.total_steps) == ("finished", 3, 3)
+            assert facts.HasField("end")
