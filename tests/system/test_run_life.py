@@ -98,5 +98,27 @@ def test_a_run_is_paused_goes_on_ends_early_and_is_loaded_by_a_late_joiner(swarm
     assert code == 2, "no such run"
 
 
+@pytest.mark.nightly
+def test_a_decay_by_hand_reaches_every_replica_and_ends_the_run(tmp_path: Path) -> None:
+    run = RUN + '[optimizer]\nschedule = "wsd"\nwarmup_steps = 2\nlr = 0.01\nlr_final_ratio = 0.0\n'
+    swarm = LocalSwarm(tmp_path, run, "--no-layout")
+    try:
+        peers = [swarm.join("ada"), swarm.join("bob")]
+        swarm.wait_step("ada", 5)
+        last = swarm.operate("run", "decay", "short-lived", "--steps", "10")["last_step"]
+        for peer in peers:
+            assert peer.finish(60)[0] == 0, peer.log.read_text()[-2000:]
+        rates = {line["step"]: line["lr"] for line in swarm.steps("ada")}
+        assert max(rates) == last
+        assert rates[last - 10] == pytest.approx(0.01)
+        assert [rates[step] for step in range(last - 9, last + 1)] == pytest.approx(
+            [0.01 * (1 - (n / 10) ** 0.5) for n in range(1, 11)], abs=1e-9
+        )
+        assert all(len(found) == 1 for found in digests_by_step(swarm.steps("ada"), swarm.steps("bob")).values())
+        assert swarm.status()["reason"].endswith(": its learning rate has decayed")
+    finally:
+        swarm.close()
+
+
 def _ready(status: dict[str, object]) -> list[object]:
     return [peer for peer in status["peers"] if peer["phase"] == "ready" and not peer["anchor"]]  # type: ignore[attr-defined]

@@ -210,6 +210,8 @@ class Harness:
         readmitted = set(entry.readmitted)
         assert readmitted <= self.logged_out, "readmitted, and the log did not say that it was out"
         self.logged_out -= readmitted
+        if self.returning:  # the journal lost the operator's word, and the entry that comes back has it
+            self.out -= readmitted
         authors = {c.public_key for c in (*entry.contributions, *entry.trials)}
         assert not authors & (self.out | self.logged_out)
         assert not readmitted & self.out

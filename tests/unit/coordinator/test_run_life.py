@@ -451,13 +451,15 @@ async def test_a_restart_goes_on_with_deleting_and_gives_the_room_back(tmp_path:
     assert file.stat().st_size < before / 2
 
 
-def test_a_standby_forgets_a_run_that_was_deleted_meanwhile(tmp_path: Path) -> None:
+def test_a_standby_knows_a_pause_and_forgets_a_run_that_was_deleted_meanwhile(tmp_path: Path) -> None:
     journal = Journal(Journal.sqlite_url(tmp_path), COORDINATOR)
     genesis = log_pb2.Genesis(config_json=ONE_STEP.canonical_json(), coordinator_public_key=COORDINATOR.public_key)
     journal.create_run(RUN_ID, genesis)
     folds = FoldedRuns(journal)
     folds.catch_up()
-    assert [folded.run.run_id for folded in folds.runs()] == [RUN_ID]
+    journal.append(RUN_ID, RunPaused(WHY))
+    folds.catch_up()
+    assert [(folded.run.run_id, folded.resumed(0).pause) for folded in folds.runs()] == [(RUN_ID, WHY)]
     journal.delete_run(RUN_ID)
     folds.catch_up()
     assert folds.runs() == []
