@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import anchors, backups, checking, forks, health, invites, peers, snapshots
+from coordinator.commands import anchors, backups, checking, forks, health, invites, life, peers, snapshots
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.console import configure_logging, exit_with
 from protos.identity import short
 from protos.log import run_id_of
+from protos.phases import phase_word
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
 from protos.text import printable
@@ -35,6 +36,12 @@ runs = typer.Typer(help="Create runs, list them, print their invites.", no_args_
 app.add_typer(runs, name="run")
 runs.command("fork", epilog=EXIT_CODES)(forks.fork)
 runs.command("check", epilog=EXIT_CODES)(checking.check)
+runs.command("pause", epilog=EXIT_CODES)(life.pause)
+runs.command("resume", epilog=EXIT_CODES)(life.resume)
+runs.command("finish", epilog=EXIT_CODES)(life.finish)
+runs.command("decay", epilog=EXIT_CODES)(life.decay)
+runs.command("archive", epilog=EXIT_CODES)(life.archive)
+runs.command("delete", epilog=EXIT_CODES)(life.delete)
 app.command("health", epilog=EXIT_CODES)(health.health)
 app.command("backup", epilog=EXIT_CODES)(backups.backup)
 app.command("restore", epilog=EXIT_CODES)(backups.restore)
@@ -168,11 +175,15 @@ def invite(run: RunName, home: Home = None, as_json: Json = False) -> None:
 
 
 @runs.command("list", epilog=EXIT_CODES)
-def list_runs(home: Home = None, as_json: Json = False) -> None:
+def list_runs(
+    every: Annotated[bool, typer.Option("--all", help="Archived runs, too.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
     """List the runs with their step, loss and peers."""
     from coordinator.commands.operator import Operator
 
-    rows = [_row(run) for run in Operator(settings(home=home).home).list_runs()]
+    rows = [_row(run) for run in Operator(settings(home=home).home).list_runs(archived=every)]
     if as_json:
         for row in rows:
             print(json.dumps(row))
@@ -192,7 +203,7 @@ def _row(run: pb.GetRunResponse) -> dict[str, Any]:
     return {
         "run": run_id_of(run.genesis).hex(),
         "name": printable(config_from_json(run.genesis.config_json).name),
-        "phase": pb.Phase.Name(run.phase).removeprefix("PHASE_").lower(),
+        "phase": phase_word(run),
         "step": run.head_step,
         "steps": run.total_steps,
         "loss": run.loss,

@@ -130,14 +130,18 @@ class OptimizerConfig(Section):
     lr: float = Field(default=2e-3, gt=0, le=2)
     """Peak learning rate; 2e-3 beat 1e-3 and 3e-3 at 0.66 M parameters. With local steps it is the outer one: about 0.7."""
 
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """Shape of the learning rate after the warm-up."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """Shape of the learning rate after the warm-up. `wsd` stays at `lr`, and decays in the last `decay_steps`
+    (arXiv 2405.18392, 2404.06395); `run decay` starts the decay of a `wsd` or `constant` run by hand."""
 
     warmup_steps: int = Field(default=10, ge=0)
     """Steps of linear warm-up."""
 
     lr_final_ratio: float = Field(default=0.1, ge=0, le=1)
-    """The end of the cosine, as a part of lr."""
+    """The end of a schedule that decays, as a part of lr."""
+
+    decay_steps: int = Field(default=0, ge=0)
+    """For wsd: steps of the decay, which has the shape of 1 - sqrt. 0: a fifth of the run's steps."""
 
     beta: float = Field(default=0.95, ge=0, lt=1)
     """Momentum decay; .95 and .999 made no difference at 0.66 M parameters."""

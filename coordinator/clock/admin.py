@@ -9,7 +9,6 @@ from __future__ import annotations
 from coordinator.clock import admission, agreement, membership, memory
 from coordinator.clock.effects import Append, Effect, EndStream, Refuse
 from coordinator.clock.events import (
-    Asked,
     Disconnected,
     ExclusionAsked,
     ReadmissionAsked,
@@ -20,8 +19,10 @@ from coordinator.clock.events import (
 from coordinator.clock.records import PeerExcluded, PeerReadmitted, TicketMade, TicketRevoked
 from coordinator.clock.state import Outcome, Run
 
+Requests = TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked | WithdrawalAsked
 
-def asked(run: Run, event: Asked) -> Outcome:
+
+def asked(run: Run, event: Requests) -> Outcome:
     """One request of the operator: done, or refused with a reason."""
     match event:
         case TicketAsked():

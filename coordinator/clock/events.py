@@ -151,7 +151,44 @@ class WithdrawalAsked:
     step: int
 
 
-Asked = TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked | WithdrawalAsked
+@dataclass(frozen=True)
+class PauseAsked:
+    """The operator wants no further step to open; `reason`: in the operator's words, or empty."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class ResumeAsked:
+    """The operator wants the steps of a paused run to open again."""
+
+
+@dataclass(frozen=True)
+class FinishAsked:
+    """The operator wants the run to end at its newest entry; `reason`: in the operator's words, or empty."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class ArchiveAsked:
+    """The operator wants a finished run to be served no more; or again (not `archived`)."""
+
+    archived: bool
+
+
+@dataclass(frozen=True)
+class DecayAsked:
+    """The operator wants the learning rate to decay over the next `steps` steps, and the run to end then."""
+
+    steps: int
+
+
+Steered = PauseAsked | ResumeAsked | FinishAsked | ArchiveAsked | DecayAsked
+"""The requests of the operator about the life of the run."""
+
+
+Asked = TicketAsked | RevocationAsked | ExclusionAsked | ReadmissionAsked | WithdrawalAsked | Steered
 """The requests of the operator."""
 
 

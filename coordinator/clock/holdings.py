@@ -10,7 +10,7 @@ Refuses to decide how many holders are enough (`quorum.py`). ADR 31.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from coordinator.clock.events import HeldPlaces
@@ -145,7 +145,7 @@ def lost(step: OpenStep, reporter: bytes) -> OpenStep:
     return replace(
         step,
         held=held,
-        named={name: mask if name[0] == reporter else mask & ~bit for name, mask in step.named.items()},
+        named=_held_names((name, mask if name[0] == reporter else mask & ~bit) for name, mask in step.named.items()),
         by_anchor={key: mask for key, mask in step.by_anchor.items() if key != reporter},
         named_by_anchor={key: names for key, names in step.named_by_anchor.items() if key != reporter},
         counted_by=None,
@@ -186,12 +186,17 @@ def carried_over(before: OpenStep, opened: OpenStep) -> OpenStep:
         opened,
         claimed=at(before.claimed),
         held={reporter: at(mask) for reporter, mask in before.held.items() if reporter in new},
-        named={name: at(mask) for name, mask in before.named.items() if name[0] in new},
+        named=_held_names((name, at(mask)) for name, mask in before.named.items() if name[0] in new),
         by_anchor={key: at(mask) for key, mask in before.by_anchor.items()},
         named_by_anchor={
             key: frozenset(name for name in names if name[0] in new) for key, names in before.named_by_anchor.items()
         },
     )
+
+
+def _held_names(named: Iterable[tuple[Name, int]]) -> dict[Name, int]:
+    """Without the names that no member holds any more: a peer with many lives would leave some behind with each."""
+    return {name: mask for name, mask in named if mask}
 
 
 def _without_author(named: Mapping[bytes, frozenset[Name]], author: bytes) -> Mapping[bytes, frozenset[Name]]:

@@ -1,7 +1,7 @@
 """The clock as a pure function: `step(run, event, now_ms) -> (run, effects)`; and `restore`, its memory after a crash.
 
-Each event goes to the module that decides about it: `membership`, `reports` (and from there `agreement`), or `admin`. After
-it, `steps` opens or closes (`entries`) a step, or finishes the run. Records are remembered in `memory`.
+Each event goes to the module that decides about it: `membership`, `reports` (and from there `agreement`), `admin`, or `life`.
+After it, `steps` opens or closes (`entries`) a step, or finishes the run. Records are remembered in `memory`.
 
 Refuses to do anything itself: effects are values, to be carried out in order by the runtime. An `Append` makes an event
 durable before any effect that peers can see. So a crash between any two effects loses nothing. ADR 1.
@@ -12,17 +12,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from coordinator.clock import admin, membership, memory, regained, reports, steps
+from coordinator.clock import admin, life, membership, memory, regained, reports, steps
 from coordinator.clock.effects import Arm, Effect
 from coordinator.clock.events import (
+    ArchiveAsked,
     Connected,
+    DecayAsked,
     Disconnected,
     EntriesReturned,
     Event,
     ExclusionAsked,
+    FinishAsked,
     JoinAsked,
+    PauseAsked,
     ReadmissionAsked,
     Reported,
+    ResumeAsked,
     RevocationAsked,
     TicketAsked,
     TimerFired,
@@ -76,6 +81,8 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
             effects = _early(run, now_ms)
         case TicketAsked() | RevocationAsked() | ExclusionAsked() | ReadmissionAsked() | WithdrawalAsked():
             run, effects = admin.asked(run, event)
+        case PauseAsked() | ResumeAsked() | FinishAsked() | ArchiveAsked() | DecayAsked():
+            run, effects = life.asked(run, event, now_ms)
     if isinstance(event, Reported) and _says_nothing_of_the_step(before, run, event, now_ms):
         return run, effects
     run, more = steps.progress(run, now_ms)

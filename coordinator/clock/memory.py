@@ -12,6 +12,7 @@ from dataclasses import replace
 from coordinator.clock import electorate, holdings, rules, transitions, trust
 from coordinator.clock.effects import Append
 from coordinator.clock.records import (
+    DecayStarted,
     EntryCommitted,
     Equivocated,
     Judged,
@@ -20,6 +21,10 @@ from coordinator.clock.records import (
     PeerLeft,
     PeerReadmitted,
     Record,
+    RunArchived,
+    RunEnded,
+    RunPaused,
+    RunResumed,
     SnapshotAgreed,
     TicketMade,
     TicketRevoked,
@@ -42,7 +47,9 @@ from coordinator.clock.state import (
     Voted,
 )
 from protos import figures
+from protos.assignment import merge
 from protos.checks import VERDICT_STEPS
+from protos.limits import POOL_RANGES_MAX
 from protos.log import Entry, Tick
 
 
@@ -77,6 +84,24 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
             return _remember_ticket(run, record)
         case Equivocated() | PeerExcluded() | PeerReadmitted():
             return _remember_standing(run, record)
+        case RunPaused() | RunResumed() | RunEnded() | RunArchived() | DecayStarted():
+            return _remember_life(run, record, now_ms)
+
+
+def _remember_life(
+    run: Run, record: RunPaused | RunResumed | RunEnded | RunArchived | DecayStarted, now_ms: int
+) -> Run:
+    match record:
+        case RunPaused():
+            return replace(run, pause=record.reason)
+        case RunResumed():
+            return replace(run, pause=None)
+        case RunEnded():
+            return _remember_end(run, record, now_ms)
+        case RunArchived():
+            return replace(run, archived=record.archived)
+        case DecayStarted():
+            return replace(run, decay=record)
 
 
 def _remember_ticket(run: Run, record: TicketMade | TicketUsed | TicketRevoked) -> Run:
@@ -190,8 +215,21 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     )
     if entry.step < run.config.clock.steps:
         return transitions.move(run, Phase.WAITING)
-    run = replace(run, reason=f"finished: {entry.step} steps")
+    return _finished(replace(run, reason=f"finished: {entry.step} steps"), now_ms)
+
+
+def _finished(run: Run, now_ms: int) -> Run:
     return replace(transitions.move(run, Phase.FINISHED), finish_by_ms=now_ms + run.config.clock.deadline_ms_max)
+
+
+def _remember_end(run: Run, record: RunEnded, now_ms: int) -> Run:
+    """No step follows. The samples of a step that is given up go back, for a fork of the run."""
+    end = record.end
+    assert (end.step, end.entry_hash) == (run.head_step, run.head_hash), "the end does not name the newest entry"
+    unused = run.step.tick.pool if run.step is not None else ()
+    returned = rules.bounded(merge([*run.returned_samples, *unused]), POOL_RANGES_MAX - 1)
+    ended = replace(run, ended=end, pause=None, step=None, left=frozenset(), returned_samples=returned, reason=str(end))
+    return _finished(ended, now_ms)
 
 
 def _roster_of(run: Run, entry: Entry) -> tuple[bytes, ...]:
@@ -204,7 +242,7 @@ def _roster_of(run: Run, entry: Entry) -> tuple[bytes, ...]:
 
 def _voted(run: Run, entry: Entry) -> dict[int, Voted]:
     """Rosters of the last steps, and of the last steps with a snapshot: peers report about these for a while."""
-    every, last = run.config.clock.snapshot_every, run.config.clock.steps
+    every, last = run.config.clock.snapshot_every, run.last_step
     steps = sorted([*run.voted, entry.step])
     due = [step for step in steps if step % every == 0 or step == last][-SNAPSHOT_STEPS_KEPT:]
     kept = {step: run.voted[step] for step in run.voted if step >= entry.step - 1 or step in due}

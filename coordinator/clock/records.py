@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protos.end import End
 from protos.equivocation import Offence
 from protos.log import Entry, Tick, Verdict
 from protos.ticket import Ticket
@@ -123,6 +124,45 @@ class PeerReadmitted:
     public_key: bytes
 
 
+@dataclass(frozen=True)
+class RunPaused:
+    """The operator paused the run; `reason`: in the operator's words, or empty. No step opens before `RunResumed`."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunResumed:
+    """The operator lets a paused run go on."""
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """The operator ended the run after the newest entry. An open step is given up: its tick has no entry."""
+
+    end: End
+
+
+@dataclass(frozen=True)
+class DecayStarted:
+    """The operator lets the learning rate decay after this step, over so many steps. The last of them ends the run."""
+
+    after_step: int
+    steps: int
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the decay."""
+        return self.after_step + self.steps
+
+
+@dataclass(frozen=True)
+class RunArchived:
+    """The operator archived the finished run, so that nobody is served; or took it out of the archive (not `archived`)."""
+
+    archived: bool
+
+
 Record = (
     LayoutFixed
     | TickOpened
@@ -137,4 +177,9 @@ Record = (
     | Equivocated
     | PeerExcluded
     | PeerReadmitted
+    | RunPaused
+    | RunResumed
+    | RunEnded
+    | RunArchived
+    | DecayStarted
 )

@@ -21,6 +21,8 @@ HELD = STEP_MAX
 def returned(run: Run, event: EntriesReturned, now_ms: int) -> Outcome:
     """The entries after the head, one by one. Entries that the log has are skipped, because several peers give back the
     same."""
+    if run.ended is not None:
+        return run, [Refuse(event.public_key, f"{run.ended}: no entry follows it")]
     effects: list[Effect] = []
     first = run.head_step
     for record in event.entries:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from coordinator.clock import electorate
 from coordinator.clock.events import Claim
+from coordinator.clock.records import DecayStarted
 from coordinator.clock.state import OpenStep, Peer, PeerPhase, Run
 from protos.assignment import Range, Share, assign, merge, shares
 from protos.log import Tick
@@ -23,6 +24,8 @@ from protos.run_config import ClockConfig
 
 V = TypeVar("V", bound=Hashable)
 
+# A decay of a fifth of the steps ends as low as a cosine over all of them (arXiv 2405.18392, section 3).
+DECAY_PART = 0.2
 # Half of an update a step: a peer's speed follows a real change within a few steps, and one outlier fades as fast.
 SPEED_EMA = 0.5
 # Shares follow speed to this power. If few samples do not fill a GPU, a step takes equal peers the same time whatever their
@@ -49,16 +52,35 @@ NEWCOMERS_PER_BELIEVED = 1 / 2
 NEWCOMER_PART = 1 / 2
 
 
-def learning_rate(optimizer: OptimizerConfig, steps: int, step: int) -> float:
-    """Learning rate of step 1..steps: linear warm-up, then cosine to lr * lr_final_ratio, or constant."""
+def learning_rate(optimizer: OptimizerConfig, steps: int, step: int, decay: DecayStarted | None = None) -> float:
+    """Learning rate of step 1..steps: linear warm-up, then the schedule. `decay`: the operator's, after a rate that stays.
+
+    The decay of `wsd`, and the operator's, has the shape 1 - sqrt, which ended best of those in arXiv 2405.18392. ADR 46.
+    """
     if step <= optimizer.warmup_steps:
         return optimizer.lr * step / optimizer.warmup_steps
-    if optimizer.schedule == "constant":
+    begins, last = optimizer.warmup_steps, steps
+    if optimizer.schedule in ("wsd", "constant"):
+        if decay is not None:
+            begins, last = decay.after_step, decay.last_step
+        elif optimizer.schedule == "constant":
+            return optimizer.lr
+        else:
+            begins = decay_begins(optimizer, steps)
+    progress = min(max(step - begins, 0) / max(last - begins, 1), 1.0)
+    if not progress:
         return optimizer.lr
-    after = max(steps - optimizer.warmup_steps, 1)
-    progress = min((step - optimizer.warmup_steps) / after, 1.0)
+    if optimizer.schedule == "cosine":
+        left = 0.5 * (1.0 + math.cos(math.pi * progress))
+    else:
+        left = 1.0 - (progress if optimizer.schedule == "linear" else math.sqrt(progress))
     final = optimizer.lr * optimizer.lr_final_ratio
-    return final + (optimizer.lr - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    return final + (optimizer.lr - final) * left
+
+
+def decay_begins(optimizer: OptimizerConfig, steps: int) -> int:
+    """The last step before the decay of a `wsd` schedule."""
+    return max(steps - (optimizer.decay_steps or max(int(steps * DECAY_PART), 1)), optimizer.warmup_steps)
 
 
 def deadline_ms(clock: ClockConfig, durations_ms: Sequence[int]) -> int:

@@ -10,9 +10,10 @@ from operator import or_
 
 from coordinator.clock.effects import Effect
 from coordinator.clock.events import Claim
-from coordinator.clock.records import SnapshotFact, Withdrawn
+from coordinator.clock.records import DecayStarted, SnapshotFact, Withdrawn
 from coordinator.clock.trust import Recent, Standing, StepChecks
 from protos.assignment import Range
+from protos.end import End
 from protos.identity import public_key_of
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
 from protos.log import Tick
@@ -223,6 +224,12 @@ class Run:
     anchor_guests: frozenset[bytes] = frozenset()  # guests that joined with an anchor's ticket
     anchor_late: bool = False
     """The anchor reported nothing in the last step: the next step does not wait for the anchor before it reports something."""
+    pause: str | None = None
+    """Why the operator paused the run, in the operator's words or empty; None: it is not paused."""
+    ended: End | None = None
+    """The operator ended the run before its last planned step."""
+    decay: DecayStarted | None = None  # of the learning rate, as the operator started it
+    archived: bool = False
     # These fields come from the peers.
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None
@@ -260,6 +267,21 @@ class Run:
         return sum(
             peer.phase is PeerPhase.READY and not peer.anchor and not peer.is_paused for peer in self.peers.values()
         )
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the run: where the operator ended it, or as planned."""
+        return self.config.clock.steps if self.ended is None else self.ended.step
+
+    @property
+    def steps(self) -> int:
+        """The steps that the run will have, as far as is known: to its last step, or to the end of a decay."""
+        return self.last_step if self.decay is None else min(self.last_step, self.decay.last_step)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the operator paused the run."""
+        return self.pause is not None
 
     @property
     def snapshot(self) -> SnapshotFact | None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.clock import agreement, electorate, entries, memory, quorum, regained, rules, transitions
+from coordinator.clock import agreement, electorate, entries, life, memory, quorum, regained, rules, transitions
 from coordinator.clock.effects import Append, Arm, NoticeKind, SendNotice, SendTick
 from coordinator.clock.records import TickOpened
 from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Phase, Run
 from protos.log import Tick, lr_to_bits
+
+DECAYED = "its learning rate has decayed"
+"""The reason of an end that `run decay` set."""
 
 
 def progress(run: Run, now_ms: int) -> Outcome:
@@ -26,6 +29,10 @@ def progress(run: Run, now_ms: int) -> Outcome:
 
 
 def _try_open(run: Run, now_ms: int) -> Outcome:
+    if run.is_paused:
+        return replace(run, reason=life.words(run)), []
+    if run.decay is not None and run.head_step >= run.decay.last_step:
+        return life.ended(run, DECAYED, now_ms)
     ready, wanted = run.ready_count, run.config.clock.min_peers
     if ready < wanted:
         paused = f", and {run.paused_count} paused by their owners" if run.paused_count else ""
@@ -47,7 +54,7 @@ def _open(run: Run, now_ms: int) -> Outcome:
     members = rules.members_of(run)
     samples = max(run.config.clock.batch_samples, len(members))
     pool, _, _ = rules.draw(run.returned_samples, run.next_sample, samples)
-    lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, run.head_step + 1)
+    lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, run.head_step + 1, run.decay)
     roster = rules.roster_of(run, members, samples)
     tick = Tick(run.head_step + 1, run.head_hash, 1, roster, pool, lr_to_bits(lr))
     return _announce(run, tick, now_ms)
@@ -60,8 +67,13 @@ def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
     wanted, ready = run.config.clock.min_peers, run.ready
     samples = sum(len(part) for part in current.tick.pool)
     members = rules.members_of(run)[:samples]
-    if len(ready) < wanted or not members or {peer.public_key for peer in members} == set(current.tick.places):
-        text = f"{reason}: {len(ready)} of {wanted} peers needed are ready"
+    if (
+        run.is_paused
+        or len(ready) < wanted
+        or not members
+        or {peer.public_key for peer in members} == set(current.tick.places)
+    ):
+        text = reason if run.is_paused else f"{reason}: {len(ready)} of {wanted} peers needed are ready"
         deadline = now_ms + run.config.clock.deadline_ms_max
         run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
         return run, [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
@@ -91,6 +103,8 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
     if not current.most_at_ms and quorum.most_counted(run, current, now_ms):
         current = replace(current, most_at_ms=now_ms)
     closes, reason = quorum.should_close(run, current, now_ms)
+    if run.is_paused:
+        reason = f"{life.words(run)}; step {current.tick.step} is decided first: {reason}"
     run = replace(run, reason=reason, step=current)
     if closes:
         run, effects = entries.commit(run, now_ms)
@@ -99,13 +113,17 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
     if now_ms >= current.deadline_at_ms and run.config.clock.strict:
         return _ask_again(run, current, now_ms)
     if now_ms >= current.deadline_at_ms:
-        why = reason if current.abstained else f"no payload of step {current.tick.step} is held by a quorum"
+        why = f"no payload of step {current.tick.step} is held by a quorum"
+        if run.is_paused:
+            why = f"{life.words(run)}; {why}, so the step waits for the end of the pause"
+        elif current.abstained:
+            why = reason
         return _reopen(run, why, now_ms)
     wanted, left = run.config.clock.min_peers, quorum.live_mask(current, now_ms).bit_count()
     deserted = left < min(wanted, len(current.tick.roster))
     if run.config.clock.strict:
         deserted = bool(run.left)
-    if deserted and len(run.ready) >= wanted:
+    if deserted and len(run.ready) >= wanted and not run.is_paused:
         again_at = min(current.opened_ms + run.config.clock.deadline_ms_min, current.deadline_at_ms)
         if current.tick.attempt > 1 and now_ms < again_at and not run.config.clock.strict:
             return run, [Arm(again_at)]  # peers that come and go do not have it opened again and again
@@ -133,9 +151,11 @@ def _try_finish(run: Run, now_ms: int) -> Outcome:
     awaited = {key for key, peer in run.peers.items() if peer.phase is not PeerPhase.ABSENT}
     awaited |= {key for key in run.roster if key not in run.peers or not run.peers[key].gone}
     behind = sum(key not in run.peers or run.peers[key].applied_step < run.head_step for key in awaited)
-    if behind and now_ms < run.finish_by_ms:
-        who = "1 peer is" if behind == 1 else f"{behind} peers are"
-        return replace(run, reason=f"the last step is committed; {who} still applying it"), []
-    text = f"finished: {run.head_step} steps"
+    keeping = sum(key not in run.reported_snapshots.get(run.head_step, {}) for key in awaited) if run.ended else 0
+    if (behind or keeping) and now_ms < run.finish_by_ms:
+        who = "1 peer is" if (behind or keeping) == 1 else f"{behind or keeping} peers are"
+        what = str(run.ended) if run.ended else "the last step is committed"
+        return replace(run, reason=f"{what}; {who} still {'applying it' if behind else 'storing its state'}"), []
+    text = str(run.ended) if run.ended else f"finished: {run.head_step} steps"
     run = replace(run, finished_told=True, reason=text)
     return run, [SendNotice(NoticeKind.FINISHED, text, run.snapshot)]

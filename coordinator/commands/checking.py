@@ -45,6 +45,13 @@ def mistakes(config: RunConfig) -> Iterator[tuple[Place, str]]:
             f"the warm-up of {optimizer.warmup_steps} steps is not shorter than the run of {clock.steps}: the learning rate "
             "never gets to optimizer.lr; lower it, or raise clock.steps",
         )
+    decay = optimizer.decay_steps if optimizer.schedule == "wsd" else 0
+    if decay and decay + optimizer.warmup_steps > clock.steps:
+        yield (
+            ("optimizer", "decay_steps"),
+            f"a decay of {decay} steps and a warm-up of {optimizer.warmup_steps} are longer than the run of {clock.steps}; "
+            "lower one of them, or raise clock.steps",
+        )
     if admission.mode == "allow_list" and not admission.allowed:
         yield (
             ("admission", "allowed"),

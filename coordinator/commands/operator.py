@@ -60,9 +60,9 @@ class Operator:
         answer: pb.ListStatesResponse = self._call("ListStates", request)
         return answer
 
-    def list_runs(self, *, unfinished: bool = False) -> list[pb.GetRunResponse]:
-        """Every run with its state. `unfinished`: those that have steps left."""
-        body = pb.ListRunsBody(nonce=secrets.token_bytes(NONCE_BYTES))
+    def list_runs(self, *, unfinished: bool = False, archived: bool = False) -> list[pb.GetRunResponse]:
+        """Every run with its state. `unfinished`: those that have steps left. `archived`: the archived ones, too."""
+        body = pb.ListRunsBody(nonce=secrets.token_bytes(NONCE_BYTES), archived=archived)
         request = pb.ListRunsRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body))
         runs = list(self._call("ListRuns", request).runs)
         return [run for run in runs if run.phase != pb.Phase.PHASE_FINISHED] if unfinished else runs
@@ -124,6 +124,12 @@ class Operator:
         )
         self._call("ReadmitPeer", pb.ReadmitPeerRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
 
+    def steer(self, genesis: log_pb2.Genesis, change: pb.RunChange, reason: str = "", steps: int = 0) -> None:
+        """One change in the life of a run."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        body = pb.SteerRunBody(run_id=run_id_of(genesis), nonce=nonce, change=change, reason=reason, steps=steps)
+        self._call("SteerRun", pb.SteerRunRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+
     def find_ticket(self, genesis: log_pb2.Genesis, name: str) -> pb.TicketStatus:
         """The one ticket whose id starts with `name` or whose label it is; OperatorError otherwise."""
         tickets = self.tickets(genesis)
@@ -143,11 +149,12 @@ class Operator:
 
     def find(self, run: str) -> pb.GetRunResponse:
         """The one run whose id starts with `run` or whose name it is; OperatorError otherwise. A name means an unfinished run
-        before finished ones."""
-        runs = self.list_runs()
+        before finished ones, and these before archived ones."""
+        runs = self.list_runs(archived=True)
         found = [r for r in runs if run_id_of(r.genesis).hex().startswith(run)]
         named = [r for r in runs if config_from_json(r.genesis.config_json).name == run]
-        found = found or [r for r in named if r.phase != pb.Phase.PHASE_FINISHED] or named
+        found = found or [r for r in named if r.phase != pb.Phase.PHASE_FINISHED]
+        found = found or [r for r in named if not r.archived] or named
         if len(found) != 1:
             known = ", ".join(run_id_of(r.genesis).hex()[:16] for r in runs) or "none"
             raise OperatorError(f"{len(found)} runs are called {run!r}; this coordinator has: {known}")

@@ -99,14 +99,21 @@ class Calls:
         if self.hub.stands_by is not None:
             raise StandsByError(self.hub.stands_by)
 
-    def runtime(self, run_id: bytes) -> RunRuntime:
-        """The run of this id. Raises StandsByError or UnknownRunError."""
+    def runtime(self, run_id: bytes, *, archived: bool = False) -> RunRuntime:
+        """The run of this id; `archived`: also an archived one. Raises StandsByError or UnknownRunError."""
         self.check_acts()
-        if run_id not in self.hub.runs:
-            self.hub.metrics.refused.labels(Reason.WRONG_RUN.value).inc()
-            name = run_id.hex()[:16] or "(empty)"
-            raise UnknownRunError(f"no run {name} here; ask its operator for a new invite")
-        return self.hub.runs[run_id]
+        runtime = self.hub.runs.get(run_id)
+        if runtime is not None and (archived or not runtime.run.archived):
+            return runtime
+        self.hub.metrics.refused.labels(Reason.WRONG_RUN.value).inc()
+        name = run_id.hex()[:16] or "(empty)"
+        if runtime is not None:
+            raise UnknownRunError(
+                f"run {name} is finished, and its operator has archived it: it is not served any more"
+            )
+        if run_id in self.hub.deleted:
+            raise UnknownRunError(f"run {name} was deleted by its operator")
+        raise UnknownRunError(f"no run {name} here; ask its operator for a new invite")
 
     def opened(self, envelope: envelope_pb2.SignedEnvelope, kind: int, signer: bytes | None = None) -> VerifiedEnvelope:
         """A verified envelope of this kind. Raises Refusal. Envelopes of the operator belong to no run."""

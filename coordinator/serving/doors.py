@@ -41,11 +41,11 @@ def sized(value: bytes, size: int, what: str) -> bytes:
     return value
 
 
-def exclusion_reason(reason: str) -> str:
-    """The operator's reason for an exclusion, which the peer, the readers of the log and their terminals show."""
+def operators_reason(reason: str, *, needed: bool) -> str:
+    """The operator's reason for a decision, which peers, readers of the run and their terminals show. `needed`: not empty."""
     most = limits.EXCLUSION_REASON_BYTES_MAX
-    if not reason.strip() or len(reason.encode()) > most or not reason.isprintable():
-        text = f"the reason takes 1 to {most} bytes, printable and on one line"
+    if (needed and not reason.strip()) or len(reason.encode()) > most or not reason.isprintable():
+        text = f"the reason takes {int(needed)} to {most} bytes, printable and on one line"
         raise Refusal(Reason.OUT_OF_RANGE, text)
     return reason
 

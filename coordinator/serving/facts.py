@@ -5,7 +5,10 @@ from __future__ import annotations
 from coordinator.clock.effects import NoticeKind, SendNotice
 from coordinator.clock.records import SnapshotFact
 from coordinator.clock.state import PeerPhase, Run
+from protos.end import seal_end
+from protos.identity import Identity
 from protos.v1 import coordinator_pb2 as pb
+from protos.v1 import envelope_pb2
 
 SNAPSHOT_HOLDERS_MAX = 16
 
@@ -36,7 +39,12 @@ def snapshot_ref(run: Run, fact: SnapshotFact) -> pb.SnapshotRef:
     return pb.SnapshotRef(step=fact.step, root=fact.root, total_bytes=fact.total_bytes, holders=holders)
 
 
-def notice(run: Run, effect: SendNotice) -> pb.Notice:
+def end_of(run: Run, identity: Identity) -> envelope_pb2.SignedEnvelope | None:
+    """The signed end of a run that the operator ended; None for any other run."""
+    return None if run.ended is None else seal_end(identity, run.run_id, run.ended)
+
+
+def notice(run: Run, effect: SendNotice, identity: Identity) -> pb.Notice:
     """A notice to followers, as a message."""
     snapshot = snapshot_ref(run, effect.snapshot) if effect.snapshot else None
     return pb.Notice(
@@ -45,4 +53,5 @@ def notice(run: Run, effect: SendNotice) -> pb.Notice:
         snapshot=snapshot,
         step=effect.step,
         withdrawn=withdrawn_of(run),
+        end=end_of(run, identity),
     )

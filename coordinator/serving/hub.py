@@ -54,6 +54,8 @@ class Hub:
         self.runs: dict[bytes, RunRuntime] = {}
         self.left_out: dict[bytes, str] = {}
         """Runs of the journal that cannot be read, and why."""
+        self.deleted: set[bytes] = set()
+        """Ids of the runs that the operator deleted. No run gets one of these ids again."""
         self.noted: Callable[[bytes, str], None] = lambda run_id, name: None
         """The hub calls this for each run that it serves, with the run's name."""
         self.held = False
@@ -67,6 +69,7 @@ class Hub:
         self._fenced: Callable[[], None] = lambda: None
         self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._reading = Reading(journal.reader())
+        self._purging: asyncio.Task[None] | None = None
         self._described: dict[bytes, tuple[Run, pb.GetRunResponse, int]] = {}
 
     def restore(self) -> None:
@@ -82,6 +85,8 @@ class Hub:
         for folded in folds.runs():
             folded.held = self.held
             self._add(folded)
+        self.deleted = set(folds.deleted)
+        self._purging = asyncio.ensure_future(self._purge(journal)) if self.deleted else None
         self.left_out = folds.left_out
         for run_id, why in self.left_out.items():
             where, name = journal.place, run_id.hex()[:16]
@@ -102,11 +107,16 @@ class Hub:
         """
         self.stands_by = reason
         self.metrics.acts.set(0)
+        self._end_purging()
         runs, self.runs, self._genesis, self._described = list(self.runs.values()), {}, {}, {}
         for runtime in runs:
             runtime.abandon()
         self._io.shutdown(wait=False, cancel_futures=True)
         self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
+
+    def _end_purging(self) -> None:
+        if self._purging is not None:
+            self._purging.cancel()
 
     def genesis(self, run_id: bytes) -> log_pb2.Genesis:
         """The definition of a run of `runs`."""
@@ -121,6 +131,29 @@ class Hub:
             raise JournalError("the run is created, but another coordinator acts now: that coordinator has the run")
         self._add(Folded(genesis, run_of(run_id, genesis)))
         return run_id
+
+    async def delete_run(self, run_id: bytes) -> None:
+        """The run is gone for ever: its peers' streams end, and its records leave the journal one by one. JournalError."""
+        journal = self._acting
+        await asyncio.get_running_loop().run_in_executor(self._io, journal.delete_run, run_id)
+        self.deleted.add(run_id)
+        runtime = self.runs.pop(run_id, None)
+        self._genesis.pop(run_id, None)
+        self._described.pop(run_id, None)
+        self.metrics.forget(run_id)
+        if runtime is not None:
+            runtime.abandon()
+        if self._purging is None or self._purging.done():
+            self._purging = asyncio.ensure_future(self._purge(journal))
+
+    async def _purge(self, journal: Journal) -> None:
+        """Delete the rows of deleted runs, a few at a time, so that other runs can write. The next start goes on with it."""
+        try:
+            while await asyncio.get_running_loop().run_in_executor(self._io, journal.purge):
+                pass
+        except JournalError as error:
+            log = structlog.get_logger("coordinator").bind(step="-", peer="-")
+            log.warning("rows of a deleted run are still in the journal; the next start deletes them", why=str(error))
 
     async def states(self, run: Run) -> list[StartingState]:
         """The states of a run that a fork can begin at, oldest first. JournalError, Refusal."""
@@ -137,6 +170,7 @@ class Hub:
 
     async def stop(self) -> None:
         """End every stream; nothing more is written after this."""
+        self._end_purging()
         await asyncio.gather(*(runtime.stop() for runtime in self.runs.values()))
 
     def close(self) -> None:
@@ -166,7 +200,7 @@ class Hub:
             phase=_PHASES[run.phase],
             head_step=run.head_step,
             head_hash=run.head_hash,
-            total_steps=run.config.clock.steps,
+            total_steps=run.steps,
             snapshot=facts.snapshot_ref(run, run.snapshot) if run.snapshot else None,
             peers=[_status(run, peer) for peer in peers[:STATUS_PEERS_MAX]],
             loss=run.loss,
@@ -177,6 +211,9 @@ class Hub:
             withdrawn=facts.withdrawn_of(run),
             anchored=run.anchored,
             parameters=run.parameters,
+            paused=run.is_paused,
+            end=facts.end_of(run, self.identity),
+            archived=run.archived,
         )
 
 

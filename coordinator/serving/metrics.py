@@ -16,6 +16,7 @@ from coordinator.clock.state import Peer, PeerPhase, Phase, Run
 from protos.errors import Reason
 from protos.identity import short
 from protos.log import FORMAT_VERSION, Entry
+from protos.phases import PAUSED
 from protos.text import printable
 from protos.version import software_version
 
@@ -74,8 +75,15 @@ class Metrics:
         self.tokens.labels(run.run_id.hex()[:16]).inc(sum(c.tokens for c in entry.contributions))
 
     def observe(self, run: Run) -> None:
-        """Take the present run. The run's figures are counted when a client reads the metrics."""
-        self._runs.newest[run.run_id.hex()[:16]] = run
+        """Take the present run. The run's figures are counted when a client reads the metrics. An archived run has none."""
+        if run.archived:
+            self.forget(run.run_id)
+        else:
+            self._runs.newest[run.run_id.hex()[:16]] = run
+
+    def forget(self, run_id: bytes) -> None:
+        """The run is archived or deleted."""
+        self._runs.newest.pop(run_id.hex()[:16], None)
 
 
 class _Runs(Collector):
@@ -93,13 +101,17 @@ class _Runs(Collector):
         peers = GaugeMetricFamily("swarmentum_peers", "Peers by phase", labels=["run", "phase"])
         for name, run in runs:
             info.add_metric([name, printable(run.config.name)], 1)
-            for phase in Phase:
-                phases.add_metric([name, phase.value], run.phase is phase)
+            for word in (*(phase.value for phase in Phase), PAUSED):
+                phases.add_metric([name, word], word == _phase(run))
             counted = Counted(peer.phase for peer in run.peers.values())
             for peer_phase in PeerPhase:
                 peers.add_metric([name, peer_phase.value], counted[peer_phase])
         yield from (info, phases, peers)
         yield from _of_peers(runs)
+
+
+def _phase(run: Run) -> str:
+    return PAUSED if run.is_paused and run.phase is Phase.WAITING else run.phase.value
 
 
 def _figures(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
@@ -117,7 +129,7 @@ def _figures(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
     for name, run in runs:
         values = {
             "head_step": run.head_step,
-            "steps": run.config.clock.steps,
+            "steps": run.steps,
             "loss_nats": run.loss,
             "payload_bytes_accepted": run.payload_bytes_total,
             "peers_needed": run.config.clock.min_peers,

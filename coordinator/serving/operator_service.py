@@ -7,12 +7,18 @@ from typing import TypeVar
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from coordinator.clock import admission
+from coordinator.clock import admission, life
 from coordinator.clock.events import (
+    ArchiveAsked,
     Asked,
+    DecayAsked,
     ExclusionAsked,
+    FinishAsked,
+    PauseAsked,
     ReadmissionAsked,
+    ResumeAsked,
     RevocationAsked,
+    Steered,
     TicketAsked,
     WithdrawalAsked,
 )
@@ -41,6 +47,7 @@ _B = TypeVar(
     pb.ReadmitPeerBody,
     pb.WithdrawSnapshotBody,
     pb.ListStatesBody,
+    pb.SteerRunBody,
 )
 
 
@@ -68,6 +75,8 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         )
         if run_id_of(genesis) in self.hub.runs:
             raise Refusal(Reason.REPLAYED, "this run was created before")
+        if run_id_of(genesis) in self.hub.deleted:
+            raise Refusal(Reason.REPLAYED, "a run of this id was deleted: create the run again for a new id")
         await self.hub.create_run(genesis)
         return pb.CreateRunResponse(genesis=genesis)
 
@@ -94,7 +103,7 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         """Every state of a run that a fork can begin at."""
         self.check_acts()
         body = self._body(request.envelope, pb.ListStatesBody)
-        run = self.runtime(body.run_id).run
+        run = self.runtime(body.run_id, archived=True).run
         found = await self.hub.states(run)
         return pb.ListStatesResponse(
             states=map(start_body, found), layout_digest=run.layout_digest, parameters=run.parameters
@@ -104,8 +113,9 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:  # noqa: N802
         """Every run of this coordinator."""
         self.check_acts()
-        self._body(request.envelope, pb.ListRunsBody)
-        return pb.ListRunsResponse(runs=[self.hub.describe(runtime) for runtime in self.hub.runs.values()])
+        body = self._body(request.envelope, pb.ListRunsBody)
+        shown = [it for it in self.hub.runs.values() if body.archived or not it.run.archived]
+        return pb.ListRunsResponse(runs=map(self.hub.describe, shown))
 
     @answered
     async def CreateTicket(  # noqa: N802
@@ -161,7 +171,7 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         self.check_acts()
         body = self._body(request.envelope, pb.ExcludePeerBody)
         doors.sized(body.public_key, limits.PUBLIC_KEY_BYTES, "public key")
-        await self._ask(body.run_id, ExclusionAsked(body.public_key, doors.exclusion_reason(body.reason)))
+        await self._ask(body.run_id, ExclusionAsked(body.public_key, doors.operators_reason(body.reason, needed=True)))
         self.sessions.end(body.run_id, body.public_key)
         return pb.ExcludePeerResponse()
 
@@ -187,9 +197,22 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         await self._ask(body.run_id, WithdrawalAsked(body.step))
         return pb.WithdrawSnapshotResponse()
 
-    async def _ask(self, run_id: bytes, event: Asked) -> None:
+    @answered
+    async def SteerRun(self, request: pb.SteerRunRequest, context: Context) -> pb.SteerRunResponse:  # noqa: N802
+        """One change in the life of a run."""
+        self.check_acts()
+        body = self._body(request.envelope, pb.SteerRunBody)
+        if body.change == pb.RunChange.RUN_CHANGE_DELETE:
+            if why := life.may_go(self.runtime(body.run_id, archived=True).run):
+                raise DeclinedError(why)
+            await self.hub.delete_run(body.run_id)
+        else:
+            await self._ask(body.run_id, _steered(body), archived=True)
+        return pb.SteerRunResponse()
+
+    async def _ask(self, run_id: bytes, event: Asked, *, archived: bool = False) -> None:
         """The event through the machine. Raises DeclinedError with the machine's reason."""
-        if refusals := await self.runtime(run_id).handle(event):
+        if refusals := await self.runtime(run_id, archived=archived).handle(event):
             raise DeclinedError(refusals[0])
 
     def _body(self, envelope: envelope_pb2.SignedEnvelope, body_type: type[_B]) -> _B:
@@ -205,3 +228,23 @@ class OperatorService(Calls, rpc.OperatorServiceServicer):
         doors.sized(nonce, limits.NONCE_BYTES, "nonce")
         self.sessions.use_nonce(nonce)
         return body
+
+
+def _steered(body: pb.SteerRunBody) -> Steered:
+    """The request as an event. Raises Refusal for a change that this version does not know."""
+    reason = doors.operators_reason(body.reason, needed=False)
+    match body.change:
+        case pb.RunChange.RUN_CHANGE_PAUSE:
+            return PauseAsked(reason)
+        case pb.RunChange.RUN_CHANGE_RESUME:
+            return ResumeAsked()
+        case pb.RunChange.RUN_CHANGE_DECAY:
+            if not 1 <= body.steps <= limits.STEP_MAX:
+                raise Refusal(Reason.OUT_OF_RANGE, f"a decay of {body.steps} steps: give at least 1")
+            return DecayAsked(body.steps)
+        case pb.RunChange.RUN_CHANGE_FINISH:
+            return FinishAsked(reason)
+        case pb.RunChange.RUN_CHANGE_ARCHIVE | pb.RunChange.RUN_CHANGE_UNARCHIVE:
+            return ArchiveAsked(body.change == pb.RunChange.RUN_CHANGE_ARCHIVE)
+        case _:
+            raise Refusal(Reason.MALFORMED, f"change {body.change} of a run is none that this coordinator knows")

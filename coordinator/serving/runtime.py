@@ -228,7 +228,7 @@ class RunRuntime:
             case SendNotice():
                 if effect.kind is NoticeKind.RESYNC:
                     self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()
-                self.streams.send(effect.to, pb.FollowResponse(notice=facts.notice(run, effect)))
+                self.streams.send(effect.to, pb.FollowResponse(notice=facts.notice(run, effect, self._identity)))
                 self._log.info(effect.reason, step=run.head_step, peer=short(effect.to) if effect.to else "all")
             case Arm():
                 self._arm(effect.at_ms)

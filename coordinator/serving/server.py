@@ -37,7 +37,7 @@ from coordinator.serving.places import Places
 from coordinator.serving.sessions import Sessions
 from coordinator.store import backup
 from coordinator.store.database import parsed, shared
-from coordinator.store.journal import Journal
+from coordinator.store.journal import Journal, JournalError
 from coordinator.store.known_runs import KnownRuns
 from coordinator.store.lease import Lease
 from protos.console import lock_home
@@ -163,7 +163,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         else:
             known = KnownRuns(home)
             hub.noted = known.add
-            known.check(journal.place, [run_id for run_id, _ in journal.runs()])
+            _look_over(journal, known)
             hub.held = backup.is_held(home)
             hub.restore()
         stack.push_async_callback(hub.stop)  # ends the work that the last requests began
@@ -326,7 +326,19 @@ def _shown(serving: Serving, hub: Hub) -> dict[bytes, Callable[[], str]]:
     here = serving.naming(hub.coordinators or serving.coordinators)
     others = [address for address in here.coordinators if address != serving.advertise]
     at = (f"{serving.host}:{serving.port}", *others)
-    return {run_id: partial(line_of, here.invite(hub.genesis(run_id)), at) for run_id in hub.runs}
+    shown = [run_id for run_id, runtime in hub.runs.items() if not runtime.run.archived]
+    return {run_id: partial(line_of, here.invite(hub.genesis(run_id)), at) for run_id in shown}
+
+
+def _look_over(journal: Journal, known: KnownRuns) -> None:
+    """Check that the journal is this home's, and give back the room of deleted runs, if the disk has the room for that."""
+    known.check(journal.place, [*(run_id for run_id, _ in journal.runs()), *journal.deleted()])
+    log = structlog.get_logger("coordinator").bind(step="-", peer="-")
+    try:
+        if journal.shrink():
+            log.info("the journal is smaller: the room of deleted runs is free", journal=journal.place)
+    except JournalError as error:
+        log.warning("the room of deleted runs stays in the journal", why=str(error))
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

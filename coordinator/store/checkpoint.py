@@ -33,8 +33,11 @@ class UnfitError(ValueError):
 
 
 def is_due(run: Run, kept_step: int) -> bool:
-    """Whether the run is to be kept now; `kept_step`: of the last checkpoint."""
-    return run.phase is Phase.WAITING and run.head_step >= kept_step + CHECKPOINT_EVERY
+    """Whether the run is to be kept now; `kept_step`: of the last checkpoint.
+
+    Not while it is paused: a version that does not know pauses must meet the record of it, and leave the run out.
+    """
+    return run.phase is Phase.WAITING and not run.is_paused and run.head_step >= kept_step + CHECKPOINT_EVERY
 
 
 def dump(run: Run) -> bytes:

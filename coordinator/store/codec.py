@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.clock.records import (
+    DecayStarted,
     EntryCommitted,
     Equivocated,
     Judged,
@@ -20,6 +21,10 @@ from coordinator.clock.records import (
     PeerLeft,
     PeerReadmitted,
     Record,
+    RunArchived,
+    RunEnded,
+    RunPaused,
+    RunResumed,
     SnapshotAgreed,
     SnapshotFact,
     TicketMade,
@@ -28,6 +33,7 @@ from coordinator.clock.records import (
     TickOpened,
     Withdrawn,
 )
+from protos.end import open_end, seal_end
 from protos.envelope import parse
 from protos.equivocation import prove
 from protos.identity import Identity
@@ -217,6 +223,46 @@ def _read_readmitted(_: Context, step: int, body: bytes) -> PeerReadmitted:
     return PeerReadmitted(body)
 
 
+def _write_paused(_: Context, record: RunPaused) -> bytes:
+    return record.reason.encode()
+
+
+def _read_paused(_: Context, step: int, body: bytes) -> RunPaused:
+    return RunPaused(body.decode())
+
+
+def _write_nothing(_: Context, record: RunResumed) -> bytes:
+    return b""
+
+
+def _read_resumed(_: Context, step: int, body: bytes) -> RunResumed:
+    return RunResumed()
+
+
+def _write_end(context: Context, record: RunEnded) -> bytes:
+    return seal_end(context.identity, context.run_id, record.end).SerializeToString(deterministic=True)
+
+
+def _read_end(context: Context, step: int, body: bytes) -> RunEnded:
+    return RunEnded(open_end(body, run_id=context.run_id, coordinator=context.identity.public_key))
+
+
+def _write_archived(_: Context, record: RunArchived) -> bytes:
+    return bytes([record.archived])
+
+
+def _read_archived(_: Context, step: int, body: bytes) -> RunArchived:
+    return RunArchived(bool(body[0]))
+
+
+def _write_decay(_: Context, record: DecayStarted) -> bytes:
+    return _json(steps=record.steps)
+
+
+def _read_decay(_: Context, step: int, body: bytes) -> DecayStarted:
+    return DecayStarted(step, json.loads(body)["steps"])
+
+
 KINDS = (
     Kind("layout", LayoutFixed, _no_step, _write_layout, _read_layout),
     Kind("tick", TickOpened, lambda record: record.tick.step, _write_tick, _read_tick),
@@ -231,6 +277,11 @@ KINDS = (
     Kind("equivocated", Equivocated, lambda record: record.offence.step, _write_equivocated, _read_equivocated),
     Kind("excluded", PeerExcluded, _no_step, _write_excluded, _read_excluded),
     Kind("readmitted", PeerReadmitted, _no_step, _write_public_key, _read_readmitted),
+    Kind("paused", RunPaused, _no_step, _write_paused, _read_paused),
+    Kind("resumed", RunResumed, _no_step, _write_nothing, _read_resumed),
+    Kind("ended", RunEnded, lambda record: record.end.step, _write_end, _read_end),
+    Kind("archived", RunArchived, _no_step, _write_archived, _read_archived),
+    Kind("decay", DecayStarted, lambda record: record.after_step, _write_decay, _read_decay),
 )
 _BY_NAME = {kind.name: kind for kind in KINDS}
 _BY_TYPE = {kind.type: kind for kind in KINDS}

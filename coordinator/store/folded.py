@@ -109,10 +109,17 @@ class FoldedRuns:
         self._runs: dict[bytes, Folded] = {}
         self.left_out: dict[bytes, str] = {}
         """Runs that cannot be read, and why: they are not served, and keep no other run from being served."""
+        self.deleted: frozenset[bytes] = frozenset()
+        """Ids of the runs that the operator deleted, as of the last `catch_up`."""
 
     def catch_up(self) -> None:
         """Read what was written since the last time. JournalError: what was read so far stays."""
-        for run_id, genesis in self._journal.runs():
+        self.deleted = frozenset(self._journal.deleted())
+        found = self._journal.runs()
+        for run_id in (self._runs.keys() | self.left_out.keys()) - dict(found).keys():  # it was deleted
+            self._runs.pop(run_id, None)
+            self.left_out.pop(run_id, None)
+        for run_id, genesis in found:
             if run_id in self.left_out:
                 continue
             with self._leaving_out(run_id):

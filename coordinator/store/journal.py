@@ -1,9 +1,10 @@
 """The journal: the records that must survive a crash, in order, in a database (SQLite by default, any SQLAlchemy URL).
 
-A record is durable when `append` returns, and is never changed or deleted. Entries are kept as the signed envelopes that
+A record is durable when `append` returns, and is never changed. Records are deleted only with their whole run (`delete_run`,
+`purge`), whose id is kept for ever. Entries are kept as the signed envelopes that
 travel. So a peer gets the same bits after a restart as before. If several coordinators share a database, only the one with
 the newest token of the lease can write (`fenced`). Checkpoints have a table of their own, and hold nothing that does not
-follow from the records. Only the newest two of each run are kept. ADR 2.
+follow from the records. Only the newest two of each run are kept. ADRs 2 and 45.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ _CHECKPOINTS = sa.Table(
     sa.Column("sha256", sa.LargeBinary(32), nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
 )
+_DELETED = sa.Table("deleted_runs", _METADATA, sa.Column("run_id", sa.LargeBinary(32), primary_key=True))
+"""The ids of the runs that the operator deleted. Their rows in the other tables may still be there for a while."""
+PURGED_ROWS = 1000
+"""Records that one transaction deletes: other runs write between two of them."""
 CHECKPOINTS_KEPT = 2
 """The newest, and one more in case that the newest does not fit."""
 VERIFIED_LAST = 8
@@ -131,10 +136,47 @@ class Journal:
         self._insert(_RUNS, {"run_id": run_id, "genesis": genesis.SerializeToString(deterministic=True)})
 
     def runs(self) -> list[tuple[bytes, bytes]]:
-        """Every run's id with the bytes of its genesis: whether they are one is for the reader."""
+        """Every run's id with the bytes of its genesis: whether they are one is for the reader. Not those that are deleted."""
+        kept = sa.select(_RUNS.c.run_id, _RUNS.c.genesis).where(_RUNS.c.run_id.not_in(sa.select(_DELETED.c.run_id)))
         with self._reading() as connection:
-            rows = connection.execute(sa.select(_RUNS.c.run_id, _RUNS.c.genesis).order_by(_RUNS.c.run_id)).all()
+            rows = connection.execute(kept.order_by(_RUNS.c.run_id)).all()
         return [(row.run_id, row.genesis) for row in rows]
+
+    def deleted(self) -> list[bytes]:
+        """The ids of all runs that were ever deleted."""
+        with self._reading() as connection:
+            return list(connection.execute(sa.select(_DELETED.c.run_id)).scalars())
+
+    def delete_run(self, run_id: bytes) -> None:
+        """The run is gone, durably, and its id is taken for ever. `purge` then deletes its rows."""
+        self._insert(_DELETED, {"run_id": run_id})
+
+    def purge(self) -> bool:
+        """Delete some rows of deleted runs. Whether any are left; if this fails or the program ends, it may be called again."""
+        gone = sa.select(_DELETED.c.run_id)
+        with self._reading() as connection:
+            due = sa.select(_RECORDS.c.run_id, sa.func.min(_RECORDS.c.number).label("first"))
+            row = connection.execute(due.where(_RECORDS.c.run_id.in_(gone)).group_by(_RECORDS.c.run_id)).first()
+        if row is not None:
+            self._drop(_RECORDS, _RECORDS.c.run_id == row.run_id, _RECORDS.c.number < row.first + PURGED_ROWS)
+            return True
+        for table in (_CHECKPOINTS, _RUNS):
+            self._drop(table, table.c.run_id.in_(gone))
+        return False
+
+    def shrink(self) -> bool:
+        """Give the disk the room of deleted runs, if that is half of a SQLite file or more. Nobody else may use the file."""
+        if self._engine.dialect.name != "sqlite":
+            return False
+        with failing_as_journal_error(self._engine.connect, "made smaller") as connection:
+            outside = connection.execution_options(isolation_level="AUTOCOMMIT")
+            free, pages = (
+                outside.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("freelist_count", "page_count")
+            )
+            if 2 * free < pages:
+                return False
+            outside.exec_driver_sql("VACUUM")
+            return True
 
     def append(self, run_id: bytes, *records: Record) -> None:
         """Write these records, in order, all or none; durable on return."""
@@ -183,7 +225,7 @@ class Journal:
         """Write a checkpoint, instead of the oldest. Checkpoints of records that the journal has lost since are deleted,
         too."""
         number, body = checkpoint.number, checkpoint.body
-        self._drop(_CHECKPOINTS.c.run_id == run_id, _CHECKPOINTS.c.number >= number)
+        self._drop(_CHECKPOINTS, _CHECKPOINTS.c.run_id == run_id, _CHECKPOINTS.c.number >= number)
         digest = hashlib.sha256(body).digest()
         row = {"run_id": run_id, "number": number, "head_hash": checkpoint.head_hash, "sha256": digest, "body": body}
         self._insert(_CHECKPOINTS, row)
@@ -191,10 +233,11 @@ class Journal:
         with self._reading() as connection:
             numbers = connection.execute(newest.order_by(_CHECKPOINTS.c.number.desc())).scalars().all()
         if len(numbers) > CHECKPOINTS_KEPT:
-            self._drop(_CHECKPOINTS.c.run_id == run_id, _CHECKPOINTS.c.number < numbers[CHECKPOINTS_KEPT - 1])
+            oldest = numbers[CHECKPOINTS_KEPT - 1]
+            self._drop(_CHECKPOINTS, _CHECKPOINTS.c.run_id == run_id, _CHECKPOINTS.c.number < oldest)
 
-    def _drop(self, *which: sa.ColumnElement[bool]) -> None:
-        statement = sa.delete(_CHECKPOINTS).where(*which)
+    def _drop(self, table: sa.Table, *which: sa.ColumnElement[bool]) -> None:
+        statement = sa.delete(table).where(*which)
         if self._token is not None:
             statement = statement.where(sa.exists().where(LEASE.c.token == self._token))
         with self._writing() as connection:

@@ -1,6 +1,7 @@
 """The archive on the disk: segments, each a snapshot and the entries after it.
 
     genesis                 the run, as protobuf. The sha256 of this file is the run id.
+    end                     the end of a run that its operator ended, as the coordinator signed it.
     layout.json             [name, shape] or [name, shape, kind] of every parameter, in the order of the layout.
     000000000000/           a segment. The segment begins with the state after the step that names it.
         manifest            the manifest of that state.
@@ -30,6 +31,7 @@ from protos.limits import ENTRY_BYTES_MAX, ENVELOPE_OVERHEAD_BYTES_MAX, PAYLOAD_
 from protos.v1 import archive_pb2
 
 GENESIS: Final = "genesis"
+END: Final = "end"
 LAYOUT: Final = "layout.json"
 MANIFEST: Final = "manifest"
 STATE: Final = "state.safetensors"

@@ -81,6 +81,11 @@ class Recorder:
             file.close()
         self._files = None
 
+    def end(self, envelope: bytes) -> None:
+        """Keep the signed end of the run. From any thread."""
+        with writing(self._folder):
+            write_bytes(self._folder / files.END, envelope)
+
     def begin(self, replica: Replica) -> None:
         """The peer follows the log from the replica's state: record the entries after it, in a new segment if needed."""
         if self._head is None or replica.step > self._head:

@@ -25,10 +25,12 @@ from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
 from protos.announcement import open_announcement
 from protos.checks import VERDICTS_NEEDED
+from protos.end import End, open_end
 from protos.envelope import parse
 from protos.equivocation import prove_exclusion
 from protos.errors import OperatorError, Reason, Refusal
 from protos.identity import peer_id, short
+from protos.limits import END_BYTES_MAX, ENVELOPE_OVERHEAD_BYTES_MAX
 from protos.log import Chain, Contribution, SignedEntry, run_id_of
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_of
@@ -75,6 +77,7 @@ class Genesis:
     coordinator: bytes
     layout: Layout
     start: StartingState | None = None
+    end: End | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Genesis:
@@ -87,7 +90,17 @@ class Genesis:
         if why := own_misfit(genesis):
             raise OperatorError(why)
         config = config_from_json(genesis.config_json)
-        return cls(run_id_of(genesis), config, genesis.coordinator_public_key, layout, start_of(genesis))
+        run_id, coordinator = run_id_of(genesis), genesis.coordinator_public_key
+        return cls(run_id, config, coordinator, layout, start_of(genesis), _end_of(folder, run_id, coordinator))
+
+
+def _end_of(folder: Path, run_id: bytes, coordinator: bytes) -> End | None:
+    """The signed end of the run, if the archive has one. Raises Refusal for one that the coordinator did not sign."""
+    path, most = folder / files.END, END_BYTES_MAX + ENVELOPE_OVERHEAD_BYTES_MAX
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return open_end(file.read(most + 1), run_id=run_id, coordinator=coordinator)
 
 
 @dataclass

@@ -51,6 +51,9 @@ class Verification:
     fork_of: str | None = None
     """The parent run of a fork, and at which of its steps the fork begins."""
     fork_step: int | None = None
+    ended_step: int | None = None
+    """Where the operator ended the run, as the coordinator signed it. None: the archive has no such end."""
+    ended_reason: str = ""
     from_start: bool = False
     """Whether the replay began with the state that the genesis of a fork names."""
 
@@ -129,7 +132,8 @@ def text(result: Verification) -> str:
         return (
             f"OK: steps {result.first_step} to {result.last_step} of run {result.run[:16]} hold: {result.votes} payloads "
             f"({result.votes_signed_by_author} signed by their author), {result.digests_checked} digests as the log says.\n"
-            f"{_fork(result)}{_exclusions(result)}State digest {result.state_digest[:16]}; weights: {result.weights}."
+            f"{_fork(result)}{_ended(result)}{_exclusions(result)}"
+            f"State digest {result.state_digest[:16]}; weights: {result.weights}."
         )
     signer = f" Signed by {result.signed_by}." if result.signed_by else ""
     return f"FAILED at step {result.first_bad_step}: {result.reason}.{signer} {result.steps} steps before it hold."
@@ -144,6 +148,14 @@ def _fork(result: Verification) -> str:
     return f"The run is a fork of {where}. This archive lacks that state: it begins before step {result.first_step}.\n"
 
 
+def _ended(result: Verification) -> str:
+    if result.ended_step is None:
+        return ""
+    why = f": {result.ended_reason}" if result.ended_reason else ""
+    lacks = "" if result.last_step == result.ended_step else f" This archive ends before, at step {result.last_step}."
+    return f"The operator ended the run at step {result.ended_step}, as the coordinator signed{why}.{lacks}\n"
+
+
 def _exclusions(result: Verification) -> str:
     if not result.exclusions + result.readmissions:
         return ""
@@ -154,8 +166,13 @@ def _exclusions(result: Verification) -> str:
 
 
 def _replay(replay: Replay, result: Verification, told: Callable[[Replayed, int], None]) -> None:
-    total = replay.entries
+    total, end = replay.entries, replay.genesis.end
+    if end is not None:
+        result.ended_step, result.ended_reason = end.step, end.reason
     for step in replay.steps():
+        if end is not None and (step.step > end.step or (step.step == end.step and step.entry_hash != end.entry_hash)):
+            why = f"the coordinator signed that the run ended at step {end.step}, and another log"
+            raise BadStepError(step.step, why, replay.genesis.coordinator)
         result.steps += 1
         result.from_start = result.from_start or (replay.genesis.start is not None and step.step == 1)
         result.first_step = result.first_step or step.step

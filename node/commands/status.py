@@ -24,6 +24,7 @@ from protos.identity import peer_id
 from protos.invite import Invite
 from protos.limits import DEVICE_CHARACTERS_MAX, ENTRIES_PAGE_MAX
 from protos.log import open_entry
+from protos.phases import phase_word
 from protos.run_config import RunConfig
 from protos.start import fork_values, fork_words
 from protos.text import printable
@@ -48,7 +49,7 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
     return {
         "run": run_id.hex(),
         "name": printable(config.name),
-        "phase": pb.Phase.Name(facts.phase).removeprefix("PHASE_").lower(),
+        "phase": phase_word(facts),
         "reason": printable(facts.reason),
         "step": facts.head_step,
         "steps": facts.total_steps,

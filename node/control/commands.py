@@ -72,7 +72,7 @@ class Commands:
             "loss": summary.loss if math.isfinite(summary.loss) else None,  # JSON has no NaN: no step is applied yet
             "run": trainer.config.name,
             "run_id": self._run_id.hex(),
-            "steps": trainer.config.clock.steps,
+            "steps": trainer.last.step,
             "committed_step": swarm.committed_step,
             "anchor": trainer.samples is None,
             "paused": trainer.wishes.paused,
@@ -88,7 +88,7 @@ class Commands:
     def _place(self) -> dict[str, Any]:
         """What this peer gave, how it is doing in the run, and how others reach it."""
         trainer, standing = self._trainer, self._trainer.standing
-        pace, left = standing.step_seconds(), trainer.config.clock.steps - trainer.summary.step
+        pace, left = standing.step_seconds(), trainer.last.step - trainer.summary.step
         access = self._access.get() if trainer.entered else None
         given = standing.given
         return {

@@ -28,6 +28,7 @@ from node.training.sync import manifest_bytes
 from protos.errors import NetworkError, SwarmentumError
 from protos.identity import Identity, peer_id
 from protos.invite import Invite
+from protos.phases import phase_word
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
 
@@ -114,7 +115,7 @@ def others_of(run: Run, later: Run | Fault) -> Others:
         batch_samples=config.clock.batch_samples,
         head_step=facts.head_step,
         steps=facts.total_steps,
-        phase=pb.Phase.Name(facts.phase).removeprefix("PHASE_").lower(),
+        phase=phase_word(facts),
         steps_per_second=moved / (newest.at - run.at) if moved > 0 else None,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from node.wire.codec import Update
 from protos.assignment import Range
+from protos.end import End
 from protos.errors import SwarmentumError
 from protos.log import SignedEntry, Tick
 
@@ -70,6 +71,14 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Ended:
+    """The operator ended the run before its last planned step. `envelope`: the end as the coordinator signed it."""
+
+    end: End
+    envelope: bytes
+
+
+@dataclass(frozen=True)
 class Finished:
     """The last step is committed, and every connected peer has applied it."""
 
@@ -83,7 +92,7 @@ class Failed:
     error: SwarmentumError
 
 
-Event = Opened | Committed | Agreed | Resync | Waiting | Finished | Failed
+Event = Opened | Committed | Agreed | Resync | Waiting | Ended | Finished | Failed
 
 
 @dataclass(frozen=True)

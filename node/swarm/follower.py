@@ -14,7 +14,7 @@ from node.link import client
 from node.link.client import CoordinatorClient
 from node.swarm.announcements import Announcements
 from node.swarm.entries import Entries
-from node.swarm.events import Agreed, Failed, Finished, Opened, Resync, Waiting
+from node.swarm.events import Agreed, Ended, Failed, Finished, Opened, Resync, Waiting
 from node.swarm.listener import Listener
 from node.swarm.membership import Membership
 from node.swarm.neighbours import Neighbours
@@ -24,6 +24,7 @@ from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots, snapshot_of
 from node.swarm.view import View
 from protos.assignment import assign
+from protos.end import open_end
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.log import open_tick
 from protos.status import BehindError, SessionLostError
@@ -152,7 +153,19 @@ class Follower:
         ranges = assign(tick.pool, tick.roster).get(self._public_key)
         await self._runtime.emit(Opened(tick, ranges, event.deadline_ms))
 
+    async def _handle_end(self, data: bytes) -> None:
+        """Each notice of an ended run has the end. The training thread gets it once a session of following."""
+        chain = self._view.chain
+        try:
+            end = open_end(data, run_id=chain.run_id, coordinator=chain.coordinator)
+        except Refusal as refusal:
+            self._runtime.refused(refusal)
+            return
+        await self._runtime.emit(Ended(end, data))
+
     async def _handle_notice(self, notice: pb.Notice) -> None:
+        if notice.HasField("end"):
+            await self._handle_end(notice.end.SerializeToString(deterministic=True))
         snapshot = snapshot_of(notice.snapshot) if notice.HasField("snapshot") else None
         self._snapshots.withdraw(notice.withdrawn)
         if snapshot is not None:

@@ -3,6 +3,7 @@
     Opened     gradient on this peer's samples -> momentum -> votes -> publish
     Committed  all accepted votes -> the same update on every replica -> report the digest
     Agreed     joining peers can start from this snapshot
+    Ended      the operator ended the run: store this state (ending.py)
     Resync     the log contradicts this replica: compute again; if the state stands, stop with the evidence (recovery.py)
     Finished   the run has made all of its steps.
 
@@ -25,7 +26,6 @@ from node.control.standing import Standing
 from node.control.wishes import Wishes
 from node.data.pace import SLOW, Source
 from node.data.samples import Samples
-from node.model.gradients import GradResult
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber
 from node.snapshot.drawn import drawn
@@ -33,10 +33,12 @@ from node.snapshot.pieces import Manifest
 from node.snapshot.private import PrivateStateError
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
-from node.swarm.events import Agreed, Committed, Event, Failed, Finished, Opened, Resync, Waiting
+from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, Opened, Resync, Waiting
 from node.swarm.membership import About
 from node.training.checker import Checker
+from node.training.ending import LastStep, heed
 from node.training.keeper import SNAPSHOTS_KEPT, Keeper
+from node.training.ready import Ready
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
 from node.training.start import Start
@@ -51,15 +53,6 @@ from protos.run_config import RunConfig
 from protos.v1 import update_pb2
 
 EVENT_SECONDS_MAX = 0.5
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A gradient in `.grad`, on the samples of `step`, before the peer has made votes from it."""
-
-    result: GradResult
-    seconds: float
-    step: int
 
 
 @dataclass
@@ -101,7 +94,7 @@ class Trainer:
     finished: bool = False
 
     def __post_init__(self) -> None:
-        self.source = Source()
+        self.source, self.last = Source(), LastStep(self.config.clock.steps)
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
         self.keeper = Keeper(
             self.replica, self.store, self.private_path, self._stored, self.log, behind=self.behind,
@@ -149,7 +142,7 @@ class Trainer:
             self.keeper.check()
             self._heed()
             self._handle(event)
-            if self.finished and self.replica.step >= self.config.clock.steps:
+            if self.finished and self.replica.step >= self.last.step:
                 return True
             if self.wishes.ends(awaits_entry=self.announced_step > self.replica.step):
                 return False
@@ -179,6 +172,9 @@ class Trainer:
             case Waiting():
                 self.standing.waits(event.reason)
                 self.log.info("waiting", step=self.replica.step, why=event.reason)
+            case Ended():
+                self.opened = None
+                heed(event, self.last, self.replica, self.keeper, self.archive)
             case Finished():
                 self.finished = True  # a late joiner hears it before it has replayed the log
             case Failed():
@@ -353,7 +349,8 @@ class Trainer:
         A peer that replays the log stores no snapshot if the log is already past the next one.
         """
         clock, step = self.config.clock, self.replica.step
-        if step == clock.steps:
+        self.last.reached(step, self.replica.head)
+        if step == self.last.step:
             self.keeper.snapshot(kept=True)
             self.keeper.flush()  # the run is over, so no other peer waits for this one
         elif step % clock.snapshot_every == 0 and self.swarm.committed_step < step + clock.snapshot_every:

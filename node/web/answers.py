@@ -28,7 +28,7 @@ class RunLine(Answer):
     run: str
     name: str
     phase: str
-    """`waiting`, `open`, `finished`, or `unknown` while the coordinator has not answered."""
+    """`waiting`, `open`, `paused`, `finished`, or `unknown` while the coordinator has not answered."""
     reason: str
     """Why the run is in this phase."""
     step: int

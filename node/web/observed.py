@@ -9,14 +9,8 @@ from collections.abc import Iterator
 
 from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, PUBLIC_KEY_BYTES
+from protos.phases import phase_word
 from protos.v1 import coordinator_pb2 as pb
-
-PHASES = {pb.Phase.PHASE_WAITING: "waiting", pb.Phase.PHASE_OPEN: "open", pb.Phase.PHASE_FINISHED: "finished"}
-
-
-def phase_of(facts: pb.GetRunResponse) -> str:
-    """`waiting`, `open` or `finished`; `unknown` for a phase that this version does not know."""
-    return PHASES.get(facts.phase, "unknown")
 
 
 def peers_of(facts: pb.GetRunResponse, peers_max: int) -> list[pb.PeerStatus]:
@@ -48,5 +42,5 @@ def happenings(before: pb.GetRunResponse | None, now: pb.GetRunResponse) -> Iter
             yield "standing", f"{peer_id(key)} is {present[key].standing}{why}"
     if now.HasField("snapshot") and now.snapshot.step != (before.snapshot.step if before.HasField("snapshot") else -1):
         yield "snapshot", f"the snapshot of step {now.snapshot.step} is agreed"
-    if phase_of(before) != phase_of(now):
-        yield "phase", f"the run is {phase_of(now)}: {now.reason}"
+    if phase_word(before) != phase_word(now):
+        yield "phase", f"the run is {phase_word(now)}: {now.reason}"

@@ -7,9 +7,10 @@ from typing import Final
 from node.web import answers
 from node.web.book import Happening, finite
 from node.web.followed import Followed
-from node.web.observed import here, peers_of, phase_of
+from node.web.observed import here, peers_of
 from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES
+from protos.phases import phase_word
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.version import VERSION_CHARACTERS_MAX
@@ -39,7 +40,7 @@ def line_of(run: Followed) -> answers.RunLine:
     return answers.RunLine(
         run=run.run_hex,
         name=name_of(run),
-        phase="unknown" if facts is None else phase_of(facts),
+        phase="unknown" if facts is None else phase_word(facts),
         reason="" if facts is None else printable(facts.reason),
         step=run.book.head,
         steps=_steps_of(run),
@@ -50,7 +51,9 @@ def line_of(run: Followed) -> answers.RunLine:
 
 
 def _steps_of(run: Followed) -> int:
-    return 0 if run.config is None else min(run.config.clock.steps, STEPS_OF_A_RUN_MAX)
+    """As the run's settings say, or the step at which its operator ended it."""
+    planned = 0 if run.config is None else min(run.config.clock.steps, STEPS_OF_A_RUN_MAX)
+    return planned if run.facts is None or not run.facts.HasField("end") else min(run.facts.total_steps, planned)
 
 
 def run_of(run: Followed) -> answers.Run:
@@ -59,7 +62,7 @@ def run_of(run: Followed) -> answers.Run:
     speed = book.speed(run.looked or 0.0)
     parameters = facts.parameters or facts.genesis.parameters or None
     left = None
-    if speed is not None and speed[0] > 0 and phase_of(facts) == "open":
+    if speed is not None and speed[0] > 0 and phase_word(facts) == "open":
         left = max(_steps_of(run) - book.head, 0) / speed[0]
     fork = facts.genesis.start.run_id.hex() if facts.genesis.HasField("start") else None
     return answers.Run(

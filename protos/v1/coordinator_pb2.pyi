@@ -31,6 +31,17 @@ class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NOTICE_KIND_RESYNC: _ClassVar[NoticeKind]
     NOTICE_KIND_FINISHED: _ClassVar[NoticeKind]
     NOTICE_KIND_WAITING: _ClassVar[NoticeKind]
+
+class RunChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUN_CHANGE_UNSPECIFIED: _ClassVar[RunChange]
+    RUN_CHANGE_PAUSE: _ClassVar[RunChange]
+    RUN_CHANGE_RESUME: _ClassVar[RunChange]
+    RUN_CHANGE_FINISH: _ClassVar[RunChange]
+    RUN_CHANGE_ARCHIVE: _ClassVar[RunChange]
+    RUN_CHANGE_UNARCHIVE: _ClassVar[RunChange]
+    RUN_CHANGE_DELETE: _ClassVar[RunChange]
+    RUN_CHANGE_DECAY: _ClassVar[RunChange]
 PHASE_UNSPECIFIED: Phase
 PHASE_WAITING: Phase
 PHASE_OPEN: Phase
@@ -44,6 +55,14 @@ NOTICE_KIND_SNAPSHOT: NoticeKind
 NOTICE_KIND_RESYNC: NoticeKind
 NOTICE_KIND_FINISHED: NoticeKind
 NOTICE_KIND_WAITING: NoticeKind
+RUN_CHANGE_UNSPECIFIED: RunChange
+RUN_CHANGE_PAUSE: RunChange
+RUN_CHANGE_RESUME: RunChange
+RUN_CHANGE_FINISH: RunChange
+RUN_CHANGE_ARCHIVE: RunChange
+RUN_CHANGE_UNARCHIVE: RunChange
+RUN_CHANGE_DELETE: RunChange
+RUN_CHANGE_DECAY: RunChange
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id", "bootstrap_only")
@@ -54,7 +73,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., bootstrap_only: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters")
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived")
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +90,9 @@ class GetRunResponse(_message.Message):
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     ANCHORED_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVED_FIELD_NUMBER: _ClassVar[int]
     genesis: _log_pb2.Genesis
     phase: Phase
     head_step: int
@@ -87,7 +109,10 @@ class GetRunResponse(_message.Message):
     withdrawn: _containers.RepeatedCompositeFieldContainer[Withdrawn]
     anchored: bool
     parameters: int
-    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ...) -> None: ...
+    paused: bool
+    end: _envelope_pb2.SignedEnvelope
+    archived: bool
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ...) -> None: ...
 
 class Withdrawn(_message.Message):
     __slots__ = ("from_step", "to_step")
@@ -276,18 +301,20 @@ class TickEvent(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class Notice(_message.Message):
-    __slots__ = ("kind", "reason", "snapshot", "step", "withdrawn")
+    __slots__ = ("kind", "reason", "snapshot", "step", "withdrawn", "end")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     kind: NoticeKind
     reason: str
     snapshot: SnapshotRef
     step: int
     withdrawn: _containers.RepeatedCompositeFieldContainer[Withdrawn]
-    def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., reason: _Optional[str] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., step: _Optional[int] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ...) -> None: ...
+    end: _envelope_pb2.SignedEnvelope
+    def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., reason: _Optional[str] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., step: _Optional[int] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class OfferEntriesRequest(_message.Message):
     __slots__ = ("envelope", "entries", "newest")
@@ -442,10 +469,12 @@ class ListRunsRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ListRunsBody(_message.Message):
-    __slots__ = ("nonce",)
+    __slots__ = ("nonce", "archived")
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVED_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
-    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+    archived: bool
+    def __init__(self, nonce: _Optional[bytes] = ..., archived: _Optional[bool] = ...) -> None: ...
 
 class ListRunsResponse(_message.Message):
     __slots__ = ("runs",)
@@ -618,3 +647,27 @@ class ListStatesResponse(_message.Message):
     layout_digest: bytes
     parameters: int
     def __init__(self, states: _Optional[_Iterable[_Union[_log_pb2.StartingState, _Mapping]]] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ...) -> None: ...
+
+class SteerRunRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _envelope_pb2.SignedEnvelope
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+
+class SteerRunBody(_message.Message):
+    __slots__ = ("run_id", "nonce", "change", "reason", "steps")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    nonce: bytes
+    change: RunChange
+    reason: str
+    steps: int
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., change: _Optional[_Union[RunChange, str]] = ..., reason: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
+
+class SteerRunResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -509,6 +509,11 @@ class OperatorServiceStub:
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.ListStatesRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_coordinator__pb2.ListStatesResponse.FromString,
                 _registered_method=True)
+        self.SteerRun = channel.unary_unary(
+                '/swarmentum.v1.OperatorService/SteerRun',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.SteerRunRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.SteerRunResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer:
@@ -570,6 +575,13 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SteerRun(self, request, context):
+        """The life of a run: one request of the operator about it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -617,6 +629,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.ListStates,
                     request_deserializer=protos_dot_v1_dot_coordinator__pb2.ListStatesRequest.FromString,
                     response_serializer=protos_dot_v1_dot_coordinator__pb2.ListStatesResponse.SerializeToString,
+            ),
+            'SteerRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.SteerRun,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.SteerRunRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.SteerRunResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -863,6 +880,33 @@ class OperatorService:
             '/swarmentum.v1.OperatorService/ListStates',
             protos_dot_v1_dot_coordinator__pb2.ListStatesRequest.SerializeToString,
             protos_dot_v1_dot_coordinator__pb2.ListStatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SteerRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmentum.v1.OperatorService/SteerRun',
+            protos_dot_v1_dot_coordinator__pb2.SteerRunRequest.SerializeToString,
+            protos_dot_v1_dot_coordinator__pb2.SteerRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

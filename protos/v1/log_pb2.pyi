@@ -110,6 +110,16 @@ class LogEntry(_message.Message):
     readmitted: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ..., trials: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., readmitted: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class RunEnd(_message.Message):
+    __slots__ = ("step", "entry_hash", "reason")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_HASH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    entry_hash: bytes
+    reason: str
+    def __init__(self, step: _Optional[int] = ..., entry_hash: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class RosterMember(_message.Message):
     __slots__ = ("public_key", "samples")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]

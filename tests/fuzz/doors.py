@@ -44,6 +44,7 @@ from node.wire.codec import Update, encode_update
 from node.wire.validate import UpdateDoor
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, Share
+from protos.end import open_end
 from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse, seal_bytes
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import Identity
@@ -161,6 +162,11 @@ def snapshot(data: bytes) -> None:
 def starting_state(data: bytes) -> None:
     start = start_from_body(parse(log_pb2.StartingState, data))
     assert start_from_body(start_body(start)) == start, "written again, it is another"
+
+
+def end(data: bytes) -> None:
+    opened = open_end(sealed(Kind.KIND_RUN_END, data), run_id=RUN, coordinator=STRANGER.public_key)
+    assert str(opened).isprintable()
 
 
 def config(data: bytes) -> None:
@@ -392,6 +398,7 @@ DOORS: dict[str, Door] = {
     "blob-stream": blob_stream,
     "archive": archive,
     "starting-state": starting_state,
+    "end": end,
     "pushed-votes": pushed_votes,
     "control": control,
     "reach": reach_stream,
@@ -425,6 +432,7 @@ def seeds() -> dict[str, list[bytes]]:
         "announcement": [said.SerializeToString(), sealed(Kind.KIND_ANNOUNCEMENT, said.SerializeToString())],
         "entry": [entry_body(made)],
         "tick": [tick_body(ticked).SerializeToString()],
+        "end": [log_pb2.RunEnd(step=STEP, entry_hash=HASH, reason="enough").SerializeToString()],
         **{name: [cast_votes(config), cast_votes(config, silent=True)] for name, config in CONFIGS.items()},
         "manifest": [listed],
         "shards": [

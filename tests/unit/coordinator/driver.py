@@ -32,6 +32,9 @@ from coordinator.clock.records import (
     PeerExcluded,
     PeerReadmitted,
     Record,
+    RunEnded,
+    RunPaused,
+    RunResumed,
     SnapshotAgreed,
     SnapshotFact,
     TickOpened,
@@ -116,6 +119,8 @@ class Harness:
         self.accepted: tuple[Range, ...] = ()
         self.out: set[bytes] = set()  # by the operator's word or their own signatures
         self.logged_out: set[bytes] = set()  # as the log says
+        self.paused = False  # by the operator
+        self.ended: int | None = None
 
     def load(self, journal: list[Record]) -> None:
         """Start from this journal."""
@@ -184,9 +189,15 @@ class Harness:
             assert record.tick.attempt == len(same) + 1
             assert all(tick.pool == record.tick.pool for tick in same)
             assert not self.out & {share.public_key for share in record.tick.roster}
+            assert not self.paused, "a step opened in a pause"
+            assert self.ended is None, "a step opened after the end"
             self.ticks.append(record.tick)
         self.journal.append(record)
 
+        if isinstance(record, RunEnded):
+            self.ended = record.end.step
+        if isinstance(record, RunPaused | RunResumed):
+            self.paused = isinstance(record, RunPaused)
         if isinstance(record, PeerExcluded):
             self.out.add(record.public_key)
         if isinstance(record, Equivocated):
@@ -199,6 +210,8 @@ class Harness:
         readmitted = set(entry.readmitted)
         assert readmitted <= self.logged_out, "readmitted, and the log did not say that it was out"
         self.logged_out -= readmitted
+        if self.returning:  # the journal lost the operator's word, and the entry that comes back has it
+            self.out -= readmitted
         authors = {c.public_key for c in (*entry.contributions, *entry.trials)}
         assert not authors & (self.out | self.logged_out)
         assert not readmitted & self.out
@@ -215,7 +228,7 @@ class Harness:
             agreed = [r.snapshot for r in self.journal if isinstance(r, SnapshotAgreed)]
             assert effect.snapshot in agreed
         if isinstance(effect, SendNotice) and effect.kind is NoticeKind.FINISHED:
-            assert len(self.entries) == self.settings.clock.steps
+            assert len(self.entries) == (self.settings.clock.steps if self.ended is None else self.ended)
 
     # ---- what always holds -------------------------------------------------------------------------------------------
 
@@ -255,7 +268,7 @@ class Harness:
         if run.phase is Phase.FINISHED and not run.finished_told:
             assert self.timer is not None, "a run that waits for its end without a timer can stand still"
         ready = len(rules.members_of(run))
-        if run.phase is Phase.WAITING and run.snapshot is not None and run.head_step >= run.lost_until:
+        if run.phase is Phase.WAITING and run.snapshot and run.head_step >= run.lost_until and not run.is_paused:
             enough = min(ready, len(run.ready)) if not run.standings else ready and len(run.ready)
             assert enough < run.config.clock.min_peers, "enough peers are ready, and nothing opens"
 
@@ -332,7 +345,7 @@ class Swarm(Harness):
     def finish(self) -> None:
         """Play to the end of the run, and check that everyone alive has all of it."""
         self.play(lambda: self.run.finished_told and all(p.finished for p in self.peers if p.alive and p.stream))
-        assert self.run.head_step == self.settings.clock.steps
+        assert self.run.head_step == self.run.last_step
 
     # ---- the coordinator's side --------------------------------------------------------------------------------------
 

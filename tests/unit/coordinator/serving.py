@@ -130,7 +130,8 @@ def operated(here: Served, group: str = "invite") -> Iterator[Any]:
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         assert done.exit_code == 0, done.output
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        # the coordinator runs in this process, and logs to the same stdout
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
     yield run
 

@@ -116,3 +116,19 @@ async def test_health_asks_over_tls(tmp_path: Path) -> None:
         assert told == {"address": f"127.0.0.1:{here.port}", "acts": True}
     with operated(here, "health") as ask, pytest.raises(NetworkError, match="does not answer"):
         await ask("--live")
+
+
+def test_the_curve_of_a_rate_that_stays_and_then_decays() -> None:
+    optimizer = OptimizerConfig(warmup_steps=10, lr_final_ratio=0.0, schedule="wsd")
+    assert curve(RunConfig(name="x", clock=ClockConfig(steps=100), optimizer=optimizer), 11) == "▂████████▃▁"
+
+
+def test_a_decay_that_is_longer_than_its_run_is_a_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[optimizer]\nschedule = "wsd"\nwarmup_steps = 60\ndecay_steps = 50\n[clock]\nsteps = 100\n')
+    with pytest.raises(
+        OperatorError, match=r"run.toml:4: optimizer.decay_steps: a decay of 50 steps and a warm-up of 60"
+    ):
+        checked(file)
+    file.write_text(file.read_text().replace("60", "50"))
+    assert checked(file).optimizer.decay_steps == 50

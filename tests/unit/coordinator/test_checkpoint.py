@@ -30,7 +30,7 @@ from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, serve
 from tests.unit.coordinator.test_machine import clocks, happenings, play
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
-FINGERPRINT = "7a1e283f66022439"
+FINGERPRINT = "d584cab4ce74a80a"
 
 
 def fresh_of(harness: Harness) -> Run:
@@ -260,6 +260,18 @@ def test_other_fields_need_a_word_about_old_checkpoints() -> None:
     here and old checkpoints still count. Otherwise `checkpoint.VERSION` goes up, and the next start folds every record once."""
     found = hashlib.sha256("\n".join(sorted(fields_of(Run, set()))).encode()).hexdigest()[:16]
     assert (checkpoint.VERSION, found) == (2, FINGERPRINT), found
+
+
+def test_a_checkpoint_from_before_the_life_of_a_run_still_counts(played: Swarm) -> None:
+    """Its run was neither paused nor ended, because there was no way to do that."""
+    fresh, cut = fresh_of(played), max(n for n, it in enumerate(played.journal, 1) if isinstance(it, EntryCommitted))
+    run = machine.restore(fresh, played.journal[:cut], 0)
+    values = json.loads(checkpoint.dump(run))
+    fields = values["run"]["map"]
+    later = [field for field in fields if field[0] in ("pause", "ended", "decay", "archived")]
+    assert len(later) == 4
+    values["run"]["map"] = [field for field in fields if field not in later]
+    assert checkpoint.load(fresh, json.dumps(values).encode()) == run
 
 
 # ---- in a coordinator that serves ------------------------------------------------------------------------------------

@@ -14,13 +14,17 @@ from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendAnnou
 from coordinator.clock.events import (
     Claim,
     Connected,
+    DecayAsked,
     Disconnected,
     Event,
     ExclusionAsked,
+    FinishAsked,
     HeldPlaces,
     JoinAsked,
+    PauseAsked,
     ReadmissionAsked,
     Reported,
+    ResumeAsked,
     TimerFired,
 )
 from coordinator.clock.records import Equivocated, SnapshotAgreed, SnapshotFact
@@ -30,6 +34,7 @@ from protos.equivocation import Offence
 from protos.holdings import digest_of as digest_over
 from protos.holdings import mask_of
 from protos.log import Equivocation, Exclusion, Tick
+from protos.optimizer_config import OptimizerConfig
 from tests.unit.coordinator.driver import (
     LAYOUT,
     RUN_ID,
@@ -67,7 +72,7 @@ def happenings(draw: st.DrawFn) -> tuple[str, int, int, int, int]:
         "report",
         "good",
     ]
-    kinds += ["exclude", "readmit", "pause"]
+    kinds += ["exclude", "readmit", "pause", "run pause", "run resume", "run finish", "run decay"]
     return (
         draw(st.sampled_from([*kinds, "good", "good", "all good", "all good", "all good"])),
         draw(number),
@@ -118,6 +123,14 @@ def event_of(harness: Harness, kind: str, peer: int, a: int, b: int) -> list[Eve
             return [ExclusionAsked(key(peer), "spam")][: a > 0]  # not so often that nobody is left
         case "pause":
             return [Reported(key(peer), claim if a == 3 else None, paused=b % 2 == 0)]
+        case "run pause":
+            return [PauseAsked("why" * b)][: a > 1]  # most of the time the run goes on
+        case "run finish":
+            return [FinishAsked("")][: a > 2 and b > 1]  # not so often that nothing else happens
+        case "run decay":
+            return [DecayAsked(b + 1)]
+        case "run resume":
+            return [ResumeAsked()]
         case "readmit":
             return [ReadmissionAsked(key(peer))]
         case "good":
@@ -154,7 +167,7 @@ def good(harness: Harness, peer: int) -> list[Event]:
 clocks = st.builds(
     lambda strict, min_peers, max_peers, batch: config(
         strict=strict, min_peers=min_peers, max_peers=max_peers, batch_samples=batch, steps=6, snapshot_every=2
-    ),
+    ).model_copy(update={"optimizer": OptimizerConfig(schedule="wsd", warmup_steps=0)}),
     st.booleans(),
     st.integers(1, 3),
     st.integers(3, 4),
@@ -205,6 +218,7 @@ def test_crash_between_any_two_effects(clock: object, events: list[tuple[str, in
         assert agreed[-1] is not None
         assert run.snapshot.step >= agreed[-1].step
     # It goes on to the end: with its old peers, whatever it was doing.
+    swarm.feed(ResumeAsked())
     swarm.peers = [PlayedPeer(n) for n in range(PEERS) if key(n) not in swarm.out]
     if len(swarm.peers) < whole.settings.clock.min_peers:
         return
@@ -234,7 +248,7 @@ def test_restored_equals_lived(clock: object, events: list[tuple[str, int, int, 
     harness.restart()
     again = harness.run
     names = ["phase", "head_step", "head_hash", "roster", "next_sample", "returned_samples", "snapshot"]
-    names += ["layout_digest", "parameters", "payload_bytes_total", "standings"]
+    names += ["layout_digest", "parameters", "payload_bytes_total", "standings", "pause", "ended", "decay"]
     for name in names:
         assert getattr(lived, name) == getattr(again, name), name
     assert (lived.step and lived.step.tick) == (again.step and again.step.tick)
@@ -255,9 +269,10 @@ def opened(peers: int = 3, **clock: object) -> Harness:
     return harness
 
 
-def opened_together(peers: int = 3, **clock: object) -> Harness:
+def opened_together(peers: int = 3, optimizer: OptimizerConfig | None = None, **clock: object) -> Harness:
     """The same where the run could go on with a peer less, or with `min_peers`."""
-    harness = Harness(config(**{"min_peers": peers - 1, "snapshot_every": 2, **clock}))
+    settings = config(**{"min_peers": peers - 1, "snapshot_every": 2, **clock})
+    harness = Harness(settings if optimizer is None else settings.model_copy(update={"optimizer": optimizer}))
     for n in range(peers):
         harness.feed(joined(n))
         harness.feed(Connected(key(n)))

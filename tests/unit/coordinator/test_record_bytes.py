@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.clock.records import (
+    DecayStarted,
     EntryCommitted,
     Equivocated,
     Judged,
@@ -21,6 +22,10 @@ from coordinator.clock.records import (
     PeerLeft,
     PeerReadmitted,
     Record,
+    RunArchived,
+    RunEnded,
+    RunPaused,
+    RunResumed,
     SnapshotAgreed,
     SnapshotFact,
     TicketMade,
@@ -31,6 +36,7 @@ from coordinator.clock.records import (
 )
 from coordinator.store.journal import Journal
 from protos.assignment import Range, Share
+from protos.end import End
 from protos.envelope import Kind, seal
 from protos.equivocation import prove
 from protos.identity import Identity
@@ -103,6 +109,13 @@ def records() -> dict[str, Record]:
         "equivocated": Equivocated(prove(equivocation(), RUN_ID)),
         "excluded": PeerExcluded(a(3), "votes from a café, ☕"),
         "readmitted": PeerReadmitted(a(3)),
+        "paused": RunPaused("the data is wrong, ☕"),
+        "paused for no reason": RunPaused(""),
+        "resumed": RunResumed(),
+        "ended": RunEnded(End(17, a(3), "it is good enough, ☕")),
+        "archived": RunArchived(True),
+        "not archived": RunArchived(False),
+        "decay": DecayStarted(700, 300),
     }
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.clock import quorum, rules
 from coordinator.clock.events import Claim
-from coordinator.clock.records import SnapshotFact
+from coordinator.clock.records import DecayStarted, SnapshotFact
 from coordinator.clock.state import OpenStep, Peer, PeerPhase, Run
 from protos.assignment import Range, Share, assign, merge
 from protos.log import Tick
@@ -56,6 +56,29 @@ def test_root_and_size_of_a_snapshot_are_one_value() -> None:
     assert rules.agree({key(0): big, key(1): a}, three)[0] is None
 
 
+def test_a_stable_rate_that_decays_at_the_end_or_by_hand() -> None:
+    wsd = OptimizerConfig(lr=1e-2, warmup_steps=10, lr_final_ratio=0.1, schedule="wsd")
+    lrs = [rules.learning_rate(wsd, 100, step) for step in range(1, 101)]
+    assert set(lrs[9:80]) == {1e-2}, "stable to four fifths"
+    assert lrs[80] == pytest.approx(1e-3 + 9e-3 * (1 - math.sqrt(1 / 20)))
+    assert lrs[84] == pytest.approx(5.5e-3), "1 - sqrt falls fast: half of the way after a quarter of the steps"
+    assert lrs[79:] == sorted(lrs[79:], reverse=True)
+    assert lrs[-1] == pytest.approx(1e-3)
+    short = wsd.model_copy(update={"decay_steps": 5})
+    assert [rules.learning_rate(short, 100, step) for step in (95, 100)] == [1e-2, pytest.approx(1e-3)]
+    for schedule in ("wsd", "constant"):
+        by_hand = wsd.model_copy(update={"schedule": schedule})
+        decayed = [rules.learning_rate(by_hand, 100, step, DecayStarted(40, 20)) for step in (5, 40, 45, 60)]
+        assert decayed == [5e-3, 1e-2, pytest.approx(5.5e-3), pytest.approx(1e-3)]
+    long = wsd.model_copy(update={"decay_steps": 1000})
+    assert rules.learning_rate(long, 100, 10) == 1e-2, "the warm-up comes first"
+
+
+def test_a_linear_decay() -> None:
+    linear = OptimizerConfig(lr=1e-2, warmup_steps=0, lr_final_ratio=0.0, schedule="linear")
+    assert [rules.learning_rate(linear, 100, step) for step in (1, 50, 100)] == pytest.approx([9.9e-3, 5e-3, 0.0])
+
+
 def test_learning_rate_shape() -> None:
     cosine = OptimizerConfig(lr=1e-2, warmup_steps=10, lr_final_ratio=0.1)
     lrs = [rules.learning_rate(cosine, 100, step) for step in range(1, 101)]
@@ -68,10 +91,20 @@ def test_learning_rate_shape() -> None:
     assert {rules.learning_rate(constant, 100, step) for step in range(1, 101)} == {1e-2}
 
 
-@given(lr=st.floats(1e-6, 0.99), warmup=st.integers(0, 200), ratio=st.floats(0, 1), steps=st.integers(1, 150))
+@given(
+    lr=st.floats(1e-6, 0.99),
+    warmup=st.integers(0, 200),
+    ratio=st.floats(0, 1),
+    steps=st.integers(1, 150),
+    schedule=st.sampled_from(["cosine", "linear", "constant", "wsd"]),
+    decay=st.integers(0, 200),
+)
 @settings(derandomize=True, deadline=None)
-def test_learning_rate_is_always_usable(lr: float, warmup: int, ratio: float, steps: int) -> None:
-    optimizer = OptimizerConfig(lr=lr, warmup_steps=warmup, lr_final_ratio=ratio)
+def test_learning_rate_is_always_usable(
+    lr: float, warmup: int, ratio: float, steps: int, schedule: str, decay: int
+) -> None:
+    values = {"lr": lr, "warmup_steps": warmup, "lr_final_ratio": ratio, "schedule": schedule, "decay_steps": decay}
+    optimizer = OptimizerConfig.model_validate(values)
     for step in (1, steps // 2 + 1, steps):
         value = rules.learning_rate(optimizer, steps, step)
         assert 0 <= value <= lr * (1 + 1e-12)

@@ -1,0 +1,117 @@
+"""The life of a run, as the operator steers it: a pause, a decay of its learning rate, its end, and after it.
+
+A paused run opens no step. The open step is decided by its usual rules, because peers have computed for it. If its deadline
+passes without a payload that counts, the step waits for the end of the pause. The end comes at the newest entry: an open step
+is given up, and the coordinator signs no later entry. Refuses a request that the run's state does not allow, with its reason.
+ADRs 44 to 46.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator.clock import memory, regained, rules
+from coordinator.clock.effects import Arm, EndStream, NoticeKind, Refuse, SendNotice
+from coordinator.clock.events import ArchiveAsked, DecayAsked, FinishAsked, PauseAsked, ResumeAsked, Steered
+from coordinator.clock.records import DecayStarted, RunArchived, RunEnded, RunPaused, RunResumed
+from coordinator.clock.state import Outcome, Phase, Run
+from protos.end import End
+
+GOES_ON = "the operator lets the run go on"
+
+
+def asked(run: Run, event: Steered, now_ms: int) -> Outcome:
+    """One request of the operator: done, or refused with a reason."""
+    refusal = _refusal(run, event)
+    if refusal:
+        return run, [Refuse(b"", refusal)]
+    match event:
+        case PauseAsked():
+            run, effects = memory.written(run, RunPaused(event.reason))
+            return run, [*effects, SendNotice(NoticeKind.WAITING, words(run))]
+        case ResumeAsked():
+            run, effects = memory.written(run, RunResumed())
+            return _overdue(run, now_ms), [*effects, SendNotice(NoticeKind.WAITING, GOES_ON)]
+        case FinishAsked():
+            return ended(run, event.reason, now_ms)
+        case DecayAsked():
+            return memory.written(run, DecayStarted(_decided_next(run), event.steps))
+        case ArchiveAsked():
+            here = [key for key, peer in sorted(run.peers.items()) if peer.is_here]
+            run, effects = memory.written(run, RunArchived(event.archived))
+            return run, [*effects, *(EndStream(key) for key in here if event.archived)]
+
+
+def ended(run: Run, reason: str, now_ms: int) -> Outcome:
+    """The run ends at its newest entry."""
+    end = End(run.head_step, run.head_hash, reason)
+    run, effects = memory.written(run, RunEnded(end), now_ms)
+    return run, [*effects, SendNotice(NoticeKind.WAITING, str(end)), Arm(run.finish_by_ms)]
+
+
+def _decided_next(run: Run) -> int:
+    """The newest step whose learning rate is fixed: the open one has it in its tick."""
+    return run.head_step + (run.step is not None)
+
+
+def _overdue(run: Run, now_ms: int) -> Run:
+    """The deadline of a step that waited for the end of the pause is now: it is opened again at once."""
+    current, longest = run.step, run.config.clock.deadline_ms_max
+    if current is None or current.deadline_at_ms - current.opened_ms <= longest:
+        return run
+    return replace(run, step=replace(current, deadline_at_ms=now_ms))
+
+
+def _refusal(run: Run, event: Steered) -> str:
+    """Why a request is not allowed; empty if it is."""
+    if isinstance(event, ArchiveAsked):
+        return _no_archive(run, event)
+    if run.phase is Phase.FINISHED:
+        return "the run is finished: it opens no step any more"
+    match event:
+        case PauseAsked():
+            return f"the run is paused already: {words(run)}" if run.is_paused else ""
+        case ResumeAsked():
+            return "" if run.is_paused else "the run is not paused"
+        case DecayAsked():
+            return _no_decay(run, event)
+        case FinishAsked():  # a longer log may come back, and no entry may follow the end
+            missed = regained.is_missed(run)
+            return f"the run cannot end yet: {missed}" if missed else ""
+
+
+def _no_archive(run: Run, event: ArchiveAsked) -> str:
+    if run.archived == event.archived:
+        return f"the run is {'archived already' if run.archived else 'not archived'}"
+    return may_go(run)
+
+
+def _no_decay(run: Run, event: DecayAsked) -> str:
+    optimizer, steps, after = run.config.optimizer, run.config.clock.steps, _decided_next(run)
+    if optimizer.schedule not in ("wsd", "constant"):
+        return f"the run's optimizer.schedule is {optimizer.schedule}, which decays by itself; a decay needs wsd or constant"
+    if run.decay is not None:
+        return f"the learning rate decays since step {run.decay.after_step}, and the run ends at step {run.decay.last_step}"
+    if after < optimizer.warmup_steps:
+        return f"step {after} is in the warm-up of {optimizer.warmup_steps} steps; wait for its end"
+    if optimizer.schedule == "wsd" and after > rules.decay_begins(optimizer, steps):
+        return f"the learning rate decays since step {rules.decay_begins(optimizer, steps)}, as the run's settings say"
+    if after + event.steps > steps:
+        return f"a decay of {event.steps} steps after step {after} ends after the run's last step {steps}; take fewer steps"
+    if missed := regained.is_missed(run):
+        return f"the decay cannot begin yet: {missed}"
+    return ""
+
+
+def may_go(run: Run) -> str:
+    """Why a run may not be archived or deleted now; empty if it may."""
+    if run.archived or run.finished_told:
+        return ""
+    if run.phase is Phase.FINISHED:
+        return f"the run is finished, but not all of its peers: {run.reason}; try again in a minute"
+    return "the run is not finished: `run finish` ends it"
+
+
+def words(run: Run) -> str:
+    """Why a paused run opens no step, for people."""
+    return "the operator paused the run" + (f": {run.pause}" if run.pause else "")

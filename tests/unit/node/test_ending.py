@@ -1,0 +1,40 @@
+"""The end of a run on a peer: an entry after a signed end, and an end of another log, end the peer."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.training.ending import LastStep
+from protos.end import End
+from protos.errors import DivergedError
+
+HEAD, OTHER = bytes([1]) * 32, bytes([2]) * 32
+
+
+def test_the_last_step_is_the_planned_one_until_the_end_is_known() -> None:
+    last = LastStep(100)
+    assert last.step == 100
+    assert last.told(End(7, HEAD), 5, OTHER), "the peer has not replayed the log yet"
+    assert last.step == 7
+    last.reached(6, OTHER)
+    last.reached(7, HEAD)
+    assert not last.told(End(7, HEAD, "in other words"), 7, HEAD), "each notice has it"
+
+
+@pytest.mark.parametrize(
+    ("step", "head", "words"), [(8, HEAD, "ended at step 7, and an entry of step 8"), (7, OTHER, "two logs")]
+)
+def test_a_peer_stops_at_an_end_of_another_log_told_or_reached(step: int, head: bytes, words: str) -> None:
+    with pytest.raises(DivergedError, match=words):
+        LastStep(100).told(End(7, HEAD), step, head)
+    last = LastStep(100)
+    last.told(End(7, HEAD), 5, OTHER)
+    with pytest.raises(DivergedError, match=words):
+        last.reached(step, head)
+
+
+def test_two_ends_are_two_logs() -> None:
+    last = LastStep(100)
+    last.told(End(7, HEAD), 5, OTHER)
+    with pytest.raises(DivergedError, match="two ends of the run: at step 7, and 8"):
+        last.told(End(8, HEAD), 5, OTHER)
