@@ -341,6 +341,8 @@ class Trainer:
         tried = any(trial.public_key == public_key_of(summary.id) for trial in entry.trials)
         self.standing.decided(entry.step, accepted=accepted, samples=samples, peers=peers, loss=loss, tried=tried)
         self.log.info("step", step=entry.step, loss=round(loss, 4), lr=entry.lr, peers=peers, accepted=accepted)
+        if accepted and summary.votes_accepted == 1:
+            self.log.info("the first contribution of this peer was accepted", step=entry.step)
         self.steps.applied(event.signed, digest, loss, accepted)
 
     def _keep(self, signed: SignedEntry) -> None:
