@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -38,10 +36,12 @@ from node.ranks.launch import launched
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
 from node.snapshot.store import SnapshotStore
+from node.stop import Stop
 from node.swarm.api import Swarm
 from node.swarm.events import Event
 from node.swarm.session import Session
 from node.terminal.stage import Stage
+from node.training.lent import Lent
 from node.training.loop import Trainer
 from node.training.methods import demo_config, local_config
 from node.training.replica import Replica
@@ -54,7 +54,7 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.optimizer_config import SIZE_KEYS, TOP_K_FEW_BITS_MAX
 from protos.run_config import RunConfig
-from protos.signals import EXIT_INTERRUPTED, asked_to_stop, leave
+from protos.signals import EXIT_INTERRUPTED
 from protos.start import fork_values, fork_words, start_of
 from protos.v1 import coordinator_pb2 as pb
 
@@ -77,50 +77,6 @@ class Text:
 
     name: str
     tokenizer: Tokenizer
-
-
-class Stop:
-    """SIGINT, SIGTERM and SIGHUP: the first asks the loop to end, a second SIGINT or SIGTERM ends the process at once.
-
-    A closed shell sends its SIGHUP twice, so a second SIGHUP is no second request.
-    """
-
-    def __init__(self, before_leaving: Callable[[], None] = lambda: None) -> None:
-        self._asked = threading.Event()
-        self._nothing_to_save = False
-        self._before_leaving = before_leaving
-
-    def __call__(self) -> bool:
-        return self._asked.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        """Sleep, and wake when a stop is requested."""
-        return self._asked.wait(seconds)
-
-    def ask(self) -> None:
-        """The owner wants the peer to end, without a signal."""
-        self._asked.set()
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handle the signals meanwhile, on the main thread only. The old handlers are put back."""
-        with asked_to_stop(self._ask):
-            yield
-
-    @contextmanager
-    def nothing_to_save(self) -> Iterator[None]:
-        """Meanwhile a signal ends the process at once, because downloads and building cannot be asked to stop."""
-        self._nothing_to_save = True
-        try:
-            yield
-        finally:
-            self._nothing_to_save = False
-
-    def _ask(self, number: int) -> None:
-        if self._nothing_to_save or (self() and number != signal.SIGHUP):
-            self._before_leaving()
-            leave()
-        self._asked.set()
 
 
 def join(
@@ -188,8 +144,7 @@ class _Peer:
         payloads = Payloads(self.folder / "payloads", int(settings.payloads_gb * BYTES_A_GB))
         self.home = Home(self.folder, store, payloads)
         self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
+        self.lent = Lent(settings, alone=lead is None, log=self.log)
 
     def run(self, export_to: Path | None, agree: Callable[[Request], None]) -> Outcome:
         """Connect, build, join, train, export, leave."""
@@ -259,6 +214,7 @@ class _Peer:
             started=started,
             recent=stage.recent,
             log_file=lambda: stage.log_file,
+            live=self.lent.live,
         )
         return Door(home, commands.all())
 
@@ -381,6 +337,7 @@ class _Peer:
             snapshots_kept=settings.snapshots_kept,
             start=start_of(facts.genesis),
             copy_at=facts.head_step if self.copies else None,
+            throttle=self.lent.throttle,
         )
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:

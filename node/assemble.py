@@ -26,6 +26,7 @@ from node.training.recovery import Stopping
 from node.training.replica import Replica
 from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
+from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.validate import UpdateDoor
 from protos.identity import Identity
@@ -120,6 +121,7 @@ def assemble(
     snapshots_kept: int = SNAPSHOTS_KEPT,
     start: StartingState | None = None,
     copy_at: int | None = None,
+    throttle: Throttle | None = None,
 ) -> Trainer:
     """The peer's training side, once the model is built. See `Trainer` for the arguments; `copy_at`: a `Copier`.
 
@@ -149,4 +151,5 @@ def assemble(
         behind=behind,
         snapshots_kept=snapshots_kept,
         start=begins,
+        throttle=throttle or Throttle(),
     )

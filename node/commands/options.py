@@ -56,6 +56,12 @@ InviteFile = Annotated[
     typer.Option(help="A file with the link. All users of a machine can see a link on the command line."),
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads that the peer uses (default: PyTorch's choice).")]
+Nice = Annotated[
+    int | None,
+    typer.Option(
+        help="How far the peer steps back behind other programs: 0 (as they are) to 19 (they all come first)."
+    ),
+]
 Relays = Annotated[
     list[str] | None,
     typer.Option("--relay", help="Multiaddress of a relay through which other peers reach this one; repeatable."),

@@ -12,11 +12,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from node.control.door import Answer
 from node.control.kept import Kept
 from node.control.recent import Recent
 from node.control.standing import STEPS_KEPT
 from node.control.wishes import Ending
+from node.donor.live import Live
+from node.donor.settings import KEYS
 from node.model.load import Meter
 from node.training.loop import Trainer
 from protos.text import printable
@@ -41,9 +45,10 @@ class Commands:
         started: float,
         recent: Recent | None = None,
         log_file: Callable[[], Path | None] = lambda: None,
+        live: Live,
     ) -> None:
         self._trainer, self._run_id, self._leave, self._started = trainer, run_id, leave, started
-        self._recent, self._log_file = recent or Recent(), log_file
+        self._recent, self._log_file, self._live = recent or Recent(), log_file, live
         self._meter = Meter(trainer.replica.device)
         self._access = Kept(trainer.swarm.access, ACCESS_SECONDS)
         self._checks = Kept(trainer.swarm.standing, STANDING_SECONDS)
@@ -54,6 +59,7 @@ class Commands:
             "me": self.me,
             "pause": self.pause,
             "resume": self.resume,
+            "set": self.set,
             "finish": lambda _: self._end(Ending.FINISH),
             "leave": lambda _: self._end(Ending.LEAVE),
         }
@@ -121,6 +127,21 @@ class Commands:
         """Train again."""
         self._trainer.wishes.resume()
         return {"paused": False, "step": self._trainer.replica.step}
+
+    def set(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Change the setting `key` to `value` (text) and keep it; without a value, tell what it is; without a key, all."""
+        key, value = request.get("key"), request.get("value")
+        if key is None:
+            return {"settings": self._live.rows(), "note": ""}
+        if not isinstance(key, str) or not isinstance(value, str | None):
+            raise ValueError(f"{key!r} {value!r}: give the key and the value as text")
+        if key not in KEYS:
+            raise ValueError(f"{key!r} cannot be changed while the peer runs; these can: {', '.join(KEYS)}")
+        if value is None:
+            return {"settings": [self._live.row(key)], "note": ""}
+        row, note = self._live.change(key, value)
+        structlog.get_logger("control").info("set by its owner", key=key, value=row["shown"])
+        return {"settings": [row], "note": note}
 
     def _end(self, how: Ending) -> dict[str, Any]:
         self._trainer.wishes.end(how)

@@ -33,6 +33,15 @@ class GradResult:
     samples: int
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A gradient in `.grad`, on the samples of `step`, before the peer has made votes from it."""
+
+    result: GradResult
+    seconds: float
+    step: int
+
+
 def accumulate_gradients(
     model: nn.Module,
     batches: Iterable[Batch],

@@ -25,7 +25,7 @@ from node.control.standing import Standing
 from node.control.wishes import Wishes
 from node.data.pace import Source
 from node.data.samples import Samples
-from node.model.gradients import GradResult
+from node.model.gradients import Ready
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber
 from node.snapshot.drawn import drawn
@@ -41,6 +41,7 @@ from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
 from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
+from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.codec import payload_hash
 from protos import figures
@@ -51,15 +52,6 @@ from protos.run_config import RunConfig
 from protos.v1 import update_pb2
 
 EVENT_SECONDS_MAX = 0.5
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A gradient in `.grad`, on the samples of `step`, before the peer has made votes from it."""
-
-    result: GradResult
-    seconds: float
-    step: int
 
 
 @dataclass
@@ -94,6 +86,7 @@ class Trainer:
     """Of a fork: the state of another run that it begins at."""
     wishes: Wishes = field(default_factory=Wishes)
     standing: Standing = field(default_factory=Standing)
+    throttle: Throttle = field(default_factory=Throttle)
     paused: bool = False
     """Whether the coordinator knows that the owner paused this peer."""
     opened: Opened | None = None
@@ -147,6 +140,7 @@ class Trainer:
         while not self.stopping():
             event = self.swarm.next_event(EVENT_SECONDS_MAX)
             self.keeper.check()
+            self.throttle.heed()
             self._heed()
             self._handle(event)
             if self.finished and self.replica.step >= self.config.clock.steps:
