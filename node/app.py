@@ -144,7 +144,7 @@ class _Peer:
         payloads = Payloads(self.folder / "payloads", int(settings.payloads_gb * BYTES_A_GB))
         self.home = Home(self.folder, store, payloads)
         self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
-        self.lent = Lent(settings, alone=lead is None, log=self.log)
+        self.lent = Lent(settings, alone=lead is None, trains=self.trains, log=self.log)
 
     def run(self, export_to: Path | None, agree: Callable[[Request], None]) -> Outcome:
         """Connect, build, join, train, export, leave."""
@@ -168,6 +168,7 @@ class _Peer:
                 text, replica, samples = self._build(config, device)
             trainer = self._trainer(config, replica, swarm, samples, facts, micro_batch)
             summary = trainer.summary
+            self.lent.watch(trainer)
             door = self._door(trainer, started)
             metrics = self._metrics(summary, swarm)
             trainer.enter(list(facts.bootstrap))
@@ -187,6 +188,7 @@ class _Peer:
         finally:
             if door is not None:
                 door.close()
+            self.lent.close()
             if trainer is not None:
                 trainer.keeper.close()
             swarm.close(leaving=True)

@@ -40,7 +40,8 @@ def pause(home: Home = None, as_json: Json = False) -> None:
 
 def resume(home: Home = None, as_json: Json = False) -> None:
     """Let a paused peer train again."""
-    _do("resume", home, "training again from step {step}", as_json=as_json)
+    told = call(_home(home), "resume")
+    print(json.dumps(told) if as_json else words.resumed(told))
 
 
 def finish(home: Home = None, as_json: Json = False) -> None:

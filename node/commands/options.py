@@ -62,6 +62,21 @@ Nice = Annotated[
         help="How far the peer steps back behind other programs: 0 (as they are) to 19 (they all come first)."
     ),
 ]
+Hours = Annotated[
+    str | None,
+    typer.Option(help="When the peer works, in local time: 'mon-fri 18:00-08:00, sat-sun' (default: always)."),
+]
+OnlyOnMains = Annotated[bool, typer.Option("--only-on-mains", help="Pause while a battery feeds the machine.")]
+OnlyWhenIdle = Annotated[
+    float | None, typer.Option(help="Work only after nobody has used keyboard and mouse for so many seconds.")
+]
+NotBeside = Annotated[
+    bool,
+    typer.Option(
+        "--not-beside-other-gpu-programs",
+        help="Pause while another program computes on the GPU, or a game draws on it.",
+    ),
+]
 Relays = Annotated[
     list[str] | None,
     typer.Option("--relay", help="Multiaddress of a relay through which other peers reach this one; repeatable."),

@@ -82,6 +82,8 @@ class Commands:
             "committed_step": swarm.committed_step,
             "anchor": trainer.samples is None,
             "paused": trainer.wishes.paused,
+            "paused_by_owner": trainer.wishes.by_owner,
+            "held": trainer.wishes.held,
             "ending": None if trainer.wishes.ending is None else trainer.wishes.ending.value,
             "share": trainer.standing.share(),
             "seconds": time.monotonic() - self._started,
@@ -121,12 +123,16 @@ class Commands:
         if self._trainer.samples is None:
             raise ValueError("an anchor does not train, so there is nothing to pause; `swarmentum leave` ends it")
         self._trainer.wishes.pause()
-        return {"paused": True, "step": self._trainer.replica.step}
+        return self._work()
 
     def resume(self, _request: Mapping[str, Any]) -> dict[str, Any]:
-        """Train again."""
+        """Train again, as far as the conditions let the peer."""
         self._trainer.wishes.resume()
-        return {"paused": False, "step": self._trainer.replica.step}
+        return self._work()
+
+    def _work(self) -> dict[str, Any]:
+        wishes = self._trainer.wishes
+        return {"paused": wishes.paused, "held": wishes.held, "step": self._trainer.replica.step}
 
     def set(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Change the setting `key` to `value` (text) and keep it; without a value, tell what it is; without a key, all."""

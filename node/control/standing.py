@@ -42,7 +42,7 @@ OUTCOMES = {
     "late": "the step was decided before the votes were announced",
     "skipped": "this peer had no votes that it could send",
     "probation": "the peer is new: others check its votes, and they do not count yet",
-    "paused": "the owner had paused the peer",
+    "paused": "the peer was paused, by its owner or by a condition",
     "not asked": "the step's roster does not name this peer",
     "replayed": "this peer took the step from the log: it was not there when the step was open",
 }

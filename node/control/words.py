@@ -37,7 +37,7 @@ def state(told: Told) -> tuple[str, str]:
     if told["step"] >= told["steps"]:
         return "the run is finished: saving", "good"
     if told["paused"]:
-        return "paused", "wait"
+        return paused(told), "wait"
     behind = told["committed_step"] - told["step"]
     if behind > 1:
         return f"catching up: {behind} steps behind", "wait"
@@ -48,6 +48,21 @@ def state(told: Told) -> tuple[str, str]:
     if told["checks"]:
         return cut(told["checks"], WHY_CHARACTERS_MAX), "wait"
     return _counted(told["last"])
+
+
+def paused(told: Told) -> str:
+    """That a peer is paused, and by what. The owner's own pause comes first, because only the owner ends it."""
+    held = cut(told["held"], WHY_CHARACTERS_MAX)
+    if not told["paused_by_owner"]:
+        return f"paused: {held}"
+    return f"paused by its owner, and {held}" if held else "paused"
+
+
+def resumed(told: Told) -> str:
+    """What became of the owner's wish to let the peer train again."""
+    if told["held"]:
+        return f"your pause is over, and a condition goes on to pause the peer: {cut(told['held'], WHY_CHARACTERS_MAX)}"
+    return f"training again from step {told['step']}"
 
 
 def _counted(last: Sequence[Told]) -> tuple[str, str]:

@@ -47,6 +47,7 @@ class Live:
         self._path, self._start = home / KEPT_FILE, live_part(start)
         self._applies, self._fixed = dict(applies or {}), dict(fixed or {})
         self._lock = threading.Lock()
+        self.changed = threading.Event()
         self._kept = _read(self._path)
         self.values = _over(self._start, self._kept, self._path)
 
@@ -80,6 +81,7 @@ class Live:
             note = self._applies[key](value) if key in self._applies else ""
             write_bytes(self._path, _written(kept))
             self._kept, self.values = kept, values
+        self.changed.set()
         return self.row(key), note
 
     def row(self, key: str) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from node.donor.hours import parse
+
 OFF = "off"
 DEFAULT = "default"
 """`set KEY default` forgets what `set` kept, so that flags, environment and swarmentum.toml count again."""
@@ -26,6 +28,23 @@ class LiveSettings(BaseModel):
     nice: int | None = Field(default=None, ge=0, le=19, title="a whole number from 0 to 19, or off")
     """How far the peer steps back behind other programs: 0 is as they are, with 19 they all come first."""
 
+    hours: str | None = Field(default=None, title="days and times such as `mon-fri 18:00-08:00, sat-sun`, or off")
+    """When the peer works, in local time. A time over midnight belongs to the day on which it begins."""
+
+    only_on_mains: bool = Field(default=False, title="true or false")
+    """Pause while a battery feeds the machine."""
+
+    only_when_idle: float | None = Field(default=None, ge=5, le=86_400, title="seconds from 5 to 86400, or off")
+    """Work only after nobody has used keyboard and mouse for so many seconds. Not known counts as used."""
+
+    not_beside_other_gpu_programs: bool = Field(default=False, title="true or false")
+    """Pause while another program computes on the GPU, or a game draws on it. Needs an NVIDIA GPU."""
+
+    @field_validator("hours")
+    @classmethod
+    def _schedule(cls, value: str | None) -> str | None:
+        return None if value is None else parse(value).text
+
     @field_validator("*", mode="before")
     @classmethod
     def _off(cls, value: Any, info: Any) -> Any:
@@ -36,6 +55,7 @@ class LiveSettings(BaseModel):
 
 
 KEYS = tuple(LiveSettings.model_fields)
+CONDITIONS = ("hours", "only_on_mains", "only_when_idle", "not_beside_other_gpu_programs")
 
 
 def with_value(values: LiveSettings, key: str, given: object) -> LiveSettings:

@@ -40,7 +40,7 @@ END_SECONDS_MAX = 3.0
 STEPS_SHOWN = 50
 HELP = """\
 p   pause: stop training, and keep the place in the run
-    p again: train again
+    p again: train again, if your conditions let the peer
 f   finish: end after the open step, when its votes are decided
 q   quit: end now; what is needed to come back is saved
 ?   this help
@@ -155,7 +155,7 @@ class PeerView(View):
         if not self.is_up:
             return
         self._answered = time.monotonic()
-        self._paused, self._log_file = told["paused"], told["log_file"] or ""
+        self._paused, self._log_file = told["paused_by_owner"], told["log_file"] or ""
         heading = self.main.query_one("#head", Heading)
         heading.name_shown = words.cut(told["run"], words.NAME_CHARACTERS_MAX)
         heading.progress, heading.part = words.progress(told), told["step"] / max(told["steps"], 1)
@@ -214,7 +214,8 @@ class PeerView(View):
         except SwarmentumError as error:
             self.call_from_thread(self.answer, str(error), "bad")
         else:
-            self.call_from_thread(self.answer, ANSWERS[name].format(**told), "good")
+            text = words.resumed(told) if name == "resume" else ANSWERS[name].format(**told)
+            self.call_from_thread(self.answer, text, "good")
             self.ask()
 
     def answer(self, text: str, kind: str) -> None:
@@ -225,7 +226,6 @@ class PeerView(View):
 
 ANSWERS = {
     "pause": "paused at step {step}; p lets it train again",
-    "resume": "training again from step {step}",
     "finish": "ending after the open step",
     "leave": "leaving at step {step}",
 }

@@ -179,15 +179,18 @@ class Trainer:
                 raise event.error
 
     def _heed(self) -> None:
-        """Tell the coordinator if the owner has paused this peer, or lets it take part again."""
+        """Tell the coordinator if the owner or a condition has paused this peer, or lets it take part again."""
         if self.wishes.paused == self.paused or self.is_anchor:
             return
         self.paused = self.wishes.paused
         self.swarm.paused(self.paused)
         opened = self.opened
         if self.paused and opened is not None and opened.ranges and self.announced_step < opened.tick.step:
-            self.standing.skipped(opened.tick.step, "the owner paused the peer during the step", "paused")
-        self.log.info("paused by its owner" if self.paused else "goes on, as its owner wants", step=self.replica.step)
+            self.standing.skipped(opened.tick.step, f"{self.wishes.words()}, during the step", "paused")
+        if self.paused:
+            self.ready = None
+            self.replica.rest()
+        self.log.info(self.wishes.words(), step=self.replica.step)
 
     # ---- our votes ---------------------------------------------------------------------------------------------------
 
@@ -242,7 +245,7 @@ class Trainer:
             return None
         self._note_reading(samples.reading_seconds - read_before, time.monotonic() - started)
         if not result.samples or decided():
-            why = "paused by its owner" if self.wishes.paused else "too late for this step"
+            why = self.wishes.words() if self.wishes.paused else "too late for this step"
             self.log.info(f"no votes: {why}", step=tick.step, samples=result.samples)
             return None
         return Ready(result, time.monotonic() - started, tick.step)

@@ -29,7 +29,7 @@ def told(**changed: Any) -> dict[str, Any]:
         "access": {"reachable": "private", "relays": 2, "direct": 3, "relayed": 1},
         "load": {"busy": 0.93, "own": 665_000_000, "used": 3_200_000_000, "total": 25_000_000_000},
         "run": "owners", "run_id": "00" * 32, "steps": 1000, "committed_step": 24, "anchor": False, "paused": False,
-        "ending": None, "last": [fate(step) for step in range(24, 0, -1)],
+        "paused_by_owner": False, "held": "", "ending": None, "last": [fate(step) for step in range(24, 0, -1)],
         "losses": [5.4 - 0.05 * step for step in range(24)],
         "lines": [line("run found: run owners, steps 1000, head 0"), line("snapshot agreed: snapshot 0")],
         "log_file": "/home/ada/.swarmentum/peer/peer.log",
