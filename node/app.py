@@ -202,7 +202,13 @@ class _Peer:
     def _session(self, emit: Callable[[Event], Awaitable[None]]) -> Session:
         settings = self.settings
         return self.home.session(
-            self.invite, self.identity, self.identity_path, settings.overlay(), emit, archive=settings.archive
+            self.invite,
+            self.identity,
+            self.identity_path,
+            settings.overlay(),
+            emit,
+            archive=settings.archive,
+            counters=self.lent.counters,
         )
 
     def _door(self, trainer: Trainer, started: float) -> Door:
@@ -216,7 +222,7 @@ class _Peer:
             started=started,
             recent=stage.recent,
             log_file=lambda: stage.log_file,
-            live=self.lent.live,
+            lent=self.lent,
         )
         return Door(home, commands.all())
 

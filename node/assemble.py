@@ -17,6 +17,7 @@ from node.data.samples import Samples
 from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
+from node.swarm.counters import Counters
 from node.swarm.events import Event
 from node.swarm.session import REAL, Outside, Session, build
 from node.training.copier import Copier
@@ -86,6 +87,7 @@ class Home:
         outside: Outside = REAL,
         *,
         archive: bool = False,
+        counters: Counters | None = None,
     ) -> Session:
         """The peer's network side. Call it on the network thread's loop."""
         return build(
@@ -99,6 +101,7 @@ class Home:
             emit,
             outside,
             archive=archive,
+            counters=counters,
         )
 
 

@@ -64,6 +64,7 @@ class BlobFetcher:
         `hasty`: most peers hold the blob, so the fetcher soon asks other holders beside a silent one. Raises NetworkError if no
         holder has the blob now. The pull ends when nobody waits for it any more.
         """
+        await self._wire.down.opened()
         shared = self._running.get(sha256)
         if shared is None:
             haste: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -183,6 +184,7 @@ class Asking:
                 raise NetworkError("the stream ended early")
             buffer += part
             attempt.progress_at = _now()
+            await self._wire.down.take(len(part))
             self._wire.received += len(part)
             self._wire.blob_received += len(part)
         if not attempt.resumed:

@@ -113,6 +113,9 @@ def _show(told: dict[str, Any]) -> None:
     print(f"time     {words.clock(told)}")
     print(f"given    {words.given(told)}")
     print(f"traffic  {amount(told['wire_bytes_sent'])} up, {amount(told['wire_bytes_received'])} down")
+    month = told["month"]
+    up, down = words.monthly(month["up"], month["upload_gb"]), words.monthly(month["down"], month["download_gb"])
+    print(f"month    {up} up, {down} down")
     print(f"device   {words.device(told)}")
     print(f"reached  {words.link(told['access'])}")
     print(f"peers    {words.peers(told['access'], told['last'])}")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import structlog
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +24,7 @@ from node.doctor.probes import side_by_side
 from node.donor.conditions import State, states
 from node.donor.live import Live
 from node.donor.machine import Machine
+from node.donor.month import Month
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.text import printable
@@ -54,7 +56,10 @@ def examine(settings: PeerSettings, invite: Invite | None) -> tuple[list[Line], 
 def conditions_of(settings: PeerSettings) -> list[State]:
     """The conditions under which the peer works, `swarmentum set` included, and whether they let it work now."""
     values = Live(settings.home, settings).values
-    return list(states(values, Machine().facts(values)))
+    month = Month(settings.home, structlog.get_logger("doctor"))
+    facts = Machine().facts(values)
+    used = (month.up, month.down) if month.name == facts.month else (0, 0)
+    return list(states(values, replace(facts, uploaded=used[0], downloaded=used[1])))
 
 
 def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault) -> Found:

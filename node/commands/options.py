@@ -77,6 +77,13 @@ NotBeside = Annotated[
         help="Pause while another program computes on the GPU, or a game draws on it.",
     ),
 ]
+DutyCycle = Annotated[
+    float | None, typer.Option(help="The part of the time that the device computes, 0.05 to 1 (default: 1).")
+]
+UploadMbit = Annotated[float | None, typer.Option(help="The fastest upload, in Mbit/s (default: no limit).")]
+DownloadMbit = Annotated[float | None, typer.Option(help="The fastest download, in Mbit/s (default: no limit).")]
+UploadGb = Annotated[float | None, typer.Option(help="Upload of a calendar month, in GB (default: no limit).")]
+DownloadGb = Annotated[float | None, typer.Option(help="Download of a calendar month, in GB (default: no limit).")]
 Relays = Annotated[
     list[str] | None,
     typer.Option("--relay", help="Multiaddress of a relay through which other peers reach this one; repeatable."),

@@ -19,9 +19,9 @@ from node.control.kept import Kept
 from node.control.recent import Recent
 from node.control.standing import STEPS_KEPT
 from node.control.wishes import Ending
-from node.donor.live import Live
 from node.donor.settings import KEYS
 from node.model.load import Meter
+from node.training.lent import Lent
 from node.training.loop import Trainer
 from protos.text import printable
 
@@ -45,10 +45,10 @@ class Commands:
         started: float,
         recent: Recent | None = None,
         log_file: Callable[[], Path | None] = lambda: None,
-        live: Live,
+        lent: Lent,
     ) -> None:
         self._trainer, self._run_id, self._leave, self._started = trainer, run_id, leave, started
-        self._recent, self._log_file, self._live = recent or Recent(), log_file, live
+        self._recent, self._log_file, self._lent = recent or Recent(), log_file, lent
         self._meter = Meter(trainer.replica.device)
         self._access = Kept(trainer.swarm.access, ACCESS_SECONDS)
         self._checks = Kept(trainer.swarm.standing, STANDING_SECONDS)
@@ -84,6 +84,7 @@ class Commands:
             "paused": trainer.wishes.paused,
             "paused_by_owner": trainer.wishes.by_owner,
             "held": trainer.wishes.held,
+            "month": self._lent.told(),
             "ending": None if trainer.wishes.ending is None else trainer.wishes.ending.value,
             "share": trainer.standing.share(),
             "seconds": time.monotonic() - self._started,
@@ -138,14 +139,14 @@ class Commands:
         """Change the setting `key` to `value` (text) and keep it; without a value, tell what it is; without a key, all."""
         key, value = request.get("key"), request.get("value")
         if key is None:
-            return {"settings": self._live.rows(), "note": ""}
+            return {"settings": self._lent.live.rows(), "note": ""}
         if not isinstance(key, str) or not isinstance(value, str | None):
             raise ValueError(f"{key!r} {value!r}: give the key and the value as text")
         if key not in KEYS:
             raise ValueError(f"{key!r} cannot be changed while the peer runs; these can: {', '.join(KEYS)}")
         if value is None:
-            return {"settings": [self._live.row(key)], "note": ""}
-        row, note = self._live.change(key, value)
+            return {"settings": [self._lent.live.row(key)], "note": ""}
+        row, note = self._lent.live.change(key, value)
         structlog.get_logger("control").info("set by its owner", key=key, value=row["shown"])
         return {"settings": [row], "note": note}
 

@@ -16,6 +16,7 @@ WHY_CHARACTERS_MAX = 120
 NAME_CHARACTERS_MAX = 40
 DEVICE_CHARACTERS_MAX = 40
 LATELY_STEPS = 10
+BYTES_A_GB = 10**9
 """A peer is "counted" if the log counts its votes in each of so many last steps that it was asked in."""
 REACHED = {
     "public": "others can dial this peer",
@@ -111,9 +112,14 @@ def given(told: Told) -> str:
     return f"{tokens} tokens, {samples} samples; {percent(told['share'])} of the swarm in the last steps"
 
 
-def traffic(rate: float | None, total: int) -> str:
-    """Bytes a second now, and bytes in total."""
-    return f"{'-' if rate is None else amount(rate)}/s, {amount(total)} in total"
+def traffic(rate: float | None, total: int, month: int, gb: float | None) -> str:
+    """Bytes a second now, bytes since the start, and those of the month, of the GB that the owner gives."""
+    return f"{'-' if rate is None else amount(rate)}/s, {amount(total)} in total, {monthly(month, gb)}"
+
+
+def monthly(used: int, gb: float | None) -> str:
+    """`1.2 GB this month`, `1.2 GB of 50 GB this month`."""
+    return f"{amount(used)}{'' if gb is None else f' of {amount(gb * BYTES_A_GB)}'} this month"
 
 
 def device(told: Told) -> str:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from node.donor import hours
 from node.donor.settings import LiveSettings
-from protos.amounts import duration
+from protos.amounts import amount, duration
 
+BYTES_A_GB = 10**9
 PROGRAMS_SHOWN = 3
 
 
@@ -27,6 +28,13 @@ class Facts:
     idle_unknown: str = ""
     gpu_programs: tuple[str, ...] | None = ()
     """Other programs on the GPU; None: the driver does not say."""
+    month: str = ""
+    """Such as 2026-11."""
+    next_month: str = ""
+    """Such as 1 December."""
+    uploaded: int = 0
+    """Bytes of the month."""
+    downloaded: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,10 @@ def states(settings: LiveSettings, facts: Facts) -> Iterator[State]:
         yield _idle(settings.only_when_idle, facts)
     if settings.not_beside_other_gpu_programs:
         yield _gpu(facts.gpu_programs)
+    if settings.upload_gb is not None:
+        yield _month("upload", settings.upload_gb, facts.uploaded, facts.next_month)
+    if settings.download_gb is not None:
+        yield _month("download", settings.download_gb, facts.downloaded, facts.next_month)
 
 
 def _hours(schedule: hours.Hours, minute: int) -> State:
@@ -74,6 +86,13 @@ def _idle(seconds: float, facts: Facts) -> State:
     if idle < seconds:
         return State("only_when_idle", False, f"somebody used this machine {duration(idle)} ago; {wanted}")
     return State("only_when_idle", True, f"nobody has used this machine for {duration(idle)}")
+
+
+def _month(way: str, gb: float, used: int, next_month: str) -> State:
+    of = f"{amount(used)} of {amount(gb * BYTES_A_GB)}"
+    if used >= gb * BYTES_A_GB:
+        return State(f"{way}_gb", False, f"the {way} of this month is used up: {of}; goes on on {next_month}")
+    return State(f"{way}_gb", True, f"{of} of this month's {way} are used")
 
 
 def _gpu(programs: tuple[str, ...] | None) -> State:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from calendar import month_name
 from datetime import datetime
 
 import psutil
@@ -44,12 +45,15 @@ class Machine:
         """What the settings ask for, as it is now."""
         now = datetime.now().astimezone()
         idle, unknown = idle_seconds() if settings.only_when_idle is not None else (None, "")
+        ahead = now.month % 12 + 1
         return Facts(
             minute=now.weekday() * DAY + now.hour * HOUR + now.minute,
             on_mains=not settings.only_on_mains or on_mains(),
             idle_seconds=idle,
             idle_unknown=unknown,
             gpu_programs=self._gpu.others() if settings.not_beside_other_gpu_programs else (),
+            month=f"{now:%Y-%m}",
+            next_month=f"1 {month_name[ahead]}",
         )
 
 

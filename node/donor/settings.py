@@ -40,6 +40,21 @@ class LiveSettings(BaseModel):
     not_beside_other_gpu_programs: bool = Field(default=False, title="true or false")
     """Pause while another program computes on the GPU, or a game draws on it. Needs an NVIDIA GPU."""
 
+    duty_cycle: float | None = Field(default=None, ge=0.05, le=1, title="a part from 0.05 to 1, or off")
+    """The part of the time that the device computes. The peer rests between micro-batches."""
+
+    upload_mbit: float | None = Field(default=None, ge=0.5, le=100_000, title="Mbit/s from 0.5 to 100000, or off")
+    """The fastest upload of votes and of the model's pieces."""
+
+    download_mbit: float | None = Field(default=None, ge=0.5, le=100_000, title="Mbit/s from 0.5 to 100000, or off")
+    """The fastest download of votes and of the model's pieces."""
+
+    upload_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB a month above 0, or off")
+    """Upload of a calendar month. When it is used up, the peer pauses and serves nothing until the next month."""
+
+    download_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB a month above 0, or off")
+    """Download of a calendar month. When it is used up, the peer pauses and loads nothing until the next month."""
+
     @field_validator("hours")
     @classmethod
     def _schedule(cls, value: str | None) -> str | None:

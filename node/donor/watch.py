@@ -15,16 +15,17 @@ import psutil
 from node.donor.conditions import Facts, State, decide, states
 from node.donor.live import Live
 from node.donor.settings import LiveSettings
+from protos.errors import OperatorError
 
 LOOK_SECONDS = 5.0
 STOP_SECONDS_MAX = 5.0
 
 
 class Watch:
-    """Of one peer. `facts` looks at the machine; `hold` takes why a condition pauses the peer, or an empty text."""
+    """Of one peer. `facts` looks at the machine; `hold` takes the condition that pauses the peer, or None, and the facts."""
 
     def __init__(
-        self, live: Live, facts: Callable[[LiveSettings], Facts], hold: Callable[[str], None], log: Any
+        self, live: Live, facts: Callable[[LiveSettings], Facts], hold: Callable[[State | None, Facts], None], log: Any
     ) -> None:
         self._live, self._facts, self._hold, self._log = live, facts, hold, log
         self._said: set[str] = set()
@@ -36,6 +37,8 @@ class Watch:
         """Look once now, so that the peer begins as its conditions say; then every LOOK_SECONDS, and after each `set`."""
         self._live.changed.clear()
         self.look()
+        if self._held is not None:
+            self._log.info("paused from the start on", why=self._held.why)
         self._thread.start()
 
     def close(self) -> None:
@@ -44,13 +47,14 @@ class Watch:
         self._live.changed.set()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS_MAX)
+            self.look()  # the month's last bytes
 
     def look(self) -> None:
         """Once."""
         settings = self._live.values
         try:
             facts = self._facts(settings)
-        except (OSError, RuntimeError, subprocess.SubprocessError, psutil.Error) as error:
+        except (OSError, RuntimeError, OperatorError, subprocess.SubprocessError, psutil.Error) as error:
             self._say_once(f"conditions cannot be looked at now: {error}; the peer stays as it is")
             return
         state = decide(settings, facts)
@@ -59,7 +63,7 @@ class Watch:
         if state is not None and self._held is not None and state.key != self._held.key:
             self._log.info("still paused", why=state.why)
         self._held = state
-        self._hold("" if state is None else state.why)
+        self._hold(state, facts)
 
     def _look_forever(self) -> None:
         while True:

@@ -125,15 +125,16 @@ def build(
     outside: Outside = REAL,
     *,
     archive: bool = False,
+    counters: Counters | None = None,
 ) -> Session:
     """A session's parts, each made after the parts that it uses. Nothing runs before `connect`.
 
     `pieces` gives a snapshot's piece by its hash. `emit` hands an event to the training thread. With `archive`, entries carry
-    their payloads as they travelled, too.
+    their payloads as they travelled, too. `counters` have the pace of the peer's bytes.
     """
     run_id, public_key, coordinator = invite.run_id, identity.public_key, invite.coordinator_public_key
     folder, patience = payloads.folder.parent, overlay.patience_seconds
-    counters, view, outbox = Counters(), View(run_id, coordinator), Outbox()
+    counters, view, outbox = counters or Counters(), View(run_id, coordinator), Outbox()
     runtime = Runtime(public_key, emit, counters, view)
     refused, wire = runtime.refused, counters.wire
     host = outside.host(identity, identity_path, overlay, refused)

@@ -165,9 +165,10 @@ class PeerView(View):
         self.fact("vote").say(*(words.vote(told["last"][0]) if told["last"] else ("no step is decided yet", "wait")))
         self.fact("given").say(words.given(told))
         up, down = told["wire_bytes_sent"], told["wire_bytes_received"]
+        month = told["month"]
         rates = self._rates.between(self._answered, up, down)
-        self.fact("up").say(words.traffic(rates[0], up))
-        self.fact("down").say(words.traffic(rates[1], down))
+        self.fact("up").say(words.traffic(rates[0], up, month["up"], month["upload_gb"]))
+        self.fact("down").say(words.traffic(rates[1], down, month["down"], month["download_gb"]))
         self.fact("device").say(words.device(told))
         self.fact("link").say(words.link(told["access"]))
         self.fact("peers").say(words.peers(told["access"], told["last"]))

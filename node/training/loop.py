@@ -138,7 +138,8 @@ class Trainer:
         """Train until the run is finished (True), or until `stopping` or the owner's wish (False). Raises the error that
         the network side fails with."""
         while not self.stopping():
-            event = self.swarm.next_event(EVENT_SECONDS_MAX)
+            with self.throttle.resting():
+                event = self.swarm.next_event(EVENT_SECONDS_MAX)
             self.keeper.check()
             self.throttle.heed()
             self._heed()
@@ -236,10 +237,10 @@ class Trainer:
         def decided() -> bool:
             return self.stopping() or self.wishes.paused or (not late and self.swarm.committed_step >= tick.step)
 
-        factor = tick.lr / self.config.optimizer.lr
+        stops, factor = self.throttle.resting_until(decided), tick.lr / self.config.optimizer.lr
         read_before = samples.reading_seconds
         try:
-            result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, decided, factor)
+            result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, stops, factor)
         except NonFiniteGradient as error:
             self._abstain(tick.step, error, tell=not late)
             return None

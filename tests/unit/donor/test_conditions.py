@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from node.control.wishes import Wishes
-from node.donor.conditions import Facts, decide
+from node.donor.conditions import Facts, State, decide, states
 from node.donor.live import Live
 from node.donor.settings import LiveSettings
 from node.donor.watch import Watch
@@ -62,7 +62,10 @@ class Owner:
         self.looked = 0
         import structlog
 
-        self.watch = Watch(self.live, self.look, self.wishes.hold, structlog.get_logger())
+        self.watch = Watch(self.live, self.look, self.hold, structlog.get_logger())
+
+    def hold(self, state: State | None, _facts: Facts) -> None:
+        self.wishes.hold("" if state is None else state.why)
 
     def look(self, _settings: LiveSettings) -> Facts:
         self.looked += 1
@@ -76,6 +79,15 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
     owner = Owner(tmp_path)
     yield owner
     owner.watch.close()
+
+
+def test_a_month_that_is_used_up_pauses_until_the_next() -> None:
+    settings = LiveSettings(upload_gb=2, download_gb=1)
+    used = Facts(0, month="2026-11", next_month="1 December", uploaded=1_900_000_000, downloaded=1_100_000_000)
+    state = decide(settings, used)
+    assert state is not None
+    assert state.why == "the download of this month is used up: 1.1 GB of 1.0 GB; goes on on 1 December"
+    assert next(it.why for it in states(settings, used)) == "1.9 GB of 2.0 GB of this month's upload are used"
 
 
 def test_a_condition_that_holds_no_more_does_not_end_the_owners_pause(owner: Owner) -> None:
