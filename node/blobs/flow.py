@@ -1,7 +1,7 @@
 """The pace of a peer's bytes in one direction: at most so many a second, and none at all while the direction is shut.
 
 Bytes of members of the open step go before a stranger's. Bytes of each kind go in the order in which they came. Refuses to hold
-bytes: the sender waits before it writes, the receiver before it reads on, and libp2p slows the other side down.
+bytes: a sender waits before it writes, and a puller before it asks.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ class Lane:
                     await asyncio.sleep(min(max(wait, 0.001), LOOK_SECONDS))
         finally:
             self._urgent -= urgent
+
+    def give_back(self, size: int) -> None:
+        """So many bytes did not go after all."""
+        if (rate := self._rate()) is not None:
+            self._free_at -= size / rate
 
     async def opened(self) -> None:
         """Wait while the direction is shut."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -30,10 +31,10 @@ bootstrap = [BOOTSTRAP]
 
 
 @pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
+def swarm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalSwarm]:
     text = tmp_path / "text.txt"
     text.write_bytes(Path(os.__file__).read_bytes())
-    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)))
+    swarm = LocalSwarm(tmp_path, RUN.replace("DATA", str(text)).replace("= 6\n", f"= {getattr(request, 'param', 6)}\n"))
     try:
         yield swarm
     finally:
@@ -84,3 +85,49 @@ def test_hours_pause_a_peer_and_a_restart_keeps_what_set_changed(swarm: LocalSwa
     assert not [row for row in told["settings"] if row["kept"]]
     digests = digests_by_step(swarm.steps("ada"), swarm.steps("eve"))
     assert all(len(found) == 1 for found in digests.values())
+
+
+def test_a_month_that_is_used_up_pauses_the_peer_and_is_counted_across_a_restart(swarm: LocalSwarm) -> None:
+    swarm.join("ada")
+    swarm.join("eve")
+    swarm.wait_step("eve", 10)
+    owner(swarm, "eve", "set", "upload_gb", "0.00001")
+    wait_for("the pause", lambda: owner(swarm, "eve", "me")["paused"])
+    told = owner(swarm, "eve", "me")
+    assert told["held"].startswith("the upload of this month is used up: ")
+    assert told["month"]["up"] > 10_000
+    at = swarm.last_step("eve")
+    swarm.wait_step("eve", at + 5)  # it follows the log, and serves nothing: the others have the votes
+
+    owner(swarm, "eve", "leave")
+    assert swarm.processes["eve"].finish()[0] == 0
+    swarm.join("eve")
+    wait_for("the pause from the start on", lambda: swarm.events("eve", "paused from the start on"))
+    wait_for(
+        "eve in the run",
+        lambda: swarm.events("eve", "paused: " + swarm.events("eve", "paused from the start on")[0]["why"]),
+    )
+    assert owner(swarm, "eve", "me")["month"]["up"] >= told["month"]["up"]
+    at = swarm.last_step("eve")
+    owner(swarm, "eve", "set", "upload_gb", "off")
+    wait_for("votes of eve", lambda: [s for s in swarm.steps("eve") if s["step"] > at and s["accepted"]])
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the time of a thread from Linux")
+@pytest.mark.parametrize("swarm", [600], indirect=True)
+def test_a_duty_cycle_bounds_the_time_of_the_training_thread(swarm: LocalSwarm) -> None:
+    pid = swarm.join("ada", "--micro-batch", "8").child.pid
+    swarm.wait_step("ada", 2)
+    owner(swarm, "ada", "set", "duty_cycle", "0.3")
+    at = swarm.last_step("ada")
+    swarm.wait_step("ada", at + 2)
+
+    def cpu_seconds() -> float:
+        numbers = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+
+    before, began = cpu_seconds(), time.monotonic()
+    wait_for("the end of a measurement", lambda: time.monotonic() - began >= 15.0)
+    part = (cpu_seconds() - before) / (time.monotonic() - began)
+    print(f"duty_cycle = 0.3: the training thread ran {part:.3f} of the time")
+    assert 0.1 < part < 0.33
