@@ -185,6 +185,7 @@ class Trainer:
             return
         self.paused = self.wishes.paused
         self.swarm.paused(self.paused)
+        self.standing.paused = self.paused
         opened = self.opened
         if self.paused and opened is not None and opened.ranges and self.announced_step < opened.tick.step:
             self.standing.skipped(opened.tick.step, f"{self.wishes.words()}, during the step", "paused")

@@ -131,3 +131,20 @@ def test_a_duty_cycle_bounds_the_time_of_the_training_thread(swarm: LocalSwarm) 
     part = (cpu_seconds() - before) / (time.monotonic() - began)
     print(f"duty_cycle = 0.3: the training thread ran {part:.3f} of the time")
     assert 0.1 < part < 0.33
+
+
+def test_a_download_that_is_used_up_loads_nothing_until_there_is_room_again(swarm: LocalSwarm) -> None:
+    swarm.join("ada")
+    swarm.join("eve")
+    swarm.wait_step("eve", 10)
+    owner(swarm, "eve", "set", "download_gb", "0.00001")
+    wait_for("the pause", lambda: owner(swarm, "eve", "me")["held"].startswith("the download of this month is used up"))
+    at, before = swarm.last_step("ada"), owner(swarm, "eve", "me")["month"]["down"]
+    swarm.wait_step("ada", at + 20)
+    assert swarm.last_step("eve") < at + 20
+    assert owner(swarm, "eve", "me")["month"]["down"] - before < 20_000, "a handful of votes that were on their way"
+    at = swarm.last_step("ada")
+    owner(swarm, "eve", "set", "download_gb", "default")
+    wait_for("votes of eve", lambda: [s for s in swarm.steps("eve") if s["step"] > at and s["accepted"]])
+    digests = digests_by_step(swarm.steps("ada"), swarm.steps("eve"))
+    assert all(len(found) == 1 for found in digests.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from node.donor import machine
-from node.donor.gpu import GpuPrograms
+from node.donor.gpu import DRAWS_BYTES_MIN, GpuPrograms
 from node.donor.settings import LiveSettings
 
 GNOME = "(uint64 83125,)\n"
@@ -85,3 +86,34 @@ def test_without_a_driver_the_programs_are_not_known() -> None:
     programs = GpuPrograms(family=os.getppid())
     assert programs.others() is None
     assert programs.others() is None
+
+
+def test_programs_on_a_gpu_are_told_without_this_peer_the_desktop_and_what_only_draws_a_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NVML's own names and types; a real process stands for each program, for the driver gives process ids only."""
+    import pynvml
+
+    with subprocess.Popen(["sleep", "60"]) as own:
+        child = psutil.Process(own.pid)
+        foreign = next(process for process in psutil.process_iter() if process.pid == 1)
+
+        def on(pid: int, size: int | None) -> SimpleNamespace:
+            return SimpleNamespace(pid=pid, usedGpuMemory=size)
+
+        computing, drawing = [on(os.getpid(), 10**9), on(child.pid, None)], [on(foreign.pid, DRAWS_BYTES_MIN - 1)]
+        monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda number: number)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: computing)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetGraphicsRunningProcesses", lambda handle: drawing)
+        programs = GpuPrograms()
+        assert programs.others() == ()
+        drawing.append(on(foreign.pid, DRAWS_BYTES_MIN))
+        assert programs.others() == (foreign.name(),)
+        drawing.clear()
+        computing.append(on(foreign.pid, None))
+        assert programs.others() == (foreign.name(),)
+        monkeypatch.setattr("node.donor.gpu.DESKTOP", frozenset({foreign.name()}))
+        assert programs.others() == ()
+        own.kill()
