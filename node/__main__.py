@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from node.commands import dataset, service
-from node.commands.control import finish, leave, me, pause, resume
+from node.commands.control import finish, leave, me, pause, resume, set_
 from node.commands.copies import export
 from node.commands.join import anchor, join
 from node.commands.options import (
@@ -48,6 +48,7 @@ app.command(epilog=EXIT_CODES)(anchor)
 app.command(epilog=EXIT_CODES)(export)
 for command in (me, pause, resume, finish, leave):
     app.command(epilog=EXIT_CODES)(command)
+app.command("set", epilog=EXIT_CODES)(set_)
 app.add_typer(service.app, name="service")
 app.add_typer(dataset.app, name="data")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -34,11 +32,13 @@ from node.ranks.launch import launched
 from node.ranks.lead import Lead, RanksReplica
 from node.ranks.shard import Order
 from node.snapshot.store import SnapshotStore
+from node.stop import Stop
 from node.swarm.api import Swarm
 from node.swarm.events import Event
 from node.swarm.session import Session
 from node.terminal.stage import Stage
 from node.text import BYTES_A_GB, Text, open_text
+from node.training.lent import Lent
 from node.training.loop import Trainer
 from node.training.methods import demo_config, local_config
 from node.training.replica import Replica
@@ -52,7 +52,7 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.optimizer_config import SIZE_KEYS, TOP_K_FEW_BITS_MAX
 from protos.run_config import RunConfig
-from protos.signals import EXIT_INTERRUPTED, asked_to_stop, leave
+from protos.signals import EXIT_INTERRUPTED
 from protos.start import fork_values, fork_words, start_of
 from protos.v1 import coordinator_pb2 as pb
 
@@ -66,50 +66,6 @@ class Outcome:
 
     summary: Summary
     exit_code: int
-
-
-class Stop:
-    """SIGINT, SIGTERM and SIGHUP: the first asks the loop to end, a second SIGINT or SIGTERM ends the process at once.
-
-    A closed shell sends its SIGHUP twice, so a second SIGHUP is no second request.
-    """
-
-    def __init__(self, before_leaving: Callable[[], None] = lambda: None) -> None:
-        self._asked = threading.Event()
-        self._nothing_to_save = False
-        self._before_leaving = before_leaving
-
-    def __call__(self) -> bool:
-        return self._asked.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        """Sleep, and wake when a stop is requested."""
-        return self._asked.wait(seconds)
-
-    def ask(self) -> None:
-        """The owner wants the peer to end, without a signal."""
-        self._asked.set()
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handle the signals meanwhile, on the main thread only. The old handlers are put back."""
-        with asked_to_stop(self._ask):
-            yield
-
-    @contextmanager
-    def nothing_to_save(self) -> Iterator[None]:
-        """Meanwhile a signal ends the process at once, because downloads and building cannot be asked to stop."""
-        self._nothing_to_save = True
-        try:
-            yield
-        finally:
-            self._nothing_to_save = False
-
-    def _ask(self, number: int) -> None:
-        if self._nothing_to_save or (self() and number != signal.SIGHUP):
-            self._before_leaving()
-            leave()
-        self._asked.set()
 
 
 def join(
@@ -177,8 +133,7 @@ class _Peer:
         payloads = Payloads(self.folder / "payloads", int(settings.payloads_gb * BYTES_A_GB))
         self.home = Home(self.folder, store, payloads)
         self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
+        self.lent = Lent(settings, alone=lead is None, trains=self.trains, log=self.log)
 
     def run(self, export_to: Path | None, agree: Callable[[Request], None]) -> Outcome:
         """Connect, build, join, train, export, leave."""
@@ -199,12 +154,14 @@ class _Peer:
                     device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
                     ranks = 1 if self.lead is None else self.lead.ranks
                     micro_batch = fit.check(config, self.settings, self.folder, device, trains=self.trains, ranks=ranks)
-                    text, replica = self._build(config, device, facts.head_step)
+                    text, replica = self._build(config, device, swarm, facts.head_step)
                     ends.callback(text.close)
                 trainer = self._trainer(config, replica, swarm, text.samples, facts, micro_batch)
                 ends.callback(trainer.keeper.close)
                 ends.callback(trainer.steps.close)
                 summary = trainer.summary
+                self.lent.watch(trainer)
+                ends.callback(self.lent.close)
                 ends.enter_context(closing(self._door(trainer, started)))
                 self._metrics(summary, swarm, ends)
                 self._track(trainer)
@@ -228,7 +185,13 @@ class _Peer:
     def _session(self, emit: Callable[[Event], Awaitable[None]]) -> Session:
         settings = self.settings
         return self.home.session(
-            self.invite, self.identity, self.identity_path, settings.overlay(), emit, archive=settings.archive
+            self.invite,
+            self.identity,
+            self.identity_path,
+            settings.overlay(),
+            emit,
+            archive=settings.archive,
+            counters=self.lent.counters,
         )
 
     def _door(self, trainer: Trainer, started: float) -> Door:
@@ -242,6 +205,7 @@ class _Peer:
             started=started,
             recent=stage.recent,
             log_file=lambda: stage.log_file,
+            lent=self.lent,
         )
         return Door(home, commands.all())
 
@@ -278,11 +242,11 @@ class _Peer:
         except (DiskError, RankLost) as error:
             self.log.warning("the momentum cannot be saved", step=trainer.replica.step, why=str(error))
 
-    def _build(self, config: RunConfig, device: torch.device, step: int) -> tuple[Text, Replica]:
+    def _build(self, config: RunConfig, device: torch.device, swarm: Swarm, step: int) -> tuple[Text, Replica]:
         spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
         if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
             self.log.info("downloading the tokenizer, unless this machine has it", tokenizer=config.data.tokenizer)
-        text = open_text(config, self.settings, self.log, trains=self.trains, step=step)
+        text = open_text(config, self.settings, self.log, swarm.loaded, trains=self.trains, step=step)
         vocabulary = text.tokenizer.vocabulary
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
@@ -362,6 +326,7 @@ class _Peer:
             snapshots_kept=settings.snapshots_kept,
             start=start_of(facts.genesis),
             copy_at=facts.head_step if self.copies else None,
+            throttle=self.lent.throttle,
         )
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:

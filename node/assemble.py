@@ -17,6 +17,7 @@ from node.data.samples import Samples
 from node.overlay.settings import OverlaySettings
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
+from node.swarm.counters import Counters
 from node.swarm.events import Event
 from node.swarm.session import REAL, Outside, Session, build
 from node.training.copier import Copier
@@ -26,6 +27,7 @@ from node.training.recovery import Stopping
 from node.training.replica import Replica
 from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
+from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.validate import UpdateDoor
 from protos.identity import Identity
@@ -85,6 +87,7 @@ class Home:
         outside: Outside = REAL,
         *,
         archive: bool = False,
+        counters: Counters | None = None,
     ) -> Session:
         """The peer's network side. Call it on the network thread's loop."""
         return build(
@@ -98,6 +101,7 @@ class Home:
             emit,
             outside,
             archive=archive,
+            counters=counters,
         )
 
 
@@ -120,6 +124,7 @@ def assemble(
     snapshots_kept: int = SNAPSHOTS_KEPT,
     start: StartingState | None = None,
     copy_at: int | None = None,
+    throttle: Throttle | None = None,
 ) -> Trainer:
     """The peer's training side, once the model is built. See `Trainer` for the arguments; `copy_at`: a `Copier`.
 
@@ -149,4 +154,5 @@ def assemble(
         behind=behind,
         snapshots_kept=snapshots_kept,
         start=begins,
+        throttle=throttle or Throttle(),
     )

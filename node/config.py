@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from node.donor.settings import LiveSettings
 from node.overlay.settings import OverlaySettings
 from protos import toml_file
 from protos.errors import OperatorError
@@ -25,7 +26,7 @@ MULTIADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|\d+\.\d+\.\d+\.\d+):\d{1,5}$"
 
 
-class PeerSettings(BaseSettings):
+class PeerSettings(LiveSettings, BaseSettings):
     """Settings of `swarmentum join`. Environment: SWARMENTUM_<NAME>; file: swarmentum.toml or $SWARMENTUM_CONFIG."""
 
     model_config = SettingsConfigDict(
@@ -40,9 +41,6 @@ class PeerSettings(BaseSettings):
 
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Autocast of the forward pass; master weights are fp32 with every choice."""
-
-    threads: int | None = Field(default=None, ge=1, le=1024)
-    """CPU threads of the training; by default torch's choice."""
 
     micro_batch: int = Field(default=8, ge=1, le=1 << 16)
     """Samples in one forward pass; a smaller value needs less memory, and does not change the gradient."""

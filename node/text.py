@@ -41,15 +41,23 @@ class Text:
     """Ends downloads."""
 
 
-def open_text(config: RunConfig, settings: PeerSettings, log: Any, *, trains: bool = True, step: int = 0) -> Text:
+def open_text(
+    config: RunConfig,
+    settings: PeerSettings,
+    log: Any,
+    paced: Callable[[int], None],
+    *,
+    trains: bool = True,
+    step: int = 0,
+) -> Text:
     """Open the run's text. A peer that does not train needs only its tokenizer. `step`: the samples of the step after it come
-    first. Raises OperatorError or NetworkError."""
+    first. `paced`: see `Mirrors`. Raises OperatorError or NetworkError."""
     data = config.data
     if not trains:
         return Text(data.source, load_tokenizer(data.tokenizer))
     source = settings.data or data.source
     if is_url(source) or (Path(source) / MANIFEST).is_file():
-        return _shards(source, config, settings, log, step)
+        return _shards(source, config, settings, log, paced, step)
     if data.sha256 is not None:
         raise DataError(
             f"data: the run trains on one set of token shards ({data.sha256[:16]}...), and {source} is none: name a copy "
@@ -61,12 +69,15 @@ def open_text(config: RunConfig, settings: PeerSettings, log: Any, *, trains: bo
     return Text(corpus.name, corpus.tokenizer, samples, corpus.tokens.dtype.name)
 
 
-def _shards(source: str, config: RunConfig, settings: PeerSettings, log: Any, step: int) -> Text:
+def _shards(
+    source: str, config: RunConfig, settings: PeerSettings, log: Any, paced: Callable[[int], None], step: int
+) -> Text:
     from node.data.download import Mirrors  # the HTTP client takes 0.2 s to import
 
     data = config.data
     urls = [source, *(data.mirrors if settings.data is None else ())] if is_url(source) else []
-    mirrors = Mirrors(urls, private=settings.allow_data or settings.data is not None, log=log.warning)
+    private = settings.allow_data or settings.data is not None
+    mirrors = Mirrors(urls, private=private, log=log.warning, paced=paced)
     encoded, manifest = _manifest(source, mirrors, settings.home / "cache", data.sha256)
     tokenizer = load_tokenizer(data.tokenizer)
     if sha256_of(tokenizer.fingerprint()) != manifest.tokenizer_sha256:

@@ -11,9 +11,10 @@ import asyncio
 import statistics
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from node.blobs.audience import Audience, Seat
+from node.blobs.flow import Lane
 from protos.envelope import parse
 from protos.errors import Reason, Refusal
 from protos.limits import HASH_BYTES
@@ -37,12 +38,14 @@ Lookup = Callable[[bytes], bytes | None]
 
 @dataclass
 class WireBytes:
-    """Bytes on blob streams, framing included, and the bytes of blobs among them."""
+    """Bytes on blob streams, framing included, and the bytes of blobs among them. `up` and `down` are their pace."""
 
     sent: int = 0
     received: int = 0
     blob_sent: int = 0
     blob_received: int = 0
+    up: Lane = field(default_factory=Lane)
+    down: Lane = field(default_factory=Lane)
 
 
 class Arrivals:
@@ -151,6 +154,8 @@ class BlobServer:
 
     def _begin(self, sha256: bytes) -> bytes | None:
         blob, times = self._shared.get(sha256, (None, 0))
+        if self._wire.up.shut:
+            return None
         blob = self._lookup(sha256) if blob is None else blob
         if blob is not None:
             self._shared[sha256] = blob, times + 1
@@ -176,6 +181,7 @@ class BlobServer:
             part = rest[start : start + CHUNK_BYTES]
             seat.waits_since = None
             await asyncio.sleep(self.audience.delay(seat, len(part) + (0 if start else skipped), _now()))
+            await self._wire.up.take(len(part), urgent=self.audience.is_member(seat.remote))
             seat.waits_since = _now()
             writer.write(bytes(part))
             await drained(writer)

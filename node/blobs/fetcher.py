@@ -27,6 +27,8 @@ from protos.v1 import update_pb2
 # takes longer than with a full share of IMPATIENT_BYTES_A_SECOND. Such a pull continues beside the next one.
 PULLS_MAX = 8
 PULL_TURN_SECONDS = 3.0
+# Pulls of so many bytes are votes more often than pieces of a snapshot: they go first if the owner limits the download.
+URGENT_BYTES_MAX = 1 << 18
 # The fetcher asks a holder that it could not reach last for this long, or until the holder answers.
 AWAY_SECONDS = 30.0
 # The fetcher checks so often whether two holders send; if so, one of them stops.
@@ -64,6 +66,7 @@ class BlobFetcher:
         `hasty`: most peers hold the blob, so the fetcher soon asks other holders beside a silent one. Raises NetworkError if no
         holder has the blob now. The pull ends when nobody waits for it any more.
         """
+        await self._wire.down.opened()
         shared = self._running.get(sha256)
         if shared is None:
             haste: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -91,12 +94,17 @@ class BlobFetcher:
     async def _pull(
         self, sha256: bytes, size: int, size_max: int | None, holders: Sequence[bytes], haste: asyncio.Future[None]
     ) -> bytes:
+        # The owner's limit counts before the request: p2pd takes what a holder sends, however slowly this process reads.
+        await self._wire.down.take(size, urgent=size <= URGENT_BYTES_MAX)
         await self._slots.acquire()
         asking = Asking(sha256, size_max, self.streams, self._wire)
         pull = _Pull(sha256, size, self._in_order(holders), asking, self._refused, haste)
         turn = _Turn(self._slots, pull)
         try:
             return await pull.run()
+        except NetworkError:
+            self._wire.down.give_back(size)
+            raise
         finally:
             turn.end()
             self._away |= dict.fromkeys(pull.away, _now() + AWAY_SECONDS)

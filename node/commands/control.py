@@ -1,4 +1,4 @@
-"""The commands for the owner of a running peer: `swarmentum me`, `pause`, `resume`, `finish` and `leave`.
+"""The commands for the owner of a running peer: `swarmentum me`, `pause`, `resume`, `set`, `finish` and `leave`.
 
 They call the peer's control door on this machine. They load no torch and ask no coordinator.
 """
@@ -40,7 +40,8 @@ def pause(home: Home = None, as_json: Json = False) -> None:
 
 def resume(home: Home = None, as_json: Json = False) -> None:
     """Let a paused peer train again."""
-    _do("resume", home, "training again from step {step}", as_json=as_json)
+    told = call(_home(home), "resume")
+    print(json.dumps(told) if as_json else words.resumed(told))
 
 
 def finish(home: Home = None, as_json: Json = False) -> None:
@@ -53,6 +54,28 @@ def leave(home: Home = None, as_json: Json = False) -> None:
     _do("leave", home, "leaving at step {step}", as_json=as_json)
 
 
+def set_(
+    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="The setting; without it, all are shown.")] = None,
+    value: Annotated[
+        str | None,
+        typer.Argument(metavar="[VALUE]", help="Its new value; off: no limit; default: forget what `set` kept."),
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Change a setting of a peer on this machine while it runs, and keep it. Without a value, show the settings."""
+    folder = _home(home)
+    told = call(folder, "set", **({} if key is None else {"key": key}), **({} if value is None else {"value": value}))
+    if as_json:
+        print(json.dumps(told))
+    elif value is None:
+        _show_settings(told["settings"])
+    else:
+        [row] = told["settings"]
+        kept = "a restart keeps it" if row["kept"] else "as the peer was started"
+        print(f"{row['key']} = {row['shown']}; {told['note'] or kept}")
+
+
 def _home(given: Path | None) -> Path:
     """The home that `swarmentum join` would have here, with the same flags, environment and swarmentum.toml."""
     from node.config import load_settings
@@ -63,6 +86,18 @@ def _home(given: Path | None) -> Path:
 def _do(command: str, home: Path | None, words: str, *, as_json: bool) -> None:
     told = call(_home(home), command)
     print(json.dumps(told) if as_json else words.format(**told))
+
+
+def _show_settings(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("setting", "value", "what it means", box=None)
+    for row in rows:
+        by = " (by set)" if row["kept"] else ""
+        table.add_row(row["key"], Text(f"{row['shown']}{by}"), Text(f"{row['meaning']}\nValues: {row['expected']}"))
+    Console().print(table)
 
 
 def _show(told: dict[str, Any]) -> None:
@@ -78,6 +113,9 @@ def _show(told: dict[str, Any]) -> None:
     print(f"time     {words.clock(told)}")
     print(f"given    {words.given(told)}")
     print(f"traffic  {amount(told['wire_bytes_sent'])} up, {amount(told['wire_bytes_received'])} down")
+    month = told["month"]
+    up, down = words.monthly(month["up"], month["upload_gb"]), words.monthly(month["down"], month["download_gb"])
+    print(f"month    {up} up, {down} down")
     print(f"device   {words.device(told)}")
     print(f"reached  {words.link(told['access'])}")
     print(f"peers    {words.peers(told['access'], told['last'])}")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import structlog
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +21,10 @@ from node.doctor import lines, machine, run_lines, seat, swarm
 from node.doctor.facts import Fault, Found
 from node.doctor.lines import Line, Verdict
 from node.doctor.probes import side_by_side
+from node.donor.conditions import State, states
+from node.donor.live import Live
+from node.donor.machine import Machine
+from node.donor.month import Month
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.text import printable
@@ -36,15 +41,25 @@ def examine(settings: PeerSettings, invite: Invite | None) -> tuple[list[Line], 
     probes: dict[str, Any] = {
         "devices": lambda: machine.devices_of(settings),
         "here": lambda: machine.here(settings),
+        "owner": lambda: conditions_of(settings),
     }
     if invite is not None:
         probes["way"] = lambda: asyncio.run(swarm.way_to(invite))
     facts = side_by_side(probes, MACHINE_SECONDS_MAX)
-    found = lines.of_machine(facts["devices"], facts["here"])
+    found = lines.of_machine(facts["devices"], facts["here"]) + lines.conditions(facts["owner"])
     if invite is None:
         return found, None
     of_run = _run(settings, invite, facts["way"])
     return found + run_lines.of_run(of_run), of_run
+
+
+def conditions_of(settings: PeerSettings) -> list[State]:
+    """The conditions under which the peer works, `swarmentum set` included, and whether they let it work now."""
+    values = Live(settings.home, settings).values
+    month = Month(settings.home, structlog.get_logger("doctor"))
+    facts = Machine().facts(values)
+    used = (month.up, month.down) if month.name == facts.month else (0, 0)
+    return list(states(values, replace(facts, uploaded=used[0], downloaded=used[1])))
 
 
 def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault) -> Found:

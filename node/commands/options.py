@@ -56,6 +56,34 @@ InviteFile = Annotated[
     typer.Option(help="A file with the link. All users of a machine can see a link on the command line."),
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads that the peer uses (default: PyTorch's choice).")]
+Nice = Annotated[
+    int | None,
+    typer.Option(
+        help="How far the peer steps back behind other programs: 0 (as they are) to 19 (they all come first)."
+    ),
+]
+Hours = Annotated[
+    str | None,
+    typer.Option(help="When the peer works, in local time: 'mon-fri 18:00-08:00, sat-sun' (default: always)."),
+]
+OnlyOnMains = Annotated[bool, typer.Option("--only-on-mains", help="Pause while a battery feeds the machine.")]
+OnlyWhenIdle = Annotated[
+    float | None, typer.Option(help="Work only after nobody has used keyboard and mouse for so many seconds.")
+]
+NotBeside = Annotated[
+    bool,
+    typer.Option(
+        "--not-beside-other-gpu-programs",
+        help="Pause while another program computes on the GPU, or a game draws on it.",
+    ),
+]
+DutyCycle = Annotated[
+    float | None, typer.Option(help="The part of the time that the device computes, 0.05 to 1 (default: 1).")
+]
+UploadMbit = Annotated[float | None, typer.Option(help="The fastest upload, in Mbit/s (default: no limit).")]
+DownloadMbit = Annotated[float | None, typer.Option(help="The fastest download, in Mbit/s (default: no limit).")]
+UploadGb = Annotated[float | None, typer.Option(help="Upload of a calendar month, in GB (default: no limit).")]
+DownloadGb = Annotated[float | None, typer.Option(help="Download of a calendar month, in GB (default: no limit).")]
 Relays = Annotated[
     list[str] | None,
     typer.Option("--relay", help="Multiaddress of a relay through which other peers reach this one; repeatable."),

@@ -12,12 +12,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from node.control.door import Answer
 from node.control.kept import Kept
 from node.control.recent import Recent
 from node.control.standing import STEPS_KEPT
 from node.control.wishes import Ending
+from node.donor.settings import KEYS
 from node.model.load import Meter
+from node.training.lent import Lent
 from node.training.loop import Trainer
 from protos.text import printable
 
@@ -41,9 +45,10 @@ class Commands:
         started: float,
         recent: Recent | None = None,
         log_file: Callable[[], Path | None] = lambda: None,
+        lent: Lent,
     ) -> None:
         self._trainer, self._run_id, self._leave, self._started = trainer, run_id, leave, started
-        self._recent, self._log_file = recent or Recent(), log_file
+        self._recent, self._log_file, self._lent = recent or Recent(), log_file, lent
         self._meter = Meter(trainer.replica.device)
         self._access = Kept(trainer.swarm.access, ACCESS_SECONDS)
         self._checks = Kept(trainer.swarm.standing, STANDING_SECONDS)
@@ -54,6 +59,7 @@ class Commands:
             "me": self.me,
             "pause": self.pause,
             "resume": self.resume,
+            "set": self.set,
             "finish": lambda _: self._end(Ending.FINISH),
             "leave": lambda _: self._end(Ending.LEAVE),
         }
@@ -76,6 +82,9 @@ class Commands:
             "committed_step": swarm.committed_step,
             "anchor": trainer.samples is None,
             "paused": trainer.wishes.paused,
+            "paused_by_owner": trainer.wishes.by_owner,
+            "held": trainer.wishes.held,
+            "month": self._lent.told(),
             "ending": None if trainer.wishes.ending is None else trainer.wishes.ending.value,
             "share": trainer.standing.share(),
             "seconds": time.monotonic() - self._started,
@@ -116,12 +125,31 @@ class Commands:
         if self._trainer.samples is None:
             raise ValueError("an anchor does not train, so there is nothing to pause; `swarmentum leave` ends it")
         self._trainer.wishes.pause()
-        return {"paused": True, "step": self._trainer.replica.step}
+        return self._work()
 
     def resume(self, _request: Mapping[str, Any]) -> dict[str, Any]:
-        """Train again."""
+        """Train again, as far as the conditions let the peer."""
         self._trainer.wishes.resume()
-        return {"paused": False, "step": self._trainer.replica.step}
+        return self._work()
+
+    def _work(self) -> dict[str, Any]:
+        wishes = self._trainer.wishes
+        return {"paused": wishes.paused, "held": wishes.held, "step": self._trainer.replica.step}
+
+    def set(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Change the setting `key` to `value` (text) and keep it; without a value, tell what it is; without a key, all."""
+        key, value = request.get("key"), request.get("value")
+        if key is None:
+            return {"settings": self._lent.live.rows(), "note": ""}
+        if not isinstance(key, str) or not isinstance(value, str | None):
+            raise ValueError(f"{key!r} {value!r}: give the key and the value as text")
+        if key not in KEYS:
+            raise ValueError(f"{key!r} cannot be changed while the peer runs; these can: {', '.join(KEYS)}")
+        if value is None:
+            return {"settings": [self._lent.live.row(key)], "note": ""}
+        row, note = self._lent.live.change(key, value)
+        structlog.get_logger("control").info("set by its owner", key=key, value=row["shown"])
+        return {"settings": [row], "note": note}
 
     def _end(self, how: Ending) -> dict[str, Any]:
         self._trainer.wishes.end(how)

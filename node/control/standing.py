@@ -42,7 +42,7 @@ OUTCOMES = {
     "late": "the step was decided before the votes were announced",
     "skipped": "this peer had no votes that it could send",
     "probation": "the peer is new: others check its votes, and they do not count yet",
-    "paused": "the owner had paused the peer",
+    "paused": "the peer was paused, by its owner or by a condition",
     "not asked": "the step's roster does not name this peer",
     "replayed": "this peer took the step from the log: it was not there when the step was open",
 }
@@ -72,6 +72,8 @@ class Standing:
         self._decided: OrderedDict[int, Fate] = OrderedDict()
         self._times: deque[float] = deque(maxlen=PACE_STEPS + 1)
         self.given = Given()
+        self.paused = False
+        """Whether this peer is paused: then a step that it takes from the log is no step that it missed."""
         self.waiting = ""
         """Why no step is open; empty while one is, or before the coordinator has said anything."""
 
@@ -104,7 +106,8 @@ class Standing:
         self, step: int, *, accepted: bool, samples: int, peers: int, loss: float = 0.0, tried: bool = False
     ) -> None:
         """The log decided a step. `samples`: of all `peers` whose votes it counts. `tried`: its trials have this peer's."""
-        fate = self._open.pop(step, Fate(step, "replayed", OUTCOMES["replayed"]))
+        absent = "paused" if self.paused else "replayed"
+        fate = self._open.pop(step, Fate(step, absent, OUTCOMES[absent]))
         if accepted:
             fate = replace(fate, outcome="accepted", why="")
         elif tried:

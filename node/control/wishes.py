@@ -21,16 +21,33 @@ class Wishes:
     """One peer's. Each is a single value, and each change sets it whole: no lock is needed. The last command wins."""
 
     def __init__(self) -> None:
-        self.paused = False
+        self.by_owner = False
+        self.held = ""
+        """Why a condition of the owner's settings pauses the peer; empty: none does. `node/donor/watch.py` writes it."""
         self.ending: Ending | None = None
 
     def pause(self) -> None:
         """Apply the log, and train in no step."""
-        self.paused = True
+        self.by_owner = True
 
     def resume(self) -> None:
-        """Train again."""
-        self.paused = False
+        """Train again, as far as the conditions let the peer."""
+        self.by_owner = False
+
+    def hold(self, why: str) -> None:
+        """A condition pauses the peer, or (with an empty text) none does. The owner's own pause stays."""
+        self.held = why
+
+    @property
+    def paused(self) -> bool:
+        """Whether the peer trains in no step now."""
+        return self.by_owner or bool(self.held)
+
+    def words(self) -> str:
+        """Whether the peer works, and why not, for the log."""
+        if self.by_owner:
+            return "paused by its owner"
+        return f"paused: {self.held}" if self.held else "goes on"
 
     def ends(self, *, awaits_entry: bool) -> bool:
         """Whether the peer ends now. `awaits_entry`: the log has not decided about votes that the peer announced."""

@@ -16,6 +16,7 @@ WHY_CHARACTERS_MAX = 120
 NAME_CHARACTERS_MAX = 40
 DEVICE_CHARACTERS_MAX = 40
 LATELY_STEPS = 10
+BYTES_A_GB = 10**9
 """A peer is "counted" if the log counts its votes in each of so many last steps that it was asked in."""
 REACHED = {
     "public": "others can dial this peer",
@@ -39,7 +40,7 @@ def state(told: Told) -> tuple[str, str]:
     if told["step"] >= told["steps"]:
         return "the run is finished: saving", "good"
     if told["paused"]:
-        return "paused", "wait"
+        return paused(told), "wait"
     behind = told["committed_step"] - told["step"]
     if behind > 1:
         return f"catching up: {behind} steps behind", "wait"
@@ -50,6 +51,21 @@ def state(told: Told) -> tuple[str, str]:
     if told["checks"]:
         return cut(told["checks"], WHY_CHARACTERS_MAX), "wait"
     return _counted(told["last"])
+
+
+def paused(told: Told) -> str:
+    """That a peer is paused, and by what. The owner's own pause comes first, because only the owner ends it."""
+    held = cut(told["held"], WHY_CHARACTERS_MAX)
+    if not told["paused_by_owner"]:
+        return f"paused: {held}"
+    return f"paused by its owner, and {held}" if held else "paused"
+
+
+def resumed(told: Told) -> str:
+    """What became of the owner's wish to let the peer train again."""
+    if told["held"]:
+        return f"your pause is over, and a condition goes on to pause the peer: {cut(told['held'], WHY_CHARACTERS_MAX)}"
+    return f"training again from step {told['step']}"
 
 
 def _counted(last: Sequence[Told]) -> tuple[str, str]:
@@ -98,9 +114,14 @@ def given(told: Told) -> str:
     return f"{tokens} tokens, {samples} samples; {percent(told['share'])} of the swarm in the last steps"
 
 
-def traffic(rate: float | None, total: int) -> str:
-    """Bytes a second now, and bytes in total."""
-    return f"{'-' if rate is None else amount(rate)}/s, {amount(total)} in total"
+def traffic(rate: float | None, total: int, month: int, gb: float | None) -> str:
+    """Bytes a second now, bytes since the start, and those of the month, of the GB that the owner gives."""
+    return f"{'-' if rate is None else amount(rate)}/s, {amount(total)} in total, {monthly(month, gb)}"
+
+
+def monthly(used: int, gb: float | None) -> str:
+    """`1.2 GB this month`, `1.2 GB of 50 GB this month`."""
+    return f"{amount(used)}{'' if gb is None else f' of {amount(gb * BYTES_A_GB)}'} this month"
 
 
 def device(told: Told) -> str:

@@ -11,6 +11,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -34,17 +35,28 @@ MANIFEST_TRIES: Final = 3
 Log = Callable[..., None]
 
 
+def _silent(event: str, **facts: object) -> None:
+    """Nobody wants to know."""
+
+
+def _at_once(size: int) -> None:
+    """There is no cap."""
+
+
 def base_of(url: str) -> str:
     """The address of a set's folder, with a slash at its end. A set may be named by its folder or by its manifest."""
     return url.removesuffix(MANIFEST).rstrip("/") + "/"
 
 
 class Mirrors:
-    """The addresses of one set. `private`: addresses of this machine and of private networks are allowed."""
+    """The addresses of one set. `private`: addresses of this machine and of private networks are allowed. `paced(bytes)`
+    counts bytes that came, and waits as the owner's caps ask."""
 
-    def __init__(self, urls: list[str], *, private: bool, log: Log = lambda event, **facts: None) -> None:
+    def __init__(
+        self, urls: list[str], *, private: bool, log: Log = _silent, paced: Callable[[int], None] = _at_once
+    ) -> None:
         self.urls, self._private, self._log = [base_of(url) for url in urls], private, log
-        self._at = 0
+        self._at, self._paced = 0, paced
 
     def manifest(self, sha256: str | None) -> bytes:
         """The manifest file. `sha256`: the hash that it must have. Raises NetworkError, or DataError if it is another set."""
@@ -80,7 +92,7 @@ class Mirrors:
                     return True
                 part.unlink(missing_ok=True)
                 why = "its bytes are not those that the manifest names"
-            except (httpx.HTTPError, OSError, DataError) as error:
+            except (httpx.HTTPError, OSError, DataError, NetworkError) as error:
                 why = _words(error)
             self._at += 1
             self._log("training text: the download is tried again", url=url, why=why, seconds=round(wait, 1))
@@ -102,6 +114,10 @@ class Mirrors:
             return
         with part.open("ab") as file:
             for block in self._stream(url, done, size - done):
+                try:
+                    self._paced(len(block))
+                except (CancelledError, RuntimeError) as error:  # the peer ends, and so does its network side
+                    raise NetworkError("the peer ends") from error
                 file.write(block)
                 done += len(block)
                 if not told(done):

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from node.doctor.facts import Devices, Fault, Here
+from node.donor.conditions import State
 from protos.amounts import amount
 
 DISK_BYTES_MIN = 2 * 10**9
@@ -167,6 +168,18 @@ def versions(found: Here | Fault) -> Line:
     if isinstance(found, Fault):
         return unknown("versions", found)
     return Line("versions", Verdict.OK, ", ".join(f"{name} {number}" for name, number in found.versions.items()))
+
+
+def conditions(found: Sequence[State] | Fault) -> list[Line]:
+    """When the peer may work, as its owner set; one line for each condition."""
+    if isinstance(found, Fault):
+        return [unknown("conditions", found)]
+    if not found:
+        return [Line("conditions", Verdict.OK, "none: the peer works at any time")]
+    todo = "The peer would be paused now. `swarmentum set` changes the condition while the peer runs."
+    return [
+        Line(it.key, Verdict.OK, it.why) if it.works else Line(it.key, Verdict.WARNING, it.why, todo) for it in found
+    ]
 
 
 def of_machine(devices: Devices | Fault, here: Here | Fault) -> list[Line]:

@@ -28,6 +28,7 @@ from protos.v1 import update_pb2
 
 EVENTS_MAX = 256
 START_SECONDS_MAX = 90.0
+PACE_SECONDS_MAX = 600.0
 FETCH_SECONDS_MAX = 600.0
 STOP_SECONDS_MAX = 10.0
 OWNER_SECONDS_MAX = 20.0
@@ -166,6 +167,10 @@ class Swarm:
     def abstained(self, step: int, reason: str) -> None:
         """Tell the coordinator that there will be no votes for a step."""
         self._call(self._session.abstained(step, reason), START_SECONDS_MAX)
+
+    def loaded(self, size: int) -> None:
+        """Count bytes that this peer loads for the run from elsewhere, and wait as its caps ask. From any thread."""
+        self._call(self._session.loaded(size), PACE_SECONDS_MAX)
 
     def paused(self, paused: bool) -> None:
         """Tell the coordinator that this peer's owner has paused it, or lets it take part again."""

@@ -102,6 +102,8 @@ class PushServer:
             raise Refusal(Reason.TOO_LARGE, f"pushed payload of {length} bytes, at most {PUSHED_BYTES_MAX}")
         if not self._rate.may(author, 1000 * asyncio.get_running_loop().time()):
             raise Refusal(Reason.TOO_MANY, "too many pushes of one author: one or two a step are expected")
+        if self._wire.down.shut:
+            raise Refusal(Reason.TOO_MANY, "a push while the owner's download of the month is used up")
         if author not in self._view.roster:
             raise Refusal(Reason.UNKNOWN_SIGNER, "a push by a peer that is not in the open step's roster")
         with self._announcements.pushed(envelope, author) as announced:
@@ -110,6 +112,7 @@ class PushServer:
                 raise Refusal(Reason.OUT_OF_RANGE, text)
             data = await reader.readexactly(length)
             self._wire.received += 8 + size + length
+            await self._wire.down.take(8 + size + length, urgent=True)
             if announced is None:
                 return
             if hashlib.sha256(data).digest() != announced.payload_sha256:
@@ -172,6 +175,9 @@ class Pusher:
 
     async def _push(self, key: bytes, envelope: bytes, payload: bytes) -> bool:
         """Whether the peer answered. If a kept stream has died, the author opens it once more."""
+        if self._wire.up.shut:
+            return False
+        await self._wire.up.take(8 + len(envelope) + len(payload), urgent=True)
         for _ in range(2):
             kept = self._kept.pop(key, None)
             fresh = kept is None

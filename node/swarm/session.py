@@ -125,15 +125,16 @@ def build(
     outside: Outside = REAL,
     *,
     archive: bool = False,
+    counters: Counters | None = None,
 ) -> Session:
     """A session's parts, each made after the parts that it uses. Nothing runs before `connect`.
 
     `pieces` gives a snapshot's piece by its hash. `emit` hands an event to the training thread. With `archive`, entries carry
-    their payloads as they travelled, too.
+    their payloads as they travelled, too. `counters` have the pace of the peer's bytes.
     """
     run_id, public_key, coordinator = invite.run_id, identity.public_key, invite.coordinator_public_key
     folder, patience = payloads.folder.parent, overlay.patience_seconds
-    counters, view, outbox = Counters(), View(run_id, coordinator), Outbox()
+    counters, view, outbox = counters or Counters(), View(run_id, coordinator), Outbox()
     runtime = Runtime(public_key, emit, counters, view)
     refused, wire = runtime.refused, counters.wire
     host = outside.host(identity, identity_path, overlay, refused)
@@ -310,6 +311,13 @@ class Session:
         """The training thread has no votes for a step, and will have none."""
         if step > self.parts.view.step:
             self.parts.outbox.abstain(step, reason)
+
+    async def loaded(self, size: int) -> None:
+        """This peer loads so many bytes of training text."""
+        wire = self.counters.wire
+        await wire.down.opened()
+        await wire.down.take(size)
+        wire.received += size
 
     async def paused(self, paused: bool) -> None:
         """This peer's owner has paused it, or lets it take part again."""

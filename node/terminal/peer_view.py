@@ -40,7 +40,7 @@ END_SECONDS_MAX = 3.0
 STEPS_SHOWN = 50
 HELP = """\
 p   pause: stop training, and keep the place in the run
-    p again: train again
+    p again: train again, if your conditions let the peer
 f   finish: end after the open step, when its votes are decided
 q   quit: end now; what is needed to come back is saved
 ?   this help
@@ -155,7 +155,7 @@ class PeerView(View):
         if not self.is_up:
             return
         self._answered = time.monotonic()
-        self._paused, self._log_file = told["paused"], told["log_file"] or ""
+        self._paused, self._log_file = told["paused_by_owner"], told["log_file"] or ""
         heading = self.main.query_one("#head", Heading)
         heading.name_shown = words.cut(told["run"], words.NAME_CHARACTERS_MAX)
         heading.progress, heading.part = words.progress(told), told["step"] / max(told["steps"], 1)
@@ -165,9 +165,10 @@ class PeerView(View):
         self.fact("vote").say(*(words.vote(told["last"][0]) if told["last"] else ("no step is decided yet", "wait")))
         self.fact("given").say(words.given(told))
         up, down = told["wire_bytes_sent"], told["wire_bytes_received"]
+        month = told["month"]
         rates = self._rates.between(self._answered, up, down)
-        self.fact("up").say(words.traffic(rates[0], up))
-        self.fact("down").say(words.traffic(rates[1], down))
+        self.fact("up").say(words.traffic(rates[0], up, month["up"], month["upload_gb"]))
+        self.fact("down").say(words.traffic(rates[1], down, month["down"], month["download_gb"]))
         self.fact("device").say(words.device(told))
         self.fact("link").say(words.link(told["access"]))
         self.fact("peers").say(words.peers(told["access"], told["last"]))
@@ -214,7 +215,8 @@ class PeerView(View):
         except SwarmentumError as error:
             self.call_from_thread(self.answer, str(error), "bad")
         else:
-            self.call_from_thread(self.answer, ANSWERS[name].format(**told), "good")
+            text = words.resumed(told) if name == "resume" else ANSWERS[name].format(**told)
+            self.call_from_thread(self.answer, text, "good")
             self.ask()
 
     def answer(self, text: str, kind: str) -> None:
@@ -225,7 +227,6 @@ class PeerView(View):
 
 ANSWERS = {
     "pause": "paused at step {step}; p lets it train again",
-    "resume": "training again from step {step}",
     "finish": "ending after the open step",
     "leave": "leaving at step {step}",
 }

@@ -18,7 +18,7 @@ from typing import Any, Final
 from node.archive.record import Recorder
 from node.snapshot.image import Image
 from node.snapshot.pieces import Manifest
-from node.snapshot.private import write_private
+from node.snapshot.private import PrivateStateError, write_private
 from node.snapshot.store import SnapshotStore
 from node.training.replica import Describe, Replica
 from protos.limits import SNAPSHOT_PIECE_BYTES
@@ -96,6 +96,17 @@ class Keeper:
         with self._lock:
             known = self._manifests.get(step)
         return known if known is not None and (step == 0 or known.entry_hash == head) else None
+
+    def take_up(self) -> None:
+        """Load the momentum that this peer saved before, if it is there and fits; otherwise the log says why it does not."""
+        try:
+            if self._replica.load_private(self._private_path):
+                self._log.info("momentum taken up again", step=self._replica.step)
+        except (PrivateStateError, ValueError) as error:  # not ours, damaged, or of another method
+            why = str(error)
+            self._log.warning(
+                "starting with fresh momentum: the saved one cannot be used", step=self._replica.step, why=why
+            )
 
     def private(self) -> None:
         """Save the momentum that is here. Returns at once; saves nothing while over WAITING_BYTES_MAX wait for the disk."""

@@ -30,7 +30,6 @@ from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber
 from node.snapshot.drawn import drawn
 from node.snapshot.pieces import Manifest
-from node.snapshot.private import PrivateStateError
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, Opened, Resync, Waiting
@@ -43,6 +42,7 @@ from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
 from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
+from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.codec import payload_hash
 from protos import figures
@@ -87,6 +87,7 @@ class Trainer:
     """Of a fork: the state of another run that it begins at."""
     wishes: Wishes = field(default_factory=Wishes)
     standing: Standing = field(default_factory=Standing)
+    throttle: Throttle = field(default_factory=Throttle)
     paused: bool = False
     """Whether the coordinator knows that the owner paused this peer."""
     opened: Opened | None = None
@@ -125,12 +126,7 @@ class Trainer:
         about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, self.is_anchor)
         welcome = self.swarm.join(about, bootstrap)
         self.recovery.begin(welcome.snapshots, welcome.head_step)
-        try:
-            if replica.load_private(self.private_path):
-                self.log.info("momentum taken up again", step=replica.step)
-        except (PrivateStateError, ValueError) as error:  # not ours, damaged, or of another method
-            why = str(error)
-            self.log.warning("starting with fresh momentum: the saved one cannot be used", step=replica.step, why=why)
+        self.keeper.take_up()
         self.entered = True
         self.follow()
 
@@ -138,8 +134,10 @@ class Trainer:
         """Train until the run is finished (True), or until `stopping` or the owner's wish (False). Raises the error that
         the network side fails with."""
         while not self.stopping():
-            event = self.swarm.next_event(EVENT_SECONDS_MAX)
+            with self.throttle.resting():
+                event = self.swarm.next_event(EVENT_SECONDS_MAX)
             self.keeper.check()
+            self.throttle.heed()
             self._heed()
             self._handle(event)
             if self.finished and self.replica.step >= self.last.step:
@@ -181,15 +179,19 @@ class Trainer:
                 raise event.error
 
     def _heed(self) -> None:
-        """Tell the coordinator if the owner has paused this peer, or lets it take part again."""
+        """Tell the coordinator if the owner or a condition has paused this peer, or lets it take part again."""
         if self.wishes.paused == self.paused or self.is_anchor:
             return
         self.paused = self.wishes.paused
         self.swarm.paused(self.paused)
+        self.standing.paused = self.paused
         opened = self.opened
         if self.paused and opened is not None and opened.ranges and self.announced_step < opened.tick.step:
-            self.standing.skipped(opened.tick.step, "the owner paused the peer during the step", "paused")
-        self.log.info("paused by its owner" if self.paused else "goes on, as its owner wants", step=self.replica.step)
+            self.standing.skipped(opened.tick.step, f"{self.wishes.words()}, during the step", "paused")
+        if self.paused:
+            self.ready = None
+            self.replica.rest()
+        self.log.info(self.wishes.words(), step=self.replica.step)
 
     # ---- our votes ---------------------------------------------------------------------------------------------------
 
@@ -240,16 +242,16 @@ class Trainer:
         def decided() -> bool:
             return self.stopping() or self.wishes.paused or (not late and self.swarm.committed_step >= tick.step)
 
-        factor = tick.lr / self.config.optimizer.lr
+        stops, factor = self.throttle.resting_until(decided), tick.lr / self.config.optimizer.lr
         read_before = samples.reading_seconds
         try:
-            result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, decided, factor)
+            result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, stops, factor)
         except NonFiniteGradient as error:
             self._abstain(tick.step, error, tell=not late)
             return None
         self._note_reading(samples.reading_seconds - read_before, time.monotonic() - started)
         if not result.samples or decided():
-            why = "paused by its owner" if self.wishes.paused else "too late for this step"
+            why = self.wishes.words() if self.wishes.paused else "too late for this step"
             self.log.info(f"no votes: {why}", step=tick.step, samples=result.samples)
             return None
         return Ready(result, time.monotonic() - started, tick.step)

@@ -282,6 +282,11 @@ class Replica:
             log = structlog.get_logger("peer")
             log.warning("out of memory: computing fewer samples at a time", step=self.step, micro_batch=self._fits)
 
+    def rest(self) -> None:
+        """Give the device's memory back that only training needs: the gradients, and what torch keeps for later."""
+        self.model.zero_grad(set_to_none=True)
+        free_cache(self.device)
+
     def whole_gradients(self) -> list[Tensor | None]:
         """The gradients that `mean_gradient` left in `.grad`, in the layout's order; None counts as zeros."""
         return self.demo.whole_gradients()

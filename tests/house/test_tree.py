@@ -132,7 +132,7 @@ RUN_BY = {
     r"swarmentum-coordinator health": "tests/unit/coordinator/test_checking.py",
     r"swarmentum-coordinator peer": "tests/unit/coordinator/test_peers.py",
     r"swarmentum join": "tests/system/test_life.py",
-    r"swarmentum (me|pause|resume|finish|leave)\b": "tests/system/test_owner.py",
+    r"swarmentum (me|pause|resume|set|finish|leave)\b": "tests/system/test_owner.py",
     r"swarmentum (web|export-page)\b": "tests/system/test_web.py",
     r"swarmentum export": "tests/system/test_export.py",
     r"swarmentum data build": "tests/unit/data/test_build.py",

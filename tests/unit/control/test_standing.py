@@ -97,3 +97,12 @@ def test_the_pace_is_that_of_the_last_steps_and_begins_anew_after_a_wait() -> No
     decide(41, 3.0)
     assert (standing.waiting, standing.step_seconds()) == ("", 3.0)
     assert standing.losses() == [], "JSON has no NaN"
+
+
+def test_steps_of_the_log_that_a_paused_peer_applies_are_told_as_paused() -> None:
+    standing = Standing()
+    standing.paused = True
+    standing.decided(1, accepted=False, samples=8, peers=1)
+    standing.paused = False
+    standing.decided(2, accepted=False, samples=8, peers=1)
+    assert [fate["outcome"] for fate in standing.last()] == ["replayed", "paused"]

@@ -16,6 +16,8 @@ from node.doctor.facts import Devices, Download, Fault, Found, Here, Others, Rea
 from node.doctor.lines import Line, Verdict
 from node.doctor.predict import predict
 from node.doctor.probes import side_by_side
+from node.donor.conditions import Facts, states
+from node.donor.settings import LiveSettings
 from node.model.room import Room
 from protos.errors import NetworkError, RefusedError
 
@@ -102,6 +104,17 @@ def test_a_fact_that_was_not_found_is_said_and_stops_nothing() -> None:
     assert {line.verdict for line in found} == {Verdict.UNKNOWN}
     assert all(line.text == "not measured: no answer within 30 s" for line in found)
     assert lines.worst(found) is Verdict.OK
+
+
+def test_conditions_of_the_owner_are_lines_and_say_whether_the_peer_would_work_now() -> None:
+    [none] = lines.conditions([])
+    assert (none.name, none.verdict) == ("conditions", Verdict.OK)
+    monday = Facts(9 * 60, on_mains=True)
+    found = lines.conditions(list(states(LiveSettings(hours="mon 18:00-20:00", only_on_mains=True), monday)))
+    assert [(line.name, line.verdict) for line in found] == [("hours", Verdict.WARNING), ("only_on_mains", Verdict.OK)]
+    assert found[0].text == "outside the hours mon 18:00-20:00; goes on at 18:00"
+    assert "swarmentum set" in found[0].todo
+    assert lines.conditions(Fault("why"))[0].verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from node.model.gradients import GradResult
+from node.model.gradients import GradResult, Ready
 from node.swarm.events import Opened
 from node.training.copier import Copier
-from node.training.loop import Ready, Trainer
+from node.training.loop import Trainer
 from node.training.replica import Replica
 from node.training.telemetry import Summary
 from protos.assignment import Range, Share

@@ -115,3 +115,12 @@ def test_a_kept_fact_is_asked_for_seldom_and_survives_a_failure() -> None:
     assert len(asked) == 1
     often = Kept(ask, 0.0)
     assert often.get() is None
+
+
+def test_a_pause_says_what_made_it() -> None:
+    held = "outside the hours sat-sun; goes on at sat 00:00"
+    assert words.state(told(paused=True, held=held)) == (f"paused: {held}", "wait")
+    assert words.state(told(paused=True, paused_by_owner=True)) == ("paused", "wait")
+    assert words.state(told(paused=True, paused_by_owner=True, held=held))[0] == f"paused by its owner, and {held}"
+    assert words.resumed({"held": held, "step": 7}).endswith(held)
+    assert words.resumed({"held": "", "step": 7}) == "training again from step 7"

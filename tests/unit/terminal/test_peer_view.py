@@ -33,10 +33,10 @@ class Peer:
     def _do(self, name: str) -> dict[str, Any]:
         self.commands.append(name)
         if name in {"pause", "resume"}:
-            self.values = {**self.values, "paused": name == "pause"}
+            self.values = {**self.values, "paused": name == "pause", "paused_by_owner": name == "pause"}
         else:
             self.values = {**self.values, "ending": name}
-        return {"step": self.values["step"]}
+        return {"step": self.values["step"], "paused": self.values["paused"], "held": ""}
 
 
 @pytest.fixture

@@ -1,0 +1,45 @@
+"""Bytes of the local month, counted across restarts in a file of the home. Uploads and downloads of payloads and snapshots.
+
+Refuses to guess: a damaged file counts as an empty month, and the log says so. A kill loses the bytes of the last look.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from protos.disk import replace_bytes, writing
+
+MONTH_FILE = "month.json"
+
+
+class Month:
+    """One home's. A single thread counts; others read."""
+
+    def __init__(self, home: Path, log: Any) -> None:
+        self._path = home / MONTH_FILE
+        self._totals = 0, 0
+        self.name, self.up, self.down = "", 0, 0
+        try:
+            told = json.loads(self._path.read_text())
+            name, up, down = str(told["month"]), int(told["up"]), int(told["down"])
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning(f"{self._path}: cannot be read, so this month's traffic counts from now on", why=str(error))
+            return
+        self.name, self.up, self.down = name, max(up, 0), max(down, 0)
+
+    def count(self, month: str, up_total: int, down_total: int) -> None:
+        """Add what came since the last count, of totals since the start. `month` such as 2026-11. Raises DiskError."""
+        up, down = up_total - self._totals[0], down_total - self._totals[1]
+        if month == self.name and not up and not down:
+            return
+        if month != self.name:
+            self.name, self.up, self.down = month, 0, 0
+        self._totals = up_total, down_total
+        self.up, self.down = self.up + up, self.down + down
+        with writing(self._path):
+            data = json.dumps({"month": self.name, "up": self.up, "down": self.down}).encode()
+            replace_bytes(self._path, data + b"\n", synced=False)

@@ -1,0 +1,100 @@
+"""The settings that an owner can change while the peer runs: their names, their bounds and their meaning. Pure.
+
+A setting's title says which values it takes, and errors show it. `off` stands for no limit and no condition, also in files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from node.donor.hours import parse
+
+OFF = "off"
+DEFAULT = "default"
+"""`set KEY default` forgets what `set` kept, so that flags, environment and swarmentum.toml count again."""
+TEXT_CHARACTERS_MAX = 1000
+
+
+class LiveSettings(BaseModel):
+    """A part of the peer's settings (`node/config.py`), which flags, environment and swarmentum.toml set, too."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    threads: int | None = Field(default=None, ge=1, le=1024, title="a whole number from 1 to 1024, or off")
+    """CPU threads of the training; by default torch's choice."""
+
+    nice: int | None = Field(default=None, ge=0, le=19, title="a whole number from 0 to 19, or off")
+    """How far the peer steps back behind other programs: 0 is as they are, with 19 they all come first."""
+
+    hours: str | None = Field(default=None, title="days and times such as `mon-fri 18:00-08:00, sat-sun`, or off")
+    """When the peer works, in local time. A time over midnight belongs to the day on which it begins."""
+
+    only_on_mains: bool = Field(default=False, title="true or false")
+    """Pause while a battery feeds the machine."""
+
+    only_when_idle: float | None = Field(default=None, ge=5, le=86_400, title="seconds from 5 to 86400, or off")
+    """Work only after nobody has used keyboard and mouse for so many seconds. Not known counts as used."""
+
+    not_beside_other_gpu_programs: bool = Field(default=False, title="true or false")
+    """Pause while another program computes on the GPU, or a game draws on it. Needs an NVIDIA GPU."""
+
+    duty_cycle: float | None = Field(default=None, ge=0.05, le=1, title="a part from 0.05 to 1, or off")
+    """The part of the time that the device computes. The peer rests between micro-batches."""
+
+    upload_mbit: float | None = Field(default=None, ge=0.5, le=100_000, title="Mbit/s from 0.5 to 100000, or off")
+    """The fastest upload of votes and of the model's pieces."""
+
+    download_mbit: float | None = Field(default=None, ge=0.5, le=100_000, title="Mbit/s from 0.5 to 100000, or off")
+    """The fastest download of votes and of the model's pieces."""
+
+    upload_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB a month above 0, or off")
+    """Upload of a calendar month. When it is used up, the peer pauses and serves nothing until the next month."""
+
+    download_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB a month above 0, or off")
+    """Download of a calendar month. When it is used up, the peer pauses and loads nothing until the next month."""
+
+    @field_validator("hours")
+    @classmethod
+    def _schedule(cls, value: str | None) -> str | None:
+        return None if value is None else parse(value).text
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _off(cls, value: Any, info: Any) -> Any:
+        """TOML has no word for nothing."""
+        if isinstance(value, str) and value.strip().lower() == OFF and info.field_name in LiveSettings.model_fields:
+            return False if LiveSettings.model_fields[info.field_name].annotation is bool else None
+        return value
+
+
+KEYS = tuple(LiveSettings.model_fields)
+CONDITIONS = ("hours", "only_on_mains", "only_when_idle", "not_beside_other_gpu_programs")
+
+
+def with_value(values: LiveSettings, key: str, given: object) -> LiveSettings:
+    """The settings with one value changed. ValueError says the key, the value and what was expected."""
+    if key not in KEYS:
+        raise ValueError(f"{key!r} cannot be changed while the peer runs; these can: {', '.join(KEYS)}")
+    try:
+        return LiveSettings.model_validate({**values.model_dump(), key: given})
+    except ValidationError as error:
+        words = [str(item["ctx"]["error"]) for item in error.errors() if item["type"] == "value_error"]
+        why = f" ({'; '.join(words)})" if words else ""
+        raise ValueError(f"{key} = {str(given)!r}: expected is {expected(key)}{why}") from error
+
+
+def expected(key: str) -> str:
+    """The values that a setting takes, in words."""
+    return LiveSettings.model_fields[key].title or ""
+
+
+def meaning(key: str) -> str:
+    """What a setting does, in one line."""
+    return " ".join((LiveSettings.model_fields[key].description or "").split())
+
+
+def live_part(settings: BaseModel) -> LiveSettings:
+    """The live part of a peer's settings."""
+    return LiveSettings.model_validate({key: getattr(settings, key) for key in KEYS})

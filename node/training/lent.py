@@ -1,0 +1,96 @@
+"""What the owner lends to the run: the parts of a peer that keep to the live settings, put together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from node.blobs.blobs import WireBytes
+from node.blobs.flow import Lane
+from node.config import PeerSettings
+from node.donor.conditions import Facts, State, states
+from node.donor.gpu import GpuPrograms
+from node.donor.live import Live
+from node.donor.machine import Machine
+from node.donor.month import Month
+from node.donor.priority import Priority
+from node.donor.settings import CONDITIONS, LiveSettings
+from node.donor.watch import Watch
+from node.swarm.counters import Counters
+from node.training.loop import Trainer
+from node.training.throttle import Throttle
+
+NO_TRAINING = "an anchor does not train, so no condition pauses it; `swarmentum leave` ends it"
+BYTES_A_MBIT = 125_000
+SEVERAL = "this peer has several devices, so the setting counts from its start on: leave, and join again with it"
+
+
+class Lent:
+    """Of one peer, on its training thread. `alone`: the peer has one device. `trains`: it is no anchor."""
+
+    def __init__(self, settings: PeerSettings, *, alone: bool, trains: bool, log: Any) -> None:
+        fixed = ({} if alone else {"threads": SEVERAL}) | ({} if trains else dict.fromkeys(CONDITIONS, NO_TRAINING))
+        self.live = Live(settings.home, settings, {"nice": Priority().set}, fixed)
+        self.throttle = Throttle(lambda: self.live.values)
+        for text in (*self.live.overruled(), *self.live.apply()):
+            log.info(text)
+        self.throttle.heed()
+        self.month = Month(settings.home, log)
+        self.counters = Counters(
+            wire=WireBytes(up=Lane(self._rate("upload_mbit")), down=Lane(self._rate("download_mbit")))
+        )
+        self._log = log
+        self._family = None if alone else os.getppid()
+        self._watch: Watch | None = None
+
+    def watch(self, trainer: Trainer) -> None:
+        """From now on the conditions pause the peer, and let it go on; and a month that is used up closes its ways."""
+        machine = Machine(GpuPrograms(bus_id_of(trainer.replica.device), self._family))
+        wire = self.counters.wire
+
+        def facts(settings: LiveSettings) -> Facts:
+            found = machine.facts(settings)
+            self.month.count(found.month, wire.sent, wire.received)
+            return replace(found, uploaded=self.month.up, downloaded=self.month.down)
+
+        def hold(state: State | None, found: Facts) -> None:
+            shut = {it.key for it in states(self.live.values, found) if not it.works}
+            wire.up.shut, wire.down.shut = "upload_gb" in shut, "download_gb" in shut
+            if not trainer.is_anchor:
+                trainer.wishes.hold("" if state is None else state.why)
+
+        self._watch = Watch(self.live, facts, hold, self._log)
+        self._watch.start()
+
+    def told(self) -> dict[str, Any]:
+        """For `me`: the month's bytes, and how many the owner gives."""
+        values, month = self.live.values, self.month
+        return {"up": month.up, "down": month.down, "upload_gb": values.upload_gb, "download_gb": values.download_gb}
+
+    def _rate(self, key: str) -> Callable[[], float | None]:
+        """Bytes a second, as they are set now."""
+
+        def rate() -> float | None:
+            mbit: float | None = getattr(self.live.values, key)
+            return None if mbit is None else mbit * BYTES_A_MBIT
+
+        return rate
+
+    def close(self) -> None:
+        """Look at the machine no more."""
+        if self._watch is not None:
+            self._watch.close()
+
+
+def bus_id_of(device: torch.device) -> str | None:
+    """The PCI bus id of a GPU, as NVML names it; None for other devices."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    card = torch.cuda.get_device_properties(device)
+    told: Any = card  # torch's stubs lack these names
+    domain, bus, slot = told.pci_domain_id, told.pci_bus_id, told.pci_device_id
+    return f"{domain:08x}:{bus:02x}:{slot:02x}.0"

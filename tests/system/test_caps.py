@@ -1,0 +1,98 @@
+"""The owner's caps at the network interface: a real swarm in namespaces, whose router counts every byte of each peer."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.local_swarm import wait_for
+from tests.system.netns import Internet, NotHereError
+from tests.system.spread_swarm import SpreadSwarm, places_of
+
+pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.timeout(300)]
+MBIT = 125_000
+NAMES = ("ada", "eve")
+RUN = """
+name = "capped"
+[model.config]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 512
+num_hidden_layers = 3
+num_attention_heads = 4
+num_key_value_heads = 4
+intermediate_size = 1024
+max_position_embeddings = 64
+tie_word_embeddings = true
+[data]
+source = "DATA"
+context = 32
+[clock]
+steps = 100000
+batch_samples = 2
+min_peers = 1
+snapshot_every = 10
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+
+
+class CappedSwarm(SpreadSwarm):
+    """An owner's command runs at the place of its peer, whose loopback has the door."""
+
+    def inside(self, name: str) -> tuple[str, ...]:
+        return super().inside(name.rpartition("-")[2])
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[SpreadSwarm]:
+    text = tmp_path / "text.txt"
+    text.write_bytes(Path(os.__file__).read_bytes())
+    try:
+        internet = Internet(places_of(NAMES), {})
+    except NotHereError as error:
+        pytest.skip(str(error))
+    try:
+        swarm = CappedSwarm(tmp_path, RUN.replace("DATA", str(text)), internet)
+        try:
+            yield swarm
+        finally:
+            swarm.close()
+    finally:
+        internet.close()
+
+
+def owner(swarm: SpreadSwarm, name: str, command: str, *words: str) -> dict[str, Any]:
+    process = swarm.start(f"{command}-{name}", "node", command, *words, "--home", str(swarm.folder / name), "--json")
+    code, values = process.finish()
+    assert code == 0, process.log.read_text()[-2000:]
+    return values
+
+
+def rate(swarm: SpreadSwarm, seconds: float) -> float:
+    """What ada's interface sends, in bytes a second, headers and all else included, over so many seconds."""
+    before, began = swarm.internet.sent()["ada"], time.monotonic()
+    wait_for("the end of a measurement", lambda: time.monotonic() - began >= seconds)
+    return (swarm.internet.sent()["ada"] - before) / (time.monotonic() - began)
+
+
+@pytest.mark.parametrize(("who", "key"), [("ada", "upload_mbit"), ("eve", "download_mbit")])
+def test_a_cap_is_honoured_at_the_interface_while_a_snapshot_moves(swarm: SpreadSwarm, who: str, key: str) -> None:
+    mbit = 6.0
+    flag = (f"--{key.replace('_', '-')}", str(mbit))
+    swarm.join("ada", *(flag if who == "ada" else ()))
+    swarm.wait_step("ada", 11)
+    owner(swarm, "ada", "pause")  # no votes: what moves is the snapshot
+    before = swarm.internet.sent()["ada"]
+    swarm.join("eve", *(flag if who == "eve" else ()))
+    wait_for("the first megabyte", lambda: swarm.internet.sent()["ada"] - before > 1_500_000)
+    measured = rate(swarm, 25.0)
+    print(f"{key} = {mbit}: {measured / MBIT:.2f} Mbit/s at the interface")
+    assert measured == pytest.approx(mbit * MBIT, rel=0.1)
+    owner(swarm, who, "set", key, "off")
+    wait_for("the whole snapshot", lambda: swarm.last_step("eve") or swarm.events("eve", "snapshot agreed"), 60)
