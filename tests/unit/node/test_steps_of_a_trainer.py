@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from node.model.gradients import GradResult, Ready
+from node.model.gradients import GradResult
 from node.swarm.events import Opened
 from node.training.copier import Copier
 from node.training.loop import Trainer
+from node.training.ready import Ready
 from node.training.replica import Replica
 from node.training.telemetry import Summary
 from protos.assignment import Range, Share
