@@ -121,6 +121,20 @@ def room(run: Run, public_key: bytes, network: str, now_ms: int, *, anchor: bool
     return Room(False, text.format(len(present), most))
 
 
+def places_free(run: Run, public_key: bytes) -> int:
+    """Places of the run that nobody has, besides this peer's own. Not less than 0."""
+    here = sum(
+        key != public_key and peer.phase is not PeerPhase.ABSENT and not peer.anchor for key, peer in run.peers.items()
+    )
+    return max(run.config.clock.max_peers - here, 0)
+
+
+def needs_turn(run: Run, public_key: bytes, *, anchor: bool) -> bool:
+    """Whether a peer waits for its turn in the line. Anchors, peers that are here, and peers with accepted votes do not."""
+    peer = run.peers.get(public_key)
+    return not anchor and (peer is None or (peer.phase is PeerPhase.ABSENT and not peer.votes_accepted))
+
+
 def _gives_way(present: list[Peer], now_ms: int, *, accepted: bool) -> Peer | None:
     """The peer with the least claim to its place, if the joining peer (with accepted votes, or without) has a better one."""
     idle = [peer for peer in present if not peer.votes_accepted]

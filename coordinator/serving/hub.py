@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from coordinator.clock.line import outside
 from coordinator.clock.state import Peer, PeerPhase, Phase, Run
 from coordinator.clock.trust import Standing
 from coordinator.serving import facts
@@ -21,6 +22,7 @@ from coordinator.serving.reading import Reading
 from coordinator.serving.runtime import RunRuntime
 from coordinator.store.folded import Folded, FoldedRuns, run_of
 from coordinator.store.journal import Journal, JournalError
+from coordinator.store.lines import Lines
 from protos.identity import Identity
 from protos.log import run_id_of
 from protos.start import StartingState
@@ -64,6 +66,8 @@ class Hub:
         """Why this coordinator does not act; None while it does."""
         self.coordinators: tuple[str, ...] = ()
         """The addresses of all coordinators, the acting one first; empty if there is only one."""
+        self.lines = Lines(None, 0)
+        """The lines before full runs."""
         self._genesis: dict[bytes, log_pb2.Genesis] = {}
         self._journal = self._acting = journal
         self._fenced: Callable[[], None] = lambda: None
@@ -190,6 +194,7 @@ class Hub:
             self._described[run.run_id] = run, made, now_ms
         answer = pb.GetRunResponse()
         answer.CopyFrom(made)
+        answer.in_line = len(outside(self.lines.of(run.run_id), run))
         return answer
 
     def _facts(self, runtime: RunRuntime) -> pb.GetRunResponse:

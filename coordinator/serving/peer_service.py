@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from coordinator.clock import admission, holdings, rules
+from coordinator.clock import admission, holdings, line, rules
 from coordinator.clock.effects import Denial
 from coordinator.clock.events import Disconnected, Reported
 from coordinator.clock.state import Run
@@ -85,10 +85,27 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             clocks.monotonic_ms(),
             anchor=body.anchor,
         )
+        if request.waits and denial in {None, Denial.FULL} and not body.anchor:
+            turn = self._turn(runtime, opened.public_key, network, may_enter=denial is None)
+            return turn or pb.MayJoinResponse(place=1, length=1, reason=reason)
         if denial is not None:
             self.hub.metrics.not_admitted(runtime.run, denial)
             raise NotAdmittedError(reason)
         return pb.MayJoinResponse()
+
+    def _turn(
+        self, runtime: RunRuntime, public_key: bytes, network: str, *, may_enter: bool
+    ) -> pb.MayJoinResponse | None:
+        """What the line before the run says to a peer. None: there is a free place, and not for a peer of this network."""
+        run, now_ms = runtime.run, clocks.monotonic_ms()
+        if may_enter and not admission.needs_turn(run, public_key, anchor=False):
+            return pb.MayJoinResponse()
+        free = admission.places_free(run, public_key)
+        if free and not may_enter:
+            return None
+        turn = line.asked(line.outside(self.hub.lines.of(run.run_id), run), public_key, network, free, now_ms)
+        self.hub.lines.keep(run.run_id, turn.line)
+        return pb.MayJoinResponse(place=turn.place, length=turn.length, reason=turn.reason)
 
     @answered
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:  # noqa: N802
@@ -98,6 +115,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         network = network_of(context.peer())
         coordinator = self.hub.identity.public_key
         event = doors.joined(opened, body, coordinator, clocks.unix_ms(), block_of(network))
+        self._check_turn(runtime, opened.public_key, anchor=body.anchor)
         if refusals := await runtime.handle(event):
             raise NotAdmittedError(refusals[0])
         self.hub.metrics.refused_addresses(len(body.addresses) - len(event.addresses))
@@ -111,6 +129,16 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             withdrawn=facts.withdrawn_of(run),
             bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
         )
+
+    def _check_turn(self, runtime: RunRuntime, public_key: bytes, *, anchor: bool) -> None:
+        """Raises NotAdmittedError if all free places are kept for peers in the line before the run."""
+        run = runtime.run
+        waiting = line.outside(self.hub.lines.of(run.run_id), run)
+        if not waiting or not admission.needs_turn(run, public_key, anchor=anchor):
+            return
+        if not line.may_come(waiting, public_key, admission.places_free(run, public_key), clocks.monotonic_ms()):
+            self.hub.metrics.not_admitted(run, Denial.FULL)
+            raise NotAdmittedError(f"the run is full, and {len(waiting)} peers wait in line; ask for a place again")
 
     def _join(self, envelope: envelope_pb2.SignedEnvelope, runtime: RunRuntime) -> tuple[VerifiedEnvelope, pb.JoinBody]:
         """A request to join that answers a challenge of this coordinator, by a program that speaks the run's format.

@@ -25,6 +25,7 @@ from prometheus_client import start_http_server
 
 from coordinator.config import CoordinatorSettings, split_address
 from coordinator.serving import tls
+from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.connections import Bounded
 from coordinator.serving.election import Election
 from coordinator.serving.gate import Gate
@@ -40,6 +41,8 @@ from coordinator.store.database import parsed, shared
 from coordinator.store.journal import Journal, JournalError
 from coordinator.store.known_runs import KnownRuns
 from coordinator.store.lease import Lease
+from coordinator.store.lines import NAME as LINES
+from coordinator.store.lines import Lines
 from protos.console import lock_home
 from protos.disk import replace_bytes
 from protos.errors import OperatorError
@@ -165,6 +168,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
             hub.noted = known.add
             _look_over(journal, known)
             hub.held = backup.is_held(home)
+            hub.lines = Lines(home / LINES, monotonic_ms())
             hub.restore()
         stack.push_async_callback(hub.stop)  # ends the work that the last requests began
         server, port, gate = await _listen(settings, hub, certificate, front)

@@ -51,6 +51,7 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
         "name": printable(config.name),
         "phase": phase_word(facts),
         "reason": printable(facts.reason),
+        "in_line": facts.in_line,
         "step": facts.head_step,
         "steps": facts.total_steps,
         "loss": facts.loss if facts.head_step else None,

@@ -197,6 +197,14 @@ class CoordinatorClient:
         await self._call("MayJoin", pb.MayJoinRequest(envelope=self._seal(Kind.KIND_JOIN, body)))
         return seen_from
 
+    async def wait_in_line(self, *, anchor: bool = False) -> pb.MayJoinResponse:
+        """As `may_join`; if the run is full, take a place in the line before it, or keep it. `place` 0: this peer may join."""
+        body = pb.JoinBody(anchor=anchor)
+        await self._prepare(body)
+        request = pb.MayJoinRequest(envelope=self._seal(Kind.KIND_JOIN, body), waits=True)
+        response: pb.MayJoinResponse = await self._call("MayJoin", request)
+        return response
+
     async def join(self, body: pb.JoinBody) -> pb.JoinResponse:
         """Open a session. RefusedError if the coordinator does not admit this peer."""
         await self._prepare(body)

@@ -23,12 +23,15 @@ from node.swarm.membership import About
 from node.swarm.session import Session
 from protos.errors import NetworkError, StoppedError
 from protos.log import SignedEntry, Verdict
+from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
 
 EVENTS_MAX = 256
 START_SECONDS_MAX = 90.0
 PACE_SECONDS_MAX = 600.0
+LINE_SECONDS = 20.0
+"""A peer in the line before a full run asks so often."""
 FETCH_SECONDS_MAX = 600.0
 STOP_SECONDS_MAX = 10.0
 OWNER_SECONDS_MAX = 20.0
@@ -96,8 +99,24 @@ class Swarm:
         return self._session.committed_step
 
     def connect(self, *, anchor: bool = False) -> pb.GetRunResponse:
-        """Reach the coordinator and read the run's facts."""
-        return self._call(self._session.connect(anchor=anchor), START_SECONDS_MAX, stoppable=True)
+        """Reach the coordinator and read the run's facts. Waits while the run is full. Raises RefusedError if it does not admit
+        this peer."""
+        facts = self._call(self._session.connect(), START_SECONDS_MAX, stoppable=True)
+        told, log = (0, 0), structlog.get_logger("peer")
+        while (turn := self._call(self._session.turn(anchor=anchor), START_SECONDS_MAX, stoppable=True)).place:
+            if (turn.place, turn.length) != told:
+                told = turn.place, turn.length
+                log.info("waiting in line", why=printable(turn.reason), place=turn.place, step=facts.head_step)
+            self._sleep(LINE_SECONDS)
+        return facts
+
+    def _sleep(self, seconds: float) -> None:
+        """Raises StoppedError if this peer has to stop meanwhile."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._stopping():
+                raise StoppedError("stopped")
+            time.sleep(min(left, SLICE_SECONDS))
 
     def join(self, about: About, bootstrap: Sequence[str]) -> Welcome:
         """Get on the overlay and join the run."""

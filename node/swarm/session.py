@@ -193,15 +193,18 @@ class Session:
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
-    async def connect(self, *, anchor: bool = False) -> pb.GetRunResponse:
-        """Reach the coordinator and read the run's facts. Raises RefusedError, before this peer builds a model, if the run does
-        not admit the peer. The peer is excluded or not on the list, the run is full, or the peer's ticket is used up."""
+    async def connect(self) -> pb.GetRunResponse:
+        """Reach the coordinator and read the run's facts."""
         await self.parts.client.connect()
         response, config = await self.parts.client.get_run()
-        await self.parts.client.may_join(anchor=anchor)
         # In an open run, a stranger that hears a payload's hash first could announce the payload as its own.
         self.parts.view.commits_first = config.trust.enabled or config.admission.mode == "open"
         return response
+
+    async def turn(self, *, anchor: bool) -> pb.MayJoinResponse:
+        """Ask for a place of the run; if it is full, for a place in line. Raises RefusedError, before this peer builds a model,
+        if the run does not admit it: it is excluded or not on the list, or its ticket is used up."""
+        return await self.parts.client.wait_in_line(anchor=anchor)
 
     async def start(self, about: About, bootstrap: Sequence[str]) -> Welcome:
         """Get on the overlay and join the run. Raises NetworkError, RefusedError or OperatorError."""

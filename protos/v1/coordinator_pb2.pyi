@@ -73,7 +73,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., bootstrap_only: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived")
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived", "in_line")
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class GetRunResponse(_message.Message):
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     ARCHIVED_FIELD_NUMBER: _ClassVar[int]
+    IN_LINE_FIELD_NUMBER: _ClassVar[int]
     genesis: _log_pb2.Genesis
     phase: Phase
     head_step: int
@@ -112,7 +113,8 @@ class GetRunResponse(_message.Message):
     paused: bool
     end: _envelope_pb2.SignedEnvelope
     archived: bool
-    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ...) -> None: ...
+    in_line: int
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ..., in_line: _Optional[int] = ...) -> None: ...
 
 class Withdrawn(_message.Message):
     __slots__ = ("from_step", "to_step")
@@ -199,14 +201,22 @@ class GetChallengeResponse(_message.Message):
     def __init__(self, challenge: _Optional[bytes] = ..., seen_from: _Optional[str] = ...) -> None: ...
 
 class MayJoinRequest(_message.Message):
-    __slots__ = ("envelope",)
+    __slots__ = ("envelope", "waits")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     envelope: _envelope_pb2.SignedEnvelope
-    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+    waits: bool
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., waits: _Optional[bool] = ...) -> None: ...
 
 class MayJoinResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("place", "length", "reason")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    length: int
+    reason: str
+    def __init__(self, place: _Optional[int] = ..., length: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("envelope",)

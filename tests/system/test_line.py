@@ -1,0 +1,54 @@
+"""A peer that comes to a full run waits in line, keeps its place over a restart, and is next. Real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.system.local_swarm import TINY_MODEL, LocalSwarm, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300), pytest.mark.long]
+
+RUN = f"""
+name = "full"
+{TINY_MODEL}
+[data]
+context = 32
+[clock]
+steps = 100000
+max_peers = 2
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+
+
+def place(swarm: LocalSwarm, name: str) -> int:
+    """The newest place that a peer was told; 0: none yet."""
+    told = swarm.events(name, "waiting in line")
+    return int(told[-1]["place"]) if told else 0
+
+
+def test_first_come_first_served(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, RUN)
+    try:
+        swarm.join("ada")
+        dan = swarm.join("dan")
+        for name in ("ada", "dan"):
+            swarm.wait_step(name, 1)
+        bob = swarm.join("bob")
+        wait_for("place of bob", lambda: place(swarm, "bob") == 1)
+        swarm.join("cay")
+        wait_for("place of cay", lambda: place(swarm, "cay") == 2)
+        bob.interrupt()
+        assert bob.finish()[0] == 130
+        swarm.join("bob")
+        dan.interrupt()
+        assert dan.finish()[0] == 130
+        swarm.wait_step("bob", swarm.last_step("ada") + 2)
+        wait_for("place of cay", lambda: place(swarm, "cay") == 1)
+        assert swarm.steps("cay") == [], "cay came after bob"
+        status = swarm.start("status", "node", "status", swarm.link, "--json")
+        assert status.finish()[1]["in_line"] == 1
+    finally:
+        swarm.close()

@@ -1,0 +1,131 @@
+"""The line before a full run: the rules on values, then over gRPC with a restart of the coordinator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.clock.admission import places_free
+from coordinator.clock.line import BLOCK_MAX, CALLED_MS_MAX, LINE_MAX, SILENT_MS_MAX, Line, asked, fresh, may_come
+from coordinator.serving.clocks import monotonic_ms
+from coordinator.store.lines import NAME, Lines
+from protos.errors import RefusedError
+from protos.run_config import RunConfig
+from protos.v1 import coordinator_pb2 as pb
+from tests.unit.coordinator.driver import LAYOUT
+from tests.unit.coordinator.serving import LivePeer, eventually, peers, served
+
+FULL = RunConfig.model_validate({"clock": {"min_peers": 1, "max_peers": 1, "steps": 100}})
+ADA, BOB, CAY = b"a" * 32, b"b" * 32, b"c" * 32
+
+
+def ask(line: Line, key: bytes, free: int, now_ms: int, network: str = "") -> tuple[Line, int]:
+    turn = asked(line, key, network, free, now_ms)
+    return turn.line, turn.place
+
+
+def test_first_come_first_served() -> None:
+    line: Line = {}
+    line, first = ask(line, ADA, 0, 0)
+    line, second = ask(line, BOB, 0, 1)
+    line, again = ask(line, ADA, 0, 2)
+    assert (first, second, again) == (1, 2, 1)
+    line, late = ask(line, CAY, 1, 3)
+    assert late == 2, "the free place is Ada's"
+    assert not may_come(line, BOB, 1, 3)
+    assert not may_come(line, CAY, 1, 3)
+    line, called = ask(line, ADA, 1, 4)
+    assert called == 0
+    assert may_come(line, ADA, 1, 4)
+    line, next_one = ask(line, BOB, 2, 5)
+    assert next_one == 0, "two places are free, and Ada keeps one"
+
+
+def test_nobody_waits_while_there_is_room() -> None:
+    assert ask({}, ADA, 3, 0) == ({}, 0), "an ordinary run has no line at all"
+
+
+def test_a_silent_peer_and_one_that_does_not_come_lose_their_places() -> None:
+    line: Line = {}
+    line, _ = ask(line, ADA, 0, 0)
+    line, _ = ask(line, BOB, 0, SILENT_MS_MAX)
+    assert ask(line, BOB, 0, SILENT_MS_MAX + 1)[1] == 1, "Ada was silent for too long"
+    line, place = ask(line, BOB, 1, SILENT_MS_MAX + 2)
+    assert place == 0
+    late = SILENT_MS_MAX + 2 + CALLED_MS_MAX
+    assert list(fresh(line, late)) == [BOB], "Bob builds a large model"
+    assert list(fresh(line, late + 1)) == []
+
+
+def test_a_place_that_is_gone_again_leaves_its_peer_in_line() -> None:
+    line, _ = ask({}, ADA, 0, 0)
+    line, place = ask(line, ADA, 1, 1)
+    assert place == 0
+    line, place = ask(line, ADA, 0, 2)  # the peer that had left came back
+    assert place == 1
+    assert list(fresh(line, SILENT_MS_MAX + 3)) == [], "it has to ask again, as before it was called"
+
+
+def test_one_network_cannot_fill_the_line() -> None:
+    line: Line = {}
+    for number in range(LINE_MAX):
+        line, place = ask(line, number.to_bytes(32, "big"), 0, 0, "203.0.113.0/24")
+    assert len(line) == BLOCK_MAX
+    assert place == BLOCK_MAX + 1
+    turn = asked(line, ADA, "203.0.113.0/24", 0, 0)
+    assert "of your network wait in line, as many as there may be" in turn.reason
+    for number in range(LINE_MAX):
+        line, place = ask(line, b"x" + number.to_bytes(31, "big"), 0, 0, f"network {number // 9}")
+    assert len(line) == LINE_MAX
+    assert asked(line, ADA, "", 0, 0).line == line
+
+
+def test_the_file_is_read_back_and_a_damaged_one_costs_only_places(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    lines = Lines(path, 0)
+    line, _ = ask({}, ADA, 0, 0, "net")
+    line, _ = ask(line, BOB, 0, 0)
+    lines.keep(b"r" * 32, line)
+    again = Lines(path, 900)
+    assert list(again.of(b"r" * 32)) == [ADA, BOB]
+    assert again.of(b"r" * 32)[ADA].asked_ms == 900, "the time while the coordinator was away does not count"
+    for damaged in (b"", b"[]", b"{", b'{"zz": []}', b'{"aa": 3}', b"\xff"):
+        path.write_bytes(damaged)
+        assert Lines(path, 0).of(b"r" * 32) == {}
+    again.keep(b"r" * 32, {})
+    assert Lines(path, 0).of(b"r" * 32) == {}
+
+
+async def turn(peer: LivePeer) -> pb.MayJoinResponse:
+    await peer.client.connect()
+    return await peer.client.wait_in_line()
+
+
+async def test_over_grpc_the_order_holds_also_after_a_restart(tmp_path: Path) -> None:
+    async with served(tmp_path, FULL) as here, peers(here, 3) as (ada, bob, cay):
+        here.hub.lines = Lines(tmp_path / NAME, monotonic_ms())
+        assert (await turn(ada)).place == 0
+        await ada.join()
+        for peer, place, length in ((bob, 1, 1), (cay, 2, 2), (bob, 1, 2)):
+            answer = await turn(peer)
+            assert (answer.place, answer.length) == (place, length)
+        assert "number 2 of 2 in line" in (await turn(cay)).reason
+        with pytest.raises(RefusedError, match="is full"):
+            await cay.client.may_join()  # a peer that does not wait, as `doctor` and older versions
+        facts, _ = await bob.client.get_run()
+        assert facts.in_line == 2
+        await ada.close()
+        await eventually(lambda: places_free(here.runtime.run, b"") == 1)
+        await cay.client.connect()
+        with pytest.raises(RefusedError, match="2 peers wait in line"):
+            await cay.client.join(pb.JoinBody(layout_digest=LAYOUT, parameters=10, device="cpu"))
+    async with served(tmp_path, FULL) as here, peers(here, 3) as (ada, bob, cay):
+        here.hub.lines = Lines(tmp_path / NAME, monotonic_ms())
+        assert (await turn(cay)).place == 1, "the place is kept for Bob"
+        assert (await turn(bob)).place == 0
+        assert (await turn(cay)).place == 1, "Bob is called, and builds its model"
+        await bob.join()
+        assert (await turn(cay)).place == 1
+        facts, _ = await cay.client.get_run()
+        assert facts.in_line == 1
