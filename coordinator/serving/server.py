@@ -164,12 +164,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         if shared(url):
             hub.stand_by("this coordinator starts; try again")
         else:
-            known = KnownRuns(home)
-            hub.noted = known.add
-            _look_over(journal, known)
-            hub.held = backup.is_held(home)
-            hub.lines = Lines(home / LINES, monotonic_ms())
-            hub.restore()
+            _alone(hub, journal, home)
         stack.push_async_callback(hub.stop)  # ends the work that the last requests began
         server, port, gate = await _listen(settings, hub, certificate, front)
         stack.push_async_callback(server.stop, STOP_SECONDS_MAX)
@@ -208,6 +203,16 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
             task.cancel()
         for task in done:
             task.result()
+
+
+def _alone(hub: Hub, journal: Journal, home: Path) -> None:
+    """Act on the journal of this home, which no other coordinator uses."""
+    known = KnownRuns(home)
+    hub.noted = known.add
+    _look_over(journal, known)
+    hub.held = backup.is_held(home)
+    hub.lines = Lines(home / LINES, monotonic_ms())
+    hub.restore()
 
 
 @asynccontextmanager
