@@ -31,9 +31,14 @@ class Terminal:
     """`python -m command ...` as the leader of a session whose terminal this is."""
 
     def __init__(
-        self, *command: str, environment: dict[str, str] | None = None, size: tuple[int, int] | None = None
+        self,
+        *command: str,
+        environment: dict[str, str] | None = None,
+        size: tuple[int, int] | None = None,
+        in_shell: bool = False,
     ) -> None:
-        """`size`: columns and rows of a window as people have it; without it, the terminal can only print lines."""
+        """`size`: columns and rows of a window as people have it; without it, the terminal can only print lines. `in_shell`: a
+        shell is the leader, and lives on when the command has ended; otherwise the kernel hangs up the terminal then."""
         self.screen = b""
         self.size = size
         self.pid, self._master = pty.fork()
@@ -42,8 +47,16 @@ class Terminal:
                 os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", LC_ALL="C.UTF-8")
                 fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
             env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(environment or {})}
-            os.execvpe(sys.executable, [sys.executable, "-m", *command], env)
+            words = [sys.executable, "-m", *command]
+            words = ["sh", "-c", '"$@"; sleep 600', "sh", *words] if in_shell else words
+            os.execvpe(words[0], words, env)
         self.code: int | None = None
+
+    @property
+    def child(self) -> int:
+        """The command, if a shell started it."""
+        [pid] = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return int(pid)
 
     def type(self, keys: bytes) -> None:
         os.write(self._master, keys)
