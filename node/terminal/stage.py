@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import subprocess
 import sys
 import termios
@@ -30,6 +31,15 @@ MODES_OFF = (1000, 1002, 1003, 1004, 1006, 1015, 1049, 2004, 2048)
 AS_BEFORE = b"".join(b"\x1b[?%dl" % mode for mode in MODES_OFF) + b"\x1b[?25h\x1b[?7h\x1b[<u\x1b[0m"
 """What a view that was killed leaves behind: the mouse, reports of focus, pastes and sizes, and the other screen go off. The
 cursor, lines that wrap, the ordinary keyboard and colours come back. The modes are those of the driver of textual 8."""
+
+
+def _make_room(terminal: int) -> None:
+    """A window that takes no output (Ctrl-S, a `screen` that is stopped) loses the pictures that wait for it. Otherwise this
+    process would wait with its last words until somebody reads."""
+    if not select.select([], [terminal], [], 0)[1]:
+        with suppress(termios.error):
+            termios.tcflush(terminal, termios.TCOFLUSH)
+            termios.tcflow(terminal, termios.TCOON)
 
 
 def can_show() -> bool:
@@ -125,6 +135,7 @@ class Stage:
             log.let_go()
         for number, kept in self._kept.items():
             if os.isatty(kept):
+                _make_room(kept)
                 if not clean and number == STDERR:
                     os.write(kept, AS_BEFORE)
                 os.dup2(kept, number)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import secrets
 import signal
@@ -27,6 +28,8 @@ STOP_SECONDS_MAX = 20.0
 START_SECONDS_MAX = 200.0
 """Torch is loaded in 4 s where nothing else runs."""
 SIZE = (80, 24)
+WRITE = {"aarch64": "64"}.get(platform.machine(), "1")
+"""The kernel's number of `write`."""
 # One way to end it from outside and one from inside stand for all; `make nightly` tries each.
 WAYS = (
     "ctrl-c",
@@ -89,8 +92,10 @@ def view_of(home: Path) -> int:
 
 
 def writes(pid: int) -> bool:
-    """Whether a thread of the process waits for its window to take what it writes."""
-    return any("write" in (task / "wchan").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
+    """Whether a thread of the process waits for its window to take what it writes. Kernels differ in the name of the wait."""
+    tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    waiting = [task for task in tasks if re.search("write|wait_woken", (task / "wchan").read_text())]
+    return any((task / "syscall").read_text().split()[0] == WRITE for task in waiting)
 
 
 def check_end(terminal: Terminal, home: Path, code: int) -> str:
