@@ -44,7 +44,7 @@ demo: .venv/.node ## Train a small model with a real swarm on this machine (abou
 
 # Tests of one process run a file on each core; tests that start swarms of their own run after them, two files at a time. Long
 # tests run with LONG=1, as in .ci/run; the longest run at night.
-SWARMS = tests/system tests/interop tests/attack
+SWARMS = tests/attack tests/interop tests/system
 CHOSEN = not nightly$(if $(LONG),, and not long)
 
 test: .venv/.dev ## Run the tests; arguments in ARGS. LONG=1: long tests, too.
