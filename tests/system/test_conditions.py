@@ -87,6 +87,7 @@ def test_hours_pause_a_peer_and_a_restart_keeps_what_set_changed(swarm: LocalSwa
     assert all(len(found) == 1 for found in digests.values())
 
 
+@pytest.mark.long
 def test_a_month_that_is_used_up_pauses_the_peer_and_is_counted_across_a_restart(swarm: LocalSwarm) -> None:
     swarm.join("ada")
     swarm.join("eve")
@@ -114,6 +115,7 @@ def test_a_month_that_is_used_up_pauses_the_peer_and_is_counted_across_a_restart
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the time of a thread from Linux")
+@pytest.mark.nightly
 @pytest.mark.parametrize("swarm", [600], indirect=True)
 def test_a_duty_cycle_bounds_the_time_of_the_training_thread(swarm: LocalSwarm) -> None:
     pid = swarm.join("ada", "--micro-batch", "8").child.pid
@@ -133,6 +135,7 @@ def test_a_duty_cycle_bounds_the_time_of_the_training_thread(swarm: LocalSwarm) 
     assert 0.1 < part < 0.33
 
 
+@pytest.mark.long
 def test_a_download_that_is_used_up_loads_nothing_until_there_is_room_again(swarm: LocalSwarm) -> None:
     swarm.join("ada")
     swarm.join("eve")

@@ -40,6 +40,7 @@ def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
         swarm.close()
 
 
+@pytest.mark.long
 def test_a_run_is_paused_goes_on_ends_early_and_is_loaded_by_a_late_joiner(swarm: LocalSwarm) -> None:
     anchor, ada, bob = swarm.anchor(), swarm.join("ada", "--archive"), swarm.join("bob")
     for name in ("anchor", "ada", "bob"):
