@@ -96,6 +96,7 @@ def test_a_cap_is_honoured_at_the_interface_while_a_snapshot_moves(swarm: Spread
     wait_for("the first megabyte", lambda: swarm.internet.sent()["ada"] - before > 1_500_000)
     measured = rate(swarm, 25.0)
     print(f"{key} = {mbit}: {measured / MBIT:.2f} Mbit/s at the interface")
-    assert measured == pytest.approx(mbit * MBIT, rel=0.1)
+    assert measured < 1.1 * mbit * MBIT
+    assert measured > 0.3 * mbit * MBIT, "hardly anything moved, so the cap was not tried"  # a busy machine sends less
     owner(swarm, who, "set", key, "off")
     wait_for("the whole snapshot", lambda: swarm.last_step("eve") or swarm.events("eve", "snapshot agreed"), 60)
