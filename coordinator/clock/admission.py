@@ -100,15 +100,11 @@ def room(run: Run, public_key: bytes, network: str, now_ms: int, *, anchor: bool
     """
     if anchor:
         return Room(True, "anchors need no place")
-    present = [
-        peer
-        for key, peer in run.peers.items()
-        if key != public_key and peer.phase is not PeerPhase.ABSENT and not peer.anchor
-    ]
+    present = _others(run, public_key)
     most, text = run.config.clock.max_peers, "the run is full: {0} of {1} peers are here; try again later"
     if network and run.config.admission.mode == "open":
         block = [peer for peer in present if peer.network == network]
-        block_most = max(int(most * BLOCK_PLACES_PART), min(BLOCK_PLACES_MIN, most))
+        block_most = block_places(run)
         if len(block) >= block_most and len(present) < most:
             present, most = block, block_most
             text = "{0} peers from your network block are here, of {1} places for one; try again later"
@@ -121,12 +117,24 @@ def room(run: Run, public_key: bytes, network: str, now_ms: int, *, anchor: bool
     return Room(False, text.format(len(present), most))
 
 
+def block_places(run: Run) -> int:
+    """Places of an open run that one block of network addresses may take."""
+    most = run.config.clock.max_peers
+    return max(int(most * BLOCK_PLACES_PART), min(BLOCK_PLACES_MIN, most))
+
+
 def places_free(run: Run, public_key: bytes) -> int:
     """Places of the run that nobody has, besides this peer's own. Not less than 0."""
-    here = sum(
-        key != public_key and peer.phase is not PeerPhase.ABSENT and not peer.anchor for key, peer in run.peers.items()
-    )
-    return max(run.config.clock.max_peers - here, 0)
+    return max(run.config.clock.max_peers - len(_others(run, public_key)), 0)
+
+
+def _others(run: Run, public_key: bytes) -> list[Peer]:
+    """The peers that have a place of the run, without this one. Anchors need none."""
+    return [
+        peer
+        for key, peer in run.peers.items()
+        if key != public_key and peer.phase is not PeerPhase.ABSENT and not peer.anchor
+    ]
 
 
 def needs_turn(run: Run, public_key: bytes, *, anchor: bool) -> bool:

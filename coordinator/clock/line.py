@@ -17,8 +17,6 @@ SILENT_MS_MAX = 5 * 60_000
 CALLED_MS_MAX = 20 * 60_000
 """A peer that is called downloads a tokenizer and builds its model meanwhile."""
 LINE_MAX = 256
-BLOCK_MAX = 32
-"""Places of the line that one block of network addresses may take."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +43,19 @@ class Turn:
     reason: str = ""
 
 
-def asked(line: Line, key: bytes, network: str, free: int, now_ms: int) -> Turn:
-    """A peer asks for a place of the run, which has `free` places for peers that are not in it."""
-    here = fresh(line, now_ms)
+def asked(line: Line, key: bytes, network: str, free: int, block_max: int, now_ms: int) -> Turn:
+    """A peer asks for a place of the run, which has `free` places for peers that are not in it.
+
+    `line`: without peers that are gone (`waiting`). `block_max`: places of the line for one block of network addresses. It is
+    that of the run itself, because each peer that is called keeps a place of the run.
+    """
+    here = dict(line)
     if key not in here and not here and free > 0:
         return Turn(here, 0, 0)
     mine = here.get(key)
     if mine is None:
         block = sum(bool(network) and other.network == network for other in here.values())
-        if len(here) >= LINE_MAX or block >= BLOCK_MAX:
+        if len(here) >= LINE_MAX or block >= block_max:
             many = (
                 f"{len(here)} peers wait in line"
                 if len(here) >= LINE_MAX
@@ -71,21 +73,21 @@ def asked(line: Line, key: bytes, network: str, free: int, now_ms: int) -> Turn:
     return Turn({**here, key: replace(mine, called_ms=None)}, place, len(here), reason)
 
 
-def may_come(line: Line, key: bytes, free: int, now_ms: int) -> bool:
-    """Whether a peer that joins takes no place that is kept for another peer."""
-    here = fresh(line, now_ms)
-    ahead = list(here).index(key) if key in here else len(here)
+def may_come(line: Line, key: bytes, free: int) -> bool:
+    """Whether a peer that joins takes no place that is kept for another peer. `line`: as in `asked`."""
+    ahead = list(line).index(key) if key in line else len(line)
     return ahead < free
 
 
-def outside(line: Line, run: Run) -> Line:
-    """The line without the peers that have a place of the run by now. A peer has one when it follows the log."""
-    return {key: it for key, it in line.items() if key not in run.peers or run.peers[key].phase is PeerPhase.ABSENT}
+def waiting(line: Line, run: Run, now_ms: int) -> Line:
+    """The line without the peers that are silent, that did not come when they were called, or that have a place of the run by
+    now. A peer has one when it follows the log."""
+    return {key: it for key, it in line.items() if not (_gone(it, now_ms) or _is_in(run, key))}
 
 
-def fresh(line: Line, now_ms: int) -> dict[bytes, Waiting]:
-    """The line without the peers that are silent, or that did not come when they were called."""
-    return {key: waiting for key, waiting in line.items() if not _gone(waiting, now_ms)}
+def _is_in(run: Run, key: bytes) -> bool:
+    peer = run.peers.get(key)
+    return peer is not None and peer.phase is not PeerPhase.ABSENT
 
 
 def _gone(waiting: Waiting, now_ms: int) -> bool:

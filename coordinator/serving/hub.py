@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from coordinator.clock.line import outside
+from coordinator.clock.line import waiting
 from coordinator.clock.state import Peer, PeerPhase, Phase, Run
 from coordinator.clock.trust import Standing
 from coordinator.serving import facts
@@ -145,6 +145,7 @@ class Hub:
         self._genesis.pop(run_id, None)
         self._described.pop(run_id, None)
         self.metrics.forget(run_id)
+        self.lines.keep(run_id, {})
         if runtime is not None:
             runtime.abandon()
         if self._purging is None or self._purging.done():
@@ -194,7 +195,7 @@ class Hub:
             self._described[run.run_id] = run, made, now_ms
         answer = pb.GetRunResponse()
         answer.CopyFrom(made)
-        answer.in_line = len(outside(self.lines.of(run.run_id), run))
+        answer.in_line = len(waiting(self.lines.of(run.run_id), run, now_ms))
         return answer
 
     def _facts(self, runtime: RunRuntime) -> pb.GetRunResponse:

@@ -100,10 +100,12 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         run, now_ms = runtime.run, clocks.monotonic_ms()
         if may_enter and not admission.needs_turn(run, public_key, anchor=False):
             return pb.MayJoinResponse()
-        free = admission.places_free(run, public_key)
+        here = line.waiting(self.hub.lines.of(run.run_id), run, now_ms)
+        free = self._places_free(run, public_key, here, now_ms)
         if free and not may_enter:
             return None
-        turn = line.asked(line.outside(self.hub.lines.of(run.run_id), run), public_key, network, free, now_ms)
+        block = network if run.config.admission.mode == "open" else ""  # elsewhere, identities are not free
+        turn = line.asked(here, public_key, block, free, admission.block_places(run), now_ms)
         self.hub.lines.keep(run.run_id, turn.line)
         return pb.MayJoinResponse(place=turn.place, length=turn.length, reason=turn.reason)
 
@@ -130,13 +132,19 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
         )
 
+    def _places_free(self, run: Run, public_key: bytes, waiting: line.Line, now_ms: int) -> int:
+        """Places of the run that a peer in the line may get now."""
+        if waiting and self.hub.lines.waits_for_members(now_ms):
+            return 0
+        return admission.places_free(run, public_key)
+
     def _check_turn(self, runtime: RunRuntime, public_key: bytes, *, anchor: bool) -> None:
         """Raises NotAdmittedError if all free places are kept for peers in the line before the run."""
-        run = runtime.run
-        waiting = line.outside(self.hub.lines.of(run.run_id), run)
+        run, now_ms = runtime.run, clocks.monotonic_ms()
+        waiting = line.waiting(self.hub.lines.of(run.run_id), run, now_ms)
         if not waiting or not admission.needs_turn(run, public_key, anchor=anchor):
             return
-        if not line.may_come(waiting, public_key, admission.places_free(run, public_key), clocks.monotonic_ms()):
+        if not line.may_come(waiting, public_key, self._places_free(run, public_key, waiting, now_ms)):
             self.hub.metrics.not_admitted(run, Denial.FULL)
             raise NotAdmittedError(f"the run is full, and {len(waiting)} peers wait in line; ask for a place again")
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import structlog
 
 from coordinator.clock.line import LINE_MAX, Line, Waiting
-from protos.disk import DiskError, write_bytes
+from protos.disk import replace_bytes
 
 NAME = "lines.json"
 FILE_BYTES_MAX = 1 << 22
+RETURN_MS_MAX = 60_000
+"""After a start, the peers that were in the run come back within this time."""
 
 
 class Lines:
@@ -23,12 +25,17 @@ class Lines:
     def __init__(self, path: Path | None, now_ms: int) -> None:
         self._path = path
         self._lines: dict[bytes, Line] = {}
+        self._read_ms = now_ms
         if path is not None and path.is_file():
             self._read(path, now_ms)
 
     def of(self, run_id: bytes) -> Line:
         """The line before a run."""
         return self._lines.get(run_id, {})
+
+    def waits_for_members(self, now_ms: int) -> bool:
+        """Whether the coordinator started so recently that places that look free may belong to peers that come back."""
+        return now_ms - self._read_ms < RETURN_MS_MAX
 
     def keep(self, run_id: bytes, line: Line) -> None:
         """The line is this now. The file is written if somebody came or left."""
@@ -44,12 +51,11 @@ class Lines:
             run_id.hex(): [[key.hex(), waiting.network] for key, waiting in line.items()]
             for run_id, line in self._lines.items()
         }
-        try:
-            write_bytes(path, json.dumps(values).encode())
-        except DiskError as error:
-            structlog.get_logger("coordinator").warning(
-                "the lines before full runs are not kept", step=0, peer="-", why=str(error)
-            )
+        try:  # a stranger's request must not wait for the disk, so a loss of power may cost the places
+            replace_bytes(path, json.dumps(values).encode(), synced=False)
+        except OSError as error:
+            log = structlog.get_logger("coordinator")
+            log.warning("the lines before full runs are not kept", step=0, peer="-", why=str(error))
 
     def _read(self, path: Path, now_ms: int) -> None:
         """A file that cannot be read costs the places in the lines, and nothing else."""

@@ -24,7 +24,9 @@ from node.data.shelf import PART, matches
 from protos.errors import NetworkError
 from protos.version import software_version
 
-BLOCK_BYTES: Final = 1 << 18
+RATE_SECONDS: Final = 30.0
+RATE_BYTES_MIN: Final = 1 << 16
+"""A server that sends less in RATE_SECONDS counts as away."""
 CONNECT_SECONDS_MAX: Final = 20.0
 SILENCE_SECONDS_MAX: Final = 60.0
 REDIRECTS_MAX: Final = 5
@@ -129,7 +131,7 @@ class Mirrors:
         with self._client() as client, client.stream("GET", url, headers=headers) as answer:
             answer.raise_for_status()
             skipped = start if answer.status_code != httpx.codes.PARTIAL_CONTENT else 0  # a server may know no ranges
-            for block in answer.iter_bytes(BLOCK_BYTES):
+            for block in _not_too_slow(answer.iter_raw(), url):  # raw: nothing unpacks what a stranger packed
                 kept = block[skipped:]
                 skipped -= len(block) - len(kept)
                 most -= len(kept)
@@ -160,6 +162,22 @@ class Mirrors:
                     f"data: {host} is {place[0]}, an address of this machine or of a private network; if you trust the run's "
                     "operator, join with --allow-data"
                 )
+
+
+def _not_too_slow(blocks: Iterator[bytes], url: str) -> Iterator[bytes]:
+    """The same blocks. OSError if so few bytes come that another mirror should be asked; the time between two reads is ours."""
+    waited, came = 0.0, 0
+    while True:
+        asked_at = time.monotonic()
+        block = next(blocks, None)
+        waited, came = waited + time.monotonic() - asked_at, came + len(block or b"")
+        if block is None:
+            return
+        if waited > RATE_SECONDS:
+            if came < RATE_BYTES_MIN:
+                raise OSError(f"{url} sends {came} bytes in {waited:.0f} s: too slow")
+            waited, came = 0.0, 0
+        yield block
 
 
 def _size(path: Path) -> int:

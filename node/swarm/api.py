@@ -21,7 +21,7 @@ from node.swarm.counters import Counters
 from node.swarm.events import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import About
 from node.swarm.session import Session
-from protos.errors import NetworkError, StoppedError
+from protos.errors import NetworkError, RefusedError, StoppedError
 from protos.log import SignedEntry, Verdict
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
@@ -102,13 +102,27 @@ class Swarm:
         """Reach the coordinator and read the run's facts. Waits while the run is full. Raises RefusedError if it does not admit
         this peer."""
         facts = self._call(self._session.connect(), START_SECONDS_MAX, stoppable=True)
+        self._wait_in_line(anchor=anchor, step=facts.head_step)
+        return facts
+
+    def _wait_in_line(self, *, anchor: bool, step: int) -> bool:
+        """Returns when the run has a place for this peer; False: it had one at once. Raises RefusedError and NetworkError."""
         told, log = (0, 0), structlog.get_logger("peer")
-        while (turn := self._call(self._session.turn(anchor=anchor), START_SECONDS_MAX, stoppable=True)).place:
+        while True:
+            try:
+                turn = self._call(self._session.turn(anchor=anchor), START_SECONDS_MAX, stoppable=True)
+            except NetworkError as error:
+                if told == (0, 0):
+                    raise
+                log.info("coordinator away; trying again", why=str(error), step=step)  # it keeps the place
+                self._sleep(LINE_SECONDS)
+                continue
+            if not turn.place:
+                return told != (0, 0)
             if (turn.place, turn.length) != told:
                 told = turn.place, turn.length
-                log.info("waiting in line", why=printable(turn.reason), place=turn.place, step=facts.head_step)
+                log.info("waiting in line", why=printable(turn.reason), place=turn.place, step=step)
             self._sleep(LINE_SECONDS)
-        return facts
 
     def _sleep(self, seconds: float) -> None:
         """Raises StoppedError if this peer has to stop meanwhile."""
@@ -119,8 +133,16 @@ class Swarm:
             time.sleep(min(left, SLICE_SECONDS))
 
     def join(self, about: About, bootstrap: Sequence[str]) -> Welcome:
-        """Get on the overlay and join the run."""
-        return self._call(self._session.start(about, bootstrap), START_SECONDS_MAX, stoppable=True)
+        """Get on the overlay and join the run. If the place was taken meanwhile, wait in line again."""
+        self._call(self._session.start(bootstrap), START_SECONDS_MAX, stoppable=True)
+        again = True
+        while True:
+            try:
+                return self._call(self._session.enter(about), START_SECONDS_MAX, stoppable=True)
+            except RefusedError:
+                if not again:
+                    raise
+                again = self._wait_in_line(anchor=about.anchor, step=self.committed_step)
 
     def follow_from(self, step: int, head: bytes) -> None:
         """Follow the log after `step`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import View
 from node.swarm.witness import Witness
-from protos.errors import Refusal, RefusedError, SwarmentumError
+from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import SignedEntry, Verdict
@@ -204,10 +205,15 @@ class Session:
     async def turn(self, *, anchor: bool) -> pb.MayJoinResponse:
         """Ask for a place of the run; if it is full, for a place in line. Raises RefusedError, before this peer builds a model,
         if the run does not admit it: it is excluded or not on the list, or its ticket is used up."""
-        return await self.parts.client.wait_in_line(anchor=anchor)
+        try:
+            return await self.parts.client.wait_in_line(anchor=anchor)
+        except NetworkError:
+            with suppress(NetworkError):
+                await self.parts.client.move()  # to the coordinator that acts, if there are several
+            raise
 
-    async def start(self, about: About, bootstrap: Sequence[str]) -> Welcome:
-        """Get on the overlay and join the run. Raises NetworkError, RefusedError or OperatorError."""
+    async def start(self, bootstrap: Sequence[str]) -> None:
+        """Get on the overlay. Raises NetworkError or OperatorError."""
         parts = self.parts
         known = tuple(dict.fromkeys([*parts.invite.bootstrap, *bootstrap]))
         await parts.host.start(known, self._overlay_again)
@@ -218,7 +224,10 @@ class Session:
         if known:
             await parts.host.find_out()
         parts.outbox.move_to(tuple(await parts.host.addresses()))
-        return await parts.membership.enter(about)
+
+    async def enter(self, about: About) -> Welcome:
+        """Join the run. Raises NetworkError or RefusedError."""
+        return await self.parts.membership.enter(about)
 
     async def follow_from(self, step: int, head: bytes) -> None:
         """Follow the log from the state that the training thread has: after step `step`, whose entry has hash `head`."""

@@ -157,7 +157,8 @@ class Peer:
     async def begin(self, bootstrap: list[str]) -> None:
         """Join, and have the initial state."""
         await self.session.connect()
-        await self.session.start(About(LAYOUT, 1, "cpu"), bootstrap)
+        await self.session.start(bootstrap)
+        await self.session.enter(About(LAYOUT, 1, "cpu"))
         await self.session.follow_from(0, self._invite.run_id)
         await self.session.applied(0, self._state(0))
         await self.session.stored(0, ROOT, 1000)

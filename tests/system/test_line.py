@@ -40,6 +40,9 @@ def test_first_come_first_served(tmp_path: Path) -> None:
         wait_for("place of bob", lambda: place(swarm, "bob") == 1)
         swarm.join("cay")
         wait_for("place of cay", lambda: place(swarm, "cay") == 2)
+        swarm.processes["coordinator"].kill()
+        wait_for("patience of bob", lambda: swarm.events("bob", "coordinator away; trying again"))
+        swarm.serve(port=swarm.serving["port"])
         bob.interrupt()
         assert bob.finish()[0] == 130
         swarm.join("bob")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from coordinator.clock.admission import places_free
-from coordinator.clock.line import BLOCK_MAX, CALLED_MS_MAX, LINE_MAX, SILENT_MS_MAX, Line, asked, fresh, may_come
+from coordinator.clock.admission import block_places, places_free
+from coordinator.clock.line import CALLED_MS_MAX, LINE_MAX, SILENT_MS_MAX, Line, Waiting, asked, may_come, waiting
+from coordinator.clock.state import Peer, PeerPhase, Run
 from coordinator.serving.clocks import monotonic_ms
-from coordinator.store.lines import NAME, Lines
+from coordinator.store.lines import NAME, RETURN_MS_MAX, Lines
 from protos.errors import RefusedError
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
@@ -17,12 +19,22 @@ from tests.unit.coordinator.driver import LAYOUT
 from tests.unit.coordinator.serving import LivePeer, eventually, peers, served
 
 FULL = RunConfig.model_validate({"clock": {"min_peers": 1, "max_peers": 1, "steps": 100}})
+BLOCK = 32
 ADA, BOB, CAY = b"a" * 32, b"b" * 32, b"c" * 32
 
 
 def ask(line: Line, key: bytes, free: int, now_ms: int, network: str = "") -> tuple[Line, int]:
-    turn = asked(line, key, network, free, now_ms)
+    turn = asked(present(line, now_ms), key, network, free, BLOCK, now_ms)
     return turn.line, turn.place
+
+
+def present(line: Line, now_ms: int) -> Line:
+    """Of a run in which nobody is yet."""
+    return waiting(line, run_with({}), now_ms)
+
+
+def run_with(peers: dict[bytes, Peer]) -> Run:
+    return replace(Run(b"r" * 32, FULL), peers=peers)
 
 
 def test_first_come_first_served() -> None:
@@ -33,11 +45,11 @@ def test_first_come_first_served() -> None:
     assert (first, second, again) == (1, 2, 1)
     line, late = ask(line, CAY, 1, 3)
     assert late == 2, "the free place is Ada's"
-    assert not may_come(line, BOB, 1, 3)
-    assert not may_come(line, CAY, 1, 3)
+    assert not may_come(line, BOB, 1)
+    assert not may_come(line, CAY, 1)
     line, called = ask(line, ADA, 1, 4)
     assert called == 0
-    assert may_come(line, ADA, 1, 4)
+    assert may_come(line, ADA, 1)
     line, next_one = ask(line, BOB, 2, 5)
     assert next_one == 0, "two places are free, and Ada keeps one"
 
@@ -54,8 +66,8 @@ def test_a_silent_peer_and_one_that_does_not_come_lose_their_places() -> None:
     line, place = ask(line, BOB, 1, SILENT_MS_MAX + 2)
     assert place == 0
     late = SILENT_MS_MAX + 2 + CALLED_MS_MAX
-    assert list(fresh(line, late)) == [BOB], "Bob builds a large model"
-    assert list(fresh(line, late + 1)) == []
+    assert list(present(line, late)) == [BOB], "Bob builds a large model"
+    assert list(present(line, late + 1)) == []
 
 
 def test_a_place_that_is_gone_again_leaves_its_peer_in_line() -> None:
@@ -64,21 +76,42 @@ def test_a_place_that_is_gone_again_leaves_its_peer_in_line() -> None:
     assert place == 0
     line, place = ask(line, ADA, 0, 2)  # the peer that had left came back
     assert place == 1
-    assert list(fresh(line, SILENT_MS_MAX + 3)) == [], "it has to ask again, as before it was called"
+    assert list(present(line, SILENT_MS_MAX + 3)) == [], "it has to ask again, as before it was called"
 
 
 def test_one_network_cannot_fill_the_line() -> None:
     line: Line = {}
     for number in range(LINE_MAX):
         line, place = ask(line, number.to_bytes(32, "big"), 0, 0, "203.0.113.0/24")
-    assert len(line) == BLOCK_MAX
-    assert place == BLOCK_MAX + 1
-    turn = asked(line, ADA, "203.0.113.0/24", 0, 0)
+    assert len(line) == BLOCK
+    assert place == BLOCK + 1
+    turn = asked(line, ADA, "203.0.113.0/24", 0, BLOCK, 0)
     assert "of your network wait in line, as many as there may be" in turn.reason
     for number in range(LINE_MAX):
         line, place = ask(line, b"x" + number.to_bytes(31, "big"), 0, 0, f"network {number // 9}")
     assert len(line) == LINE_MAX
-    assert asked(line, ADA, "", 0, 0).line == line
+    assert asked(line, ADA, "", 0, BLOCK, 0).line == line
+
+
+def test_a_peer_that_follows_the_log_is_in_line_no_more() -> None:
+    line, _ = ask({}, ADA, 0, 0)
+    line, _ = ask(line, ADA, 1, 1)
+    joined = Peer(ADA, phase=PeerPhase.ABSENT)
+    assert list(waiting(line, run_with({ADA: joined}), 2)) == [ADA], "it has a session, and builds its model"
+    assert list(waiting(line, run_with({ADA: replace(joined, phase=PeerPhase.SYNCING)}), 2)) == []
+
+
+def test_the_peers_of_one_network_keep_no_more_places_of_the_run_than_they_may_take() -> None:
+    """Ten identities from one address ask a run of 16 that was full once, and join when they like, or never."""
+    config = RunConfig.model_validate({"clock": {"max_peers": 16}})
+    most, line = block_places(Run(b"r" * 32, config)), dict[bytes, Waiting]()
+    assert most == 8
+    for number in range(10):
+        line = dict(asked(line, bytes([number]) * 32, "203.0.113.0/24", 0, most, 0).line)
+    for key in list(line):
+        line = dict(asked(line, key, "203.0.113.0/24", 16, most, 1).line)
+    assert sum(it.called_ms is not None for it in line.values()) == most
+    assert asked(line, ADA, "198.51.100.0/24", 16, most, 2).place == 0, "half of the places are for others"
 
 
 def test_the_file_is_read_back_and_a_damaged_one_costs_only_places(tmp_path: Path) -> None:
@@ -105,7 +138,7 @@ async def turn(peer: LivePeer) -> pb.MayJoinResponse:
 async def test_over_grpc_the_order_holds_also_after_a_restart(tmp_path: Path) -> None:
     async with served(tmp_path, FULL) as here, peers(here, 3) as (ada, bob, cay):
         here.hub.lines = Lines(tmp_path / NAME, monotonic_ms())
-        assert (await turn(ada)).place == 0
+        assert (await turn(ada)).place == 0, "nobody waits, so the peer need not wait for others to come back"
         await ada.join()
         for peer, place, length in ((bob, 1, 1), (cay, 2, 2), (bob, 1, 2)):
             answer = await turn(peer)
@@ -122,6 +155,11 @@ async def test_over_grpc_the_order_holds_also_after_a_restart(tmp_path: Path) ->
             await cay.client.join(pb.JoinBody(layout_digest=LAYOUT, parameters=10, device="cpu"))
     async with served(tmp_path, FULL) as here, peers(here, 3) as (ada, bob, cay):
         here.hub.lines = Lines(tmp_path / NAME, monotonic_ms())
+        assert (await turn(cay)).place == 2, "the place that looks free may be Ada's"
+        assert (await turn(bob)).place == 1
+        with pytest.raises(RefusedError, match="2 peers wait in line"):
+            await bob.client.join(pb.JoinBody(layout_digest=LAYOUT, parameters=10, device="cpu"))
+        here.hub.lines = Lines(tmp_path / NAME, monotonic_ms() - RETURN_MS_MAX)
         assert (await turn(cay)).place == 1, "the place is kept for Bob"
         assert (await turn(bob)).place == 0
         assert (await turn(cay)).place == 1, "Bob is called, and builds its model"

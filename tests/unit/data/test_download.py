@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import http.server
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ class Server:
         self.files = {"/set/0.bin": DATA, f"/set/{MANIFEST}": b"the manifest"}
         self.break_after = list[int]()
         self.ranges, self.status, self.location = True, 200, ""
+        self.trickle, self.headers = 0.0, dict[str, str]()
         self.asked = list[tuple[str, str | None]]()
         outer = self
 
@@ -54,8 +58,16 @@ class Server:
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.ranges else 0
         request.send_response(206 if start else 200)
         request.send_header("Content-Length", str(len(data) - start))
+        for name, value in self.headers.items():
+            request.send_header(name, value)
         request.end_headers()
         most = self.break_after.pop(0) if self.break_after else len(data)
+        if self.trickle:
+            with contextlib.suppress(OSError):
+                for at in range(start, len(data)):
+                    request.wfile.write(data[at : at + 1])
+                    time.sleep(self.trickle)
+            return
         request.wfile.write(data[start : start + most])
         if most < len(data) - start:
             request.connection.close()
@@ -113,6 +125,33 @@ def test_a_server_that_sends_more_than_promised_is_cut_off(server: Server, tmp_p
     assert not mirrors.fetch(SHARD, 1, tmp_path / "0.bin", lambda done: next(asked, False))
     assert "larger than was promised" in log[0]
     assert (tmp_path / "0.bin.part").stat().st_size <= len(DATA)
+
+
+def test_a_server_that_trickles_is_left_for_another(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read succeeds, so no timeout of the connection ends it."""
+    monkeypatch.setattr(download, "RATE_SECONDS", 0.3)
+    slow, log = Server(), list[str]()
+    slow.trickle = 0.02
+    try:
+        mirrors = Mirrors([slow.url, server.url], private=True, log=lambda _, **it: log.append(it["why"]))
+        assert fetched(mirrors, tmp_path / "0.bin") == DATA
+        assert "too slow" in log[0]
+        assert mirrors.manifest(None) == b"the manifest"
+    finally:
+        slow.http.shutdown()
+        slow.http.server_close()
+
+
+def test_what_a_server_packed_is_not_unpacked(server: Server, tmp_path: Path) -> None:
+    """A shard of a few kB that unpacks to gigabytes."""
+    packed, log = gzip.compress(bytes(len(DATA))), list[str]()
+    server.files["/set/0.bin"], server.headers = packed, {"Content-Encoding": "gzip"}
+    asked = iter([True] * 12)
+    mirrors = Mirrors([server.url], private=True, log=lambda _, **it: log.append(it["why"]))
+    assert not mirrors.fetch(SHARD, 1, tmp_path / "0.bin", lambda done: next(asked, False))
+    assert "not those that the manifest names" in log[0]
 
 
 def test_nobody_wants_it_any_more(server: Server, tmp_path: Path) -> None:
