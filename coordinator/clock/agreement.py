@@ -8,12 +8,12 @@ operator or an anchor withdraws an agreed state. ADR 5.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from coordinator.clock import electorate, memory, rules, transitions
 from coordinator.clock.effects import Append, Effect, EndStream, NoticeKind, Refuse, SendNotice
 from coordinator.clock.records import LayoutFixed, SnapshotAgreed, SnapshotFact, Withdrawn
 from coordinator.clock.state import DIGEST_STEPS_KEPT, SNAPSHOT_STEPS_KEPT, Outcome, PeerPhase, Run
+from coordinator.clock.values import replace
 from protos.identity import short
 
 NAMES_SHOWN_MAX = 8
@@ -41,6 +41,7 @@ def applied(run: Run, public_key: bytes, at_step: int, digest: bytes) -> Outcome
     if agreed is None and at_step > 0 and at_step >= run.head_step - (DIGEST_STEPS_KEPT if peer.anchor else 1):
         reports = {**run.reported_digests.get(at_step, {}), public_key: digest}
         run = replace(run, reported_digests={**run.reported_digests, at_step: reports})
+        run = electorate.with_electors(run, at_step)
         value, reason = rules.agree(reports, electorate.electors(run, at_step))
         if value is not None:
             run, effects = _agreed(run, at_step, value, reason)
@@ -121,7 +122,8 @@ def start_problem(run: Run) -> str:
     reports = run.reported_snapshots.get(0, {})
     if run.anchored and not run.anchors_here:
         return "waiting for an anchor to store the initial state: the operator starts one with `swarmentum anchor`"
-    here = {key: fact for key, fact in reports.items() if key in electorate.electors(run, 0)}
+    electors = electorate.electors(run, 0)
+    here = {key: fact for key, fact in reports.items() if key in electors}
     kinds = {(fact, _layout(run, key)) for key, fact in here.items()}
     if len(kinds) > 1:
         return (

@@ -6,13 +6,12 @@ these samples, the loss to a range. A claimed time can only make its author seem
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from coordinator.clock import holdings, memory, rules, transitions
 from coordinator.clock.effects import Append, Effect, Refuse, SendAnnouncement
 from coordinator.clock.events import Claim
 from coordinator.clock.records import Equivocated
 from coordinator.clock.state import OpenStep, Outcome, Run
+from coordinator.clock.values import replace
 from protos.equivocation import Offence
 from protos.log import Equivocation
 

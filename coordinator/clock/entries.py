@@ -6,13 +6,13 @@ Refuses to say when a step is decided (`steps.py`) and to judge votes itself: `t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from coordinator.clock import electorate, memory, quorum, rules, trust
 from coordinator.clock.effects import Append, SendEntry
 from coordinator.clock.events import Claim
 from coordinator.clock.records import EntryCommitted, Judged
 from coordinator.clock.state import DURATIONS_KEPT, OpenStep, Outcome, Run
+from coordinator.clock.values import replace
 from protos.assignment import assign, merge
 from protos.checks import VERDICT_STEPS
 from protos.limits import POOL_RANGES_MAX

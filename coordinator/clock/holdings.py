@@ -11,10 +11,10 @@ Refuses to decide how many holders are enough (`quorum.py`). ADR 31.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from coordinator.clock.events import HeldPlaces
 from coordinator.clock.state import OpenStep
+from coordinator.clock.values import replace
 from protos.holdings import digest_of, places_of
 
 Name = tuple[bytes, bytes]

@@ -8,13 +8,12 @@ ADRs 44 to 46.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from coordinator.clock import memory, regained, rules
 from coordinator.clock.effects import Arm, EndStream, NoticeKind, Refuse, SendNotice
 from coordinator.clock.events import ArchiveAsked, DecayAsked, FinishAsked, PauseAsked, ResumeAsked, Steered
 from coordinator.clock.records import DecayStarted, RunArchived, RunEnded, RunPaused, RunResumed
 from coordinator.clock.state import Outcome, Phase, Run
+from coordinator.clock.values import replace
 from protos.end import End
 
 GOES_ON = "the operator lets the run go on"

@@ -8,9 +8,10 @@ it is called, loses its place. Identities are free, so a block of network addres
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coordinator.clock.state import PeerPhase, Run
+from coordinator.clock.values import replace
 
 SILENT_MS_MAX = 5 * 60_000
 """A peer asks every 20 s. A restart of the peer, or of the coordinator, takes less than this."""

@@ -10,7 +10,6 @@ durable before any effect that peers can see. So a crash between any two effects
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from coordinator.clock import admin, life, membership, memory, regained, reports, steps
 from coordinator.clock.effects import Arm, Effect
@@ -35,6 +34,7 @@ from coordinator.clock.events import (
 )
 from coordinator.clock.records import Record, SnapshotFact
 from coordinator.clock.state import Outcome, Phase, Run
+from coordinator.clock.values import replace
 from protos.run_config import RunConfig
 from protos.start import StartingState
 

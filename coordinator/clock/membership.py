@@ -5,13 +5,12 @@ Refuses a peer that `admission.py` does not admit, with its reason. Refuses to m
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from coordinator.clock import admission, agreement, holdings, memory, transitions
 from coordinator.clock.effects import Append, Denial, Effect, EndStream, NoticeKind, Refuse, SendNotice, SendTick
 from coordinator.clock.events import Disconnected, JoinAsked
 from coordinator.clock.records import PeerLeft, TicketUsed
 from coordinator.clock.state import Outcome, Peer, PeerPhase, Run
+from coordinator.clock.values import replace
 
 
 def joined(run: Run, event: JoinAsked, now_ms: int) -> Outcome:

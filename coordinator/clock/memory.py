@@ -7,7 +7,6 @@ record (connected peers, holders) are reported again by the peers.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from coordinator.clock import electorate, holdings, rules, transitions, trust
 from coordinator.clock.effects import Append
@@ -46,6 +45,7 @@ from coordinator.clock.state import (
     Run,
     Voted,
 )
+from coordinator.clock.values import replace
 from protos import figures
 from protos.assignment import merge
 from protos.checks import VERDICT_STEPS
@@ -194,7 +194,7 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     for c in entry.contributions:
         peer = electorate.served(run, peers.get(c.public_key, Peer(c.public_key)), entry.step)
         peers[c.public_key] = replace(peer, votes_accepted=peer.votes_accepted + 1, loss=c.loss)
-    run = transitions.bounded(_remember_trust(replace(run, peers=peers), record))
+    run = transitions.bounded(_remember_trust(replace(run, electors=None, peers=peers), record))
     loss = figures.loss_of(entry.contributions, run.loss)
     agreed = {s: d for s, d in run.agreed_digests.items() if s >= entry.step - DIGEST_STEPS_KEPT}
     if entry.parent_state_digest:
@@ -261,7 +261,8 @@ def _remember_trust(run: Run, record: EntryCommitted) -> Run:
         peer = peers.get(exclusion.public_key, Peer(exclusion.public_key))
         peers[peer.public_key] = replace(transitions.move_peer(peer, PeerPhase.ABSENT), gone=True)
     if checked or entry.exclusions or entry.readmitted:
-        run = replace(run, peers=peers, standings=trust.logged(run.standings, entry, run.roster if checked else ()))
+        standings = trust.logged(run.standings, entry, run.roster if checked else ())
+        run = replace(run, electors=None, peers=peers, standings=standings)
     if not checked:
         return run
     drawn = trust.checks_of(run.config.trust, entry, record.hash)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import replace
 
 from coordinator.clock import electorate, holdings
 from coordinator.clock.holdings import everyone
 from coordinator.clock.state import OpenStep, Quorum, Run
+from coordinator.clock.values import replace
 from protos.identity import short
 from protos.start import RUN_DIGITS_SHOWN
 

@@ -6,12 +6,11 @@ long as a peer has proven it to be. A second entry for one step would make two l
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from coordinator.clock import memory, transitions
 from coordinator.clock.effects import Arm, Effect, EndStream, Refuse, SendEntry
 from coordinator.clock.events import EntriesReturned
 from coordinator.clock.state import Outcome, PeerPhase, Phase, Run
+from coordinator.clock.values import replace
 from protos.limits import STEP_MAX
 
 HELD = STEP_MAX

@@ -6,13 +6,12 @@ parts about states and snapshots.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from coordinator.clock import agreement, claims, holdings, memory, transitions, trust
 from coordinator.clock.effects import Effect, Refuse, SendAnnouncement, SendNotice
 from coordinator.clock.events import HeldPlaces, Reported
 from coordinator.clock.records import Equivocated
 from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Run
+from coordinator.clock.values import replace
 from protos.equivocation import Offence
 from protos.identity import short
 from protos.limits import EQUIVOCATIONS_MAX

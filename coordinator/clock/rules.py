@@ -10,13 +10,13 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from coordinator.clock import electorate
 from coordinator.clock.events import Claim
 from coordinator.clock.records import DecayStarted
 from coordinator.clock.state import OpenStep, Peer, PeerPhase, Run
+from coordinator.clock.values import replace
 from protos.assignment import Range, Share, assign, merge, shares
 from protos.log import Tick
 from protos.optimizer_config import OptimizerConfig

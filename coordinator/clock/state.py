@@ -127,6 +127,16 @@ class Voted:
 
 
 @dataclass(frozen=True)
+class Electors:
+    """The electors of a step. They count while the run has the same standings and the same vote of the step."""
+
+    step: int
+    keys: frozenset[bytes]
+    voted: Voted | None
+    standings: Mapping[bytes, Standing]
+
+
+@dataclass(frozen=True)
 class Quorum:
     """The holders that a payload needs: `needed` of the members in the mask `within`; with `anchor`, an anchor."""
 
@@ -234,6 +244,8 @@ class Run:
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None
     durations_ms: tuple[int, ...] = ()
+    electors: Electors | None = None
+    """They follow from other fields (`electorate.py`), and are kept because every report of a state needs them."""
     reported_digests: Mapping[int, Mapping[bytes, bytes]] = field(default_factory=dict)
     agreed_digests: Mapping[int, bytes] = field(default_factory=dict)
     reported_snapshots: Mapping[int, Mapping[bytes, SnapshotFact]] = field(default_factory=dict)

@@ -5,12 +5,11 @@ Goes as far as the rules allow now, and refuses to wait: an `Arm` asks for the t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from coordinator.clock import agreement, electorate, entries, life, memory, quorum, regained, rules, transitions
 from coordinator.clock.effects import Append, Arm, NoticeKind, SendNotice, SendTick
 from coordinator.clock.records import TickOpened
 from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Phase, Run
+from coordinator.clock.values import replace
 from protos.log import Tick, lr_to_bits
 
 DECAYED = "its learning rate has decayed"

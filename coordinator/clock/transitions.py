@@ -5,10 +5,9 @@ Refuses moves that the tables in `state.py` do not have, and to remember more th
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from coordinator.clock import rules
+from coordinator.clock import electorate, rules
 from coordinator.clock.state import MOVES, PEER_MOVES, PEERS_KEPT, Peer, PeerPhase, Phase, Run
+from coordinator.clock.values import replace
 from protos.identity import short
 
 
@@ -27,7 +26,9 @@ def move_peer(peer: Peer, phase: PeerPhase) -> Peer:
 def with_peer(run: Run, peer: Peer) -> Run:
     """The run with this peer, new or changed. The open step's masks follow."""
     step = None if run.step is None else rules.met(run.step, peer)
-    return bounded(replace(run, step=step, peers={**run.peers, peer.public_key: peer}), peer.public_key)
+    electors = None if electorate.changes_electors(run.peers.get(peer.public_key), peer) else run.electors
+    peers = {**run.peers, peer.public_key: peer}
+    return bounded(replace(run, step=step, electors=electors, peers=peers), peer.public_key)
 
 
 def bounded(run: Run, newest: bytes = b"") -> Run:
@@ -42,6 +43,7 @@ def bounded(run: Run, newest: bytes = b"") -> Run:
         digests, snapshots = run.reported_digests, run.reported_snapshots
         run = replace(
             run,
+            electors=None,
             peers={key: peer for key, peer in run.peers.items() if key != gone},
             reported_digests={s: {k: v for k, v in r.items() if k != gone} for s, r in digests.items()},
             reported_snapshots={s: {k: v for k, v in r.items() if k != gone} for s, r in snapshots.items()},

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from coordinator.clock.values import replace
 from protos import checks
 from protos.checks import CHECK_ALWAYS, VERDICTS_NEEDED
 from protos.equivocation import Offence

@@ -24,6 +24,8 @@ cost."""
 VERSION = 2
 """The version grows when the fold of the same records gives another `Run`; tests/unit/coordinator/test_checkpoint.py checks."""
 _OF_GENESIS = ("run_id", "config")
+_COMPUTED = ("electors",)
+"""Fields that follow from others."""
 _NAMES_IN_FILE = {"checks": "audits"}
 """Fields of `Run` that have another name in a checkpoint, from before they were renamed."""
 
@@ -43,7 +45,7 @@ def is_due(run: Run, kept_step: int) -> bool:
 def dump(run: Run) -> bytes:
     """A run between two steps, as canonical JSON. Two runs that are equal give the same bytes."""
     assert run.step is None, "a checkpoint is made between two steps"
-    values = _runs().dump_python(run, exclude=set(_OF_GENESIS))
+    values = _runs().dump_python(run, exclude={*_OF_GENESIS, *_COMPUTED})
     fields = {_NAMES_IN_FILE.get(name, name): value for name, value in values.items()}
     return json.dumps({"version": VERSION, "run": _tagged(fields)}, sort_keys=True, separators=(",", ":")).encode()
 

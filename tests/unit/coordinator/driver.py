@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from coordinator.clock import holdings, machine, quorum, rules
+from coordinator.clock import electorate, holdings, machine, quorum, rules
 from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, Refuse, SendEntry, SendNotice, SendTick
 from coordinator.clock.events import (
     Claim,
@@ -251,6 +251,9 @@ class Harness:
         assert len(run.reported_snapshots) <= SNAPSHOT_STEPS_KEPT + 1
         assert len(run.peers) <= PEERS_KEPT
         assert len(run.left) <= len(run.roster)
+        if run.electors is not None and run.electors.step in run.voted:
+            anew = replace(run, electors=None)
+            assert electorate.electors(run, run.electors.step) == electorate.electors(anew, run.electors.step)
         if run.step is not None:
             members = len(run.step.tick.roster)
             assert rules.seen(run.step, run.peers) == run.step, "who is here was not kept up to date"
