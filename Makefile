@@ -11,6 +11,8 @@ BIN = .venv/bin
 
 .PHONY: help install demo test nightly attack sim check docs protos format watch clean
 .DEFAULT_GOAL := help
+# Some machines tell Python to keep no compiled modules. Then each process of a swarm compiles all of ours again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## Show this help.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12

@@ -63,7 +63,15 @@ def portable_random(seed: int) -> Iterator[None]:
         yield
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode without PyTorch's compiler, whose import takes a second. Nothing is compiled while a model is built."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _Mode(Mode):
     def __init__(self, draws: Draws) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = draws

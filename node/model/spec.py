@@ -20,7 +20,7 @@ from torch import nn
 
 from node.imports import many_imports
 from node.model.loss import logits_of
-from node.model.portable import portable_random
+from node.model.portable import Mode, portable_random
 from protos.errors import OperatorError
 
 # A small Llama over bytes: 885,888 parameters. Widths are multiples of 64, so that no chunk of the layout is padded.
@@ -87,8 +87,19 @@ def build(spec: ModelSpec, seed: int, *, vocabulary: int | None = None, context:
 def build_meta(spec: ModelSpec) -> nn.Module:
     """The model's names and shapes without its numbers, on the meta device: of any size in little memory."""
     make = _factory_maker(spec, None) if spec.factory else _config_maker(spec, None, None)
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():  # type: ignore[no-untyped-call]
         return make()
+
+
+class _Undrawn(Mode):  # type: ignore[no-untyped-call]
+    """Tensors without numbers need no draws. PyTorch would import its compiler to draw them, which takes a second."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default) and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def build_in_mode(config: Mapping[str, Any] | None) -> nn.Module:

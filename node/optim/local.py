@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from node.optim.dtensor import is_dtensor
 from node.optim.second_moment import local_part
 from node.optim.step import NonFiniteGradient
 
@@ -48,7 +48,7 @@ class LocalSteps:
         self.parameters = list(parameters)
         self._start: list[Tensor] | None = None
         first = self.parameters[0]
-        self._group = first.device_mesh.get_group() if isinstance(first, DTensor) else None
+        self._group = first.device_mesh.get_group() if is_dtensor(first) else None
         self._own = [local_part(parameter).detach() for parameter in self.parameters]  # the same memory
         self._adamw = torch.optim.AdamW(
             self._own,
@@ -123,8 +123,10 @@ class LocalSteps:
 
 def _like(local: Tensor, parameter: Tensor) -> Tensor:
     """A rank's rows as what the parameter is: a DTensor, or a tensor."""
-    if not isinstance(parameter, DTensor):
+    if not is_dtensor(parameter):
         return local
+    from torch.distributed.tensor import DTensor  # loaded with the parameter
+
     mesh, placements = parameter.device_mesh, parameter.placements
     return DTensor.from_local(
         local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from node.optim.dtensor import is_dtensor
 
 EPSILON = 1e-16
 """The number under the root, added to a square. Adam adds 1e-8 to the root instead. Under the root, a processor's instruction
@@ -90,4 +91,4 @@ def checked(beta2: float, *, magnitudes: bool) -> float:
 
 def local_part(tensor: Tensor) -> Tensor:
     """The part of a tensor on this rank: a DTensor's shard, or else all of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.to_local() if is_dtensor(tensor) else tensor.detach()

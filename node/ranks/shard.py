@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 
 from node.data.samples import Batch
 from node.model.device import autocast
@@ -228,6 +227,8 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
     """`fully_shard` over all ranks. The call gathers each block of a list when the block is needed, and the rest with the
     model."""
+    from torch.distributed.fsdp import fully_shard  # half a second that peers of one device do not need
+
     names: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)

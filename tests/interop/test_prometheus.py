@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.interop, pytest.mark.timeout(240)]
 
 DEPLOYED = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 RUN = f"""
 name = "watched"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32

@@ -16,14 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, wait_for
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 EXAMPLE = Path("deploy/proxy/nginx.conf")
 NAME = "swarm.example"
 RUN = f"""
 name = "behind"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 context = 32
 [clock]

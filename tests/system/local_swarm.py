@@ -28,10 +28,15 @@ POLL_SECONDS = 0.05
 SURROUNDINGS = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
+    "SWARMENTUM_ALLOW_CODE": "true",  # tests/system/tiny.py
     "SWARMENTUM_ALLOW_DATA": "true",
     "SWARMENTUM_COORDINATOR_WEB_LISTEN": "none",  # only tests of the page start one
 }
 
+PLAIN_MODEL = """
+[model]
+factory = "tests.system.tiny:model"
+"""
 TINY_MODEL = """
 [model.config]
 model_type = "llama"

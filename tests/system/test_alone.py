@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 
 RUN = f"""
 name = "alone"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 RUN = f"""
 name = "lent"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from protos.log import SignedEntry, open_entry
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, processes_with
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, processes_with
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 
@@ -24,7 +24,7 @@ HALVES = {"coordinator": ("ada", "bob"), "other": ("cyd", "dan")}
 DIVERGED = 5
 RUN = f"""
 name = "two-logs"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32

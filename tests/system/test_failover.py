@@ -21,7 +21,7 @@ from coordinator.clock.records import EntryCommitted
 from coordinator.store.journal import Journal
 from protos.identity import Identity
 from protos.invite import Invite
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
 from tests.system.netns import PUBLIC, Internet, NotHereError
 from tests.system.postgres import NoPostgresError, Postgres
 from tests.system.stalling_coordinator import REFUSED
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 TAKE_OVER_SECONDS_MAX = 15.0
 RUN = f"""
 name = "failover"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32

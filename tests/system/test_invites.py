@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from protos.identity import Identity
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 RUN = f"""
 name = "invited"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32

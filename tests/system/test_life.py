@@ -25,13 +25,13 @@ from protos.envelope import Kind, seal, signed_bytes
 from protos.identity import Identity, peer_id, verify
 from protos.limits import GOSSIP_MESSAGE_BYTES_MAX
 from protos.v1 import envelope_pb2, update_pb2
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 RUN = f"""
 name = "life"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32

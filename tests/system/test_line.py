@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300), pytest.mark.long]
 
 RUN = f"""
 name = "full"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 context = 32
 [clock]

@@ -16,7 +16,7 @@ import pytest
 
 from protos.identity import Identity
 from protos.invite import Invite
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
 from tests.system.netns import HOMES, PUBLIC, Internet, NotHereError
 
 pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.timeout(240)]
@@ -27,7 +27,7 @@ PUBLIC_PEER = "pat"
 PEERS = (PUBLIC_PEER, *HOMES)
 RUN = f"""
 name = "nat"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 PEERS = ("ada", "bob", "eve")
 RUN = f"""
 name = "owners"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, digests_by_step, processes_with, wait_for
 from tests.system.netns import Internet, NotHereError
 from tests.system.spread_swarm import SpreadSwarm, places_of
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.nightly, pytest
 NEAR, FAR = ("ada", "bob"), ("cyd", "dan")
 RUN = f"""
 name = "partition"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 RUN = f"""
 name = "short-lived"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "{os.__file__}"
 context = 32

@@ -20,13 +20,13 @@ from node.link.client import CoordinatorClient
 from protos.errors import RefusedError
 from protos.identity import Identity
 from protos.v1 import coordinator_pb2 as pb
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 
 RUN = f"""
 name = "two-payloads"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32

@@ -14,15 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
 
 from node.optim.base import Base
 from node.optim.demo import DeMoConfig
+from node.optim.dtensor import is_dealt, is_dtensor
 from node.optim.exact import aggregate
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place, kinds_of, named_tensors
 from node.optim.nesterov import Nesterov
@@ -44,6 +44,10 @@ from node.optim.step import (
 from node.optim.tiles import tile_chunks
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.payload import Choice, Format
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 from node.optim.votes.places import Draw
 
 
@@ -136,7 +140,7 @@ class ShardedDeMo:
 
     def rows_of(self, local: Tensor, parameter: DTensor) -> Spread:
         """A rank's tensor for its rows of a parameter, `local`, as one tensor over all ranks."""
-        return Spread(local, parameter.shape, self.group, dealt=isinstance(parameter.placements[0], Shard))
+        return Spread(local, parameter.shape, self.group, dealt=is_dealt(parameter))
 
     def _everywhere(self, tensor: Tensor) -> Spread:
         return Spread(tensor, tensor.shape, self.group, dealt=False)
@@ -210,13 +214,13 @@ class ShardedDeMo:
         """One whole gradient at a time, put together from all ranks."""
         for parameter in self.parameters:
             gradient = parameter.grad
-            yield gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            yield gradient.full_tensor() if is_dtensor(gradient) else gradient
 
     def _norm(self) -> float:
         """The norm of the peer's whole gradient, from the shards; what is not sharded counts on one rank."""
         squares = torch.zeros((), dtype=torch.float64, device=self._device)
         for parameter in self.parameters:
-            sharded = isinstance(parameter.placements[0], Shard)
+            sharded = is_dealt(parameter)
             if parameter.grad is not None and (sharded or self.rank == 0):
                 squares += local_part(parameter.grad).double().square().sum()
         dist.all_reduce(squares, group=self.group)
@@ -351,7 +355,7 @@ class ShardedDeMo:
 
     def _rows(self, parameter: DTensor, place: Place) -> tuple[int, int]:
         """The rows of the parameter, seen as a matrix, that this rank holds: as `torch.chunk` deals them out."""
-        if not isinstance(parameter.placements[0], Shard):
+        if not is_dealt(parameter):
             return 0, place.height
         height = place.shape[0]
         each = math.ceil(height / self.ranks)

@@ -6,23 +6,29 @@ Every function is local: the caller has put the tensors together over the ranks.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
 
+from node.optim.dtensor import is_dtensor
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def is_sharded(source: Iterable[Tensor]) -> bool:
     """Whether any of the tensors is a DTensor, as `fully_shard` makes them."""
-    return any(isinstance(tensor, DTensor) for tensor in source)
+    return any(is_dtensor(tensor) for tensor in source)
 
 
 def checked(name: str, tensor: Tensor) -> DTensor:
     """The parameter itself. Raises `ValueError` unless it is sharded as `fully_shard` does it, along the first dimension."""
-    if not isinstance(tensor, DTensor) or tensor.device_mesh.ndim != 1:
+    if not is_dtensor(tensor) or tensor.device_mesh.ndim != 1:
         raise ValueError(f"parameter {name} is not sharded by `fully_shard` over a mesh of one dimension")
+    from torch.distributed.tensor import Shard  # a DTensor has loaded it
+
     placement = tensor.placements[0]
     if isinstance(placement, Shard) and placement.dim != 0:
         raise ValueError(f"parameter {name} is sharded along dimension {placement.dim}, not 0")

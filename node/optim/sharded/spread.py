@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
 
+from node.optim.dtensor import is_dealt
 from node.optim.second_moment import local_part
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 
 PIECE_ELEMENTS = 2**24
 """Elements that travel at a time: 64 MiB of fp32."""
@@ -77,7 +81,7 @@ class Spread:
     @classmethod
     def of(cls, parameter: DTensor) -> Spread:
         """A parameter as `fully_shard` leaves it."""
-        dealt = isinstance(parameter.placements[0], Shard)
+        dealt = is_dealt(parameter)
         return cls(local_part(parameter).detach(), parameter.shape, parameter.device_mesh.get_group(), dealt=dealt)
 
     def numel(self) -> int:
