@@ -44,11 +44,10 @@ from node.optim.step import (
 from node.optim.tiles import tile_chunks
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.payload import Choice, Format
+from node.optim.votes.places import Draw
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-from node.optim.votes.places import Draw
 
 
 class ShardedDeMo:
@@ -220,8 +219,7 @@ class ShardedDeMo:
         """The norm of the peer's whole gradient, from the shards; what is not sharded counts on one rank."""
         squares = torch.zeros((), dtype=torch.float64, device=self._device)
         for parameter in self.parameters:
-            sharded = is_dealt(parameter)
-            if parameter.grad is not None and (sharded or self.rank == 0):
+            if parameter.grad is not None and (is_dealt(parameter) or self.rank == 0):
                 squares += local_part(parameter.grad).double().square().sum()
         dist.all_reduce(squares, group=self.group)
         return math.sqrt(float(squares)) if bool(squares.isfinite()) else math.inf
@@ -357,8 +355,7 @@ class ShardedDeMo:
         """The rows of the parameter, seen as a matrix, that this rank holds: as `torch.chunk` deals them out."""
         if not is_dealt(parameter):
             return 0, place.height
-        height = place.shape[0]
-        each = math.ceil(height / self.ranks)
+        height, each = place.shape[0], math.ceil(place.shape[0] / self.ranks)
         first, last = min(self.rank * each, height), min((self.rank + 1) * each, height)
         assert parameter.to_local().shape[0] == last - first, f"{place.name} is not dealt out in equal parts"
         return first, last
