@@ -44,6 +44,7 @@ def electors(run: Run, step: int) -> Set[bytes]:
         and known.step == step
         and known.voted is run.voted.get(step)
         and known.standings is run.standings
+        and known.config is run.config
     ):
         return known.keys
     return places(run, eligible(run, step))
@@ -57,7 +58,8 @@ def with_electors(run: Run, step: int) -> Run:
     found = electors(run, step)
     if run.electors is not None and run.electors.keys is found:
         return run
-    return replace(run, electors=Electors(step, frozenset(found), run.voted.get(step), run.standings))
+    known = Electors(step, frozenset(found), run.voted.get(step), run.standings, run.config)
+    return replace(run, electors=known)
 
 
 def changes_electors(before: Peer | None, peer: Peer) -> bool:

@@ -128,12 +128,13 @@ class Voted:
 
 @dataclass(frozen=True)
 class Electors:
-    """The electors of a step. They count while the run has the same standings and the same vote of the step."""
+    """The electors of a step. They count while the run has the same settings, standings and vote of the step."""
 
     step: int
     keys: frozenset[bytes]
     voted: Voted | None
     standings: Mapping[bytes, Standing]
+    config: RunConfig
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, serve
 from tests.unit.coordinator.test_machine import clocks, happenings, play
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
-FINGERPRINT = "08a71ff464f1eac9"
+FINGERPRINT = "cce5a2f662db9a91"
 
 
 def fresh_of(harness: Harness) -> Run:
