@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from node.commands import dataset, service
+from node.commands import dataset, owner, service
 from node.commands.control import finish, leave, me, pause, resume, set_
 from node.commands.copies import export
 from node.commands.join import anchor, join
@@ -51,6 +51,7 @@ for command in (me, pause, resume, finish, leave):
 app.command("set", epilog=EXIT_CODES)(set_)
 app.add_typer(service.app, name="service")
 app.add_typer(dataset.app, name="data")
+app.add_typer(owner.app, name="owner")
 
 
 @app.command(epilog=EXIT_CODES)

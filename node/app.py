@@ -133,7 +133,7 @@ class _Peer:
         payloads = Payloads(self.folder / "payloads", int(settings.payloads_gb * BYTES_A_GB))
         self.home = Home(self.folder, store, payloads)
         self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
-        self.lent = Lent(settings, alone=lead is None, trains=self.trains, log=self.log)
+        self.lent = Lent(settings, self.identity.public_key, alone=lead is None, trains=self.trains, log=self.log)
 
     def run(self, export_to: Path | None, agree: Callable[[Request], None]) -> Outcome:
         """Connect, build, join, train, export, leave."""

@@ -84,6 +84,9 @@ UploadMbit = Annotated[float | None, typer.Option(help="The fastest upload, in M
 DownloadMbit = Annotated[float | None, typer.Option(help="The fastest download, in Mbit/s (default: no limit).")]
 UploadGb = Annotated[float | None, typer.Option(help="Upload of a calendar month, in GB (default: no limit).")]
 DownloadGb = Annotated[float | None, typer.Option(help="Download of a calendar month, in GB (default: no limit).")]
+Owner = Annotated[
+    str | None, typer.Option(help="Your name, as everybody sees it; several machines of one name are shown together.")
+]
 Relays = Annotated[
     list[str] | None,
     typer.Option("--relay", help="Multiaddress of a relay through which other peers reach this one; repeatable."),

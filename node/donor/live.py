@@ -132,4 +132,6 @@ def _over(start: LiveSettings, kept: Mapping[str, Any], path: Path) -> LiveSetti
 
 def _written(kept: Mapping[str, Any]) -> bytes:
     """TOML: text as JSON writes it, other values as they are."""
-    return (HEADING + "".join(f"{key} = {json.dumps(value)}\n" for key, value in sorted(kept.items()))).encode()
+    return (
+        HEADING + "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in sorted(kept.items()))
+    ).encode()

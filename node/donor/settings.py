@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from node.donor.hours import parse
+from protos.owner import name_of
 
 OFF = "off"
 DEFAULT = "default"
@@ -55,10 +56,18 @@ class LiveSettings(BaseModel):
     download_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB a month above 0, or off")
     """Download of a calendar month. When it is used up, the peer pauses and loads nothing until the next month."""
 
+    owner: str | None = Field(default=None, title="a name of 1 to 64 printable characters, or off")
+    """Whose machine this is, as everybody sees it. A name is a claim; `swarmentum owner add` has a key sign for it."""
+
     @field_validator("hours")
     @classmethod
     def _schedule(cls, value: str | None) -> str | None:
         return None if value is None else parse(value).text
+
+    @field_validator("owner")
+    @classmethod
+    def _name(cls, value: str | None) -> str | None:
+        return None if value is None else name_of(value)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -23,6 +23,7 @@ from node.swarm.membership import About
 from node.swarm.session import Session
 from protos.errors import NetworkError, RefusedError, StoppedError
 from protos.log import SignedEntry, Verdict
+from protos.owner import Owner
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
@@ -216,6 +217,10 @@ class Swarm:
     def paused(self, paused: bool) -> None:
         """Tell the coordinator that this peer's owner has paused it, or lets it take part again."""
         self._call(self._session.paused(paused), START_SECONDS_MAX)
+
+    def name_owner(self, owner: Owner) -> None:
+        """Tell the coordinator whose machine this is: in the next Join, or in a report. From any thread."""
+        self._call(self._session.name_owner(owner), START_SECONDS_MAX)
 
     def found(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the coordinator the verdicts of this peer's checks of other peers' votes."""

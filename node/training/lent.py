@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +18,14 @@ from node.donor.gpu import GpuPrograms
 from node.donor.live import Live
 from node.donor.machine import Machine
 from node.donor.month import Month
+from node.donor.owner import named
 from node.donor.priority import Priority
 from node.donor.settings import CONDITIONS, LiveSettings
 from node.donor.watch import Watch
 from node.swarm.counters import Counters
 from node.training.loop import Trainer
 from node.training.throttle import Throttle
+from protos.errors import NetworkError
 
 NO_TRAINING = "an anchor does not train, so no condition pauses it; `swarmentum leave` ends it"
 BYTES_A_MBIT = 125_000
@@ -32,11 +35,13 @@ SEVERAL = "this peer has several devices, so the setting counts from its start o
 class Lent:
     """Of one peer, on its training thread. `alone`: the peer has one device. `trains`: it is no anchor."""
 
-    def __init__(self, settings: PeerSettings, *, alone: bool, trains: bool, log: Any) -> None:
+    def __init__(self, settings: PeerSettings, public_key: bytes, *, alone: bool, trains: bool, log: Any) -> None:
+        self._home, self._public_key = settings.home, public_key
         fixed = ({} if alone else {"threads": SEVERAL}) | ({} if trains else dict.fromkeys(CONDITIONS, NO_TRAINING))
         self.live = Live(settings.home, settings, {"nice": Priority().set}, fixed)
         self.throttle = Throttle(lambda: self.live.values)
-        for text in (*self.live.overruled(), *self.live.apply()):
+        self.owner, claim = named(settings.home, public_key, self.live.values.owner)
+        for text in (*self.live.overruled(), *self.live.apply(), *filter(None, [claim])):
             log.info(text)
         self.throttle.heed()
         self.month = Month(settings.home, log)
@@ -51,6 +56,7 @@ class Lent:
         """From now on the conditions pause the peer, and let it go on; and a month that is used up closes its ways."""
         machine = Machine(GpuPrograms(bus_id_of(trainer.replica.device), self._family))
         wire = self.counters.wire
+        trainer.swarm.name_owner(self.owner)  # the first Join has it
 
         def facts(settings: LiveSettings) -> Facts:
             found = machine.facts(settings)
@@ -62,9 +68,20 @@ class Lent:
             wire.up.shut, wire.down.shut = "upload_gb" in shut, "download_gb" in shut
             if not trainer.is_anchor:
                 trainer.wishes.hold("" if state is None else state.why)
+            self._name_owner(trainer)
 
         self._watch = Watch(self.live, facts, hold, self._log)
         self._watch.start()
+
+    def _name_owner(self, trainer: Trainer) -> None:
+        """After `swarmentum set owner NAME`: the coordinator hears of it in the next report."""
+        owner, claim = named(self._home, self._public_key, self.live.values.owner)
+        if owner == self.owner:
+            return
+        with suppress(NetworkError):  # the network side is busy or closed: the next look tries again
+            trainer.swarm.name_owner(owner)
+            self.owner = owner
+            self._log.info(claim or f"the owner is {owner if owner.name else 'not named any more'}")
 
     def told(self) -> dict[str, Any]:
         """For `me`: the month's bytes, and how many the owner gives."""

@@ -30,7 +30,7 @@ from tests.unit.coordinator.serving import COORDINATOR, eventually, peers, serve
 from tests.unit.coordinator.test_machine import clocks, happenings, play
 from tests.unit.coordinator.test_service import WAITS, begin, one_step
 
-FINGERPRINT = "d584cab4ce74a80a"
+FINGERPRINT = "0f964111f6850ba3"
 
 
 def fresh_of(harness: Harness) -> Run:
