@@ -39,6 +39,8 @@ class Text:
     dtype: str = "-"
     close: Callable[[], None] = lambda: None
     """Ends downloads."""
+    shelf: Cache | None = None
+    """Of text that comes from the web."""
 
 
 def open_text(
@@ -86,6 +88,7 @@ def _shards(
             f"{data.tokenizer!r}, which encodes differently; ask the run's operator"
         )
     close: Callable[[], None]
+    shelf: Cache | None = None
     if urls:
         folder = settings.home / "cache" / f"shards-{sha256_of(encoded)[:16]}"
         shards = Shards(manifest, folder, tokenizer.vocabulary)
@@ -100,7 +103,7 @@ def _shards(
         samples, close = ShardedSamples(manifest, here, data.context, config.seed), lambda: None
     first = step * config.clock.batch_samples
     samples.away((Range(first, first + 1),))
-    return Text(source, tokenizer, samples, manifest.dtype, close)
+    return Text(source, tokenizer, samples, manifest.dtype, close, shelf)
 
 
 def _manifest(source: str, mirrors: Mirrors, cache: Path, sha256: str | None) -> tuple[bytes, Manifest]:

@@ -80,6 +80,15 @@ NotBeside = Annotated[
 DutyCycle = Annotated[
     float | None, typer.Option(help="The part of the time that the device computes, 0.05 to 1 (default: 1).")
 ]
+GpuMemory = Annotated[
+    float | None, typer.Option(help="The part of the GPU's memory that the peer takes at most, 0.05 to 1 (CUDA).")
+]
+DiskGb = Annotated[
+    float | None, typer.Option(help="Archive, others' votes and text from the web together, in GB (default: no limit).")
+]
+KeepAwake = Annotated[
+    bool, typer.Option("--keep-awake", help="Keep the machine from automatic sleep while the peer works.")
+]
 UploadMbit = Annotated[float | None, typer.Option(help="The fastest upload, in Mbit/s (default: no limit).")]
 DownloadMbit = Annotated[float | None, typer.Option(help="The fastest download, in Mbit/s (default: no limit).")]
 UploadGb = Annotated[float | None, typer.Option(help="Upload of a calendar month, in GB (default: no limit).")]

@@ -44,6 +44,15 @@ class LiveSettings(BaseModel):
     duty_cycle: float | None = Field(default=None, ge=0.05, le=1, title="a part from 0.05 to 1, or off")
     """The part of the time that the device computes. The peer rests between micro-batches."""
 
+    gpu_memory: float | None = Field(default=None, ge=0.05, le=1, title="a part from 0.05 to 1, or off")
+    """The part of the GPU's memory that the peer takes at most. Only for CUDA."""
+
+    disk_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB above 0, or off")
+    """Archive, others' votes and training text from the web together. Text gives way first, then the oldest votes."""
+
+    keep_awake: bool = Field(default=False, title="true or false")
+    """Keep the machine from automatic sleep while the peer works. A paused peer lets it sleep."""
+
     upload_mbit: float | None = Field(default=None, ge=0.5, le=100_000, title="Mbit/s from 0.5 to 100000, or off")
     """The fastest upload of votes and of the model's pieces."""
 

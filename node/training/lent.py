@@ -10,18 +10,24 @@ from typing import Any
 
 import torch
 
+from node.archive.record import Recorder
 from node.blobs.blobs import WireBytes
 from node.blobs.flow import Lane
+from node.blobs.payloads import Payloads
 from node.config import PeerSettings
+from node.data.shelf import Cache
+from node.donor import awake
 from node.donor.conditions import Facts, State, states
+from node.donor.disk import BYTES_A_GB, Kept, allowed
 from node.donor.gpu import GpuPrograms
-from node.donor.live import Live
+from node.donor.live import Applies, Live
 from node.donor.machine import Machine
 from node.donor.month import Month
 from node.donor.owner import named
 from node.donor.priority import Priority
 from node.donor.settings import CONDITIONS, LiveSettings
 from node.donor.watch import Watch
+from node.model.room import limit
 from node.swarm.counters import Counters
 from node.training.loop import Trainer
 from node.training.throttle import Throttle
@@ -33,12 +39,25 @@ SEVERAL = "this peer has several devices, so the setting counts from its start o
 
 
 class Lent:
-    """Of one peer, on its training thread. `alone`: the peer has one device. `trains`: it is no anchor."""
+    """Of one peer, on its training thread. `device`: that it computes on. `alone`: it has one. `trains`: it is no anchor."""
 
-    def __init__(self, settings: PeerSettings, public_key: bytes, *, alone: bool, trains: bool, log: Any) -> None:
-        self._home, self._public_key = settings.home, public_key
-        fixed = ({} if alone else {"threads": SEVERAL}) | ({} if trains else dict.fromkeys(CONDITIONS, NO_TRAINING))
-        self.live = Live(settings.home, settings, {"nice": Priority().set}, fixed)
+    def __init__(
+        self,
+        settings: PeerSettings,
+        public_key: bytes,
+        device: Callable[[], torch.device],
+        *,
+        alone: bool,
+        trains: bool,
+        log: Any,
+    ) -> None:
+        self._home, self._public_key, self._settings = settings.home, public_key, settings
+        fixed = {} if alone else {"threads": SEVERAL, "gpu_memory": SEVERAL}
+        fixed |= {} if trains else dict.fromkeys((*CONDITIONS, "gpu_memory"), NO_TRAINING)
+        applies: dict[str, Applies] = {"nice": Priority().set, "keep_awake": awake.check}
+        if trains:
+            applies["gpu_memory"] = lambda part: limit(device(), part)
+        self.live = Live(settings.home, settings, applies, fixed)
         self.throttle = Throttle(lambda: self.live.values)
         self.owner, claim = named(settings.home, public_key, self.live.values.owner)
         for text in (*self.live.overruled(), *self.live.apply(), *filter(None, [claim])):
@@ -49,11 +68,15 @@ class Lent:
             wire=WireBytes(up=Lane(self._rate("upload_mbit")), down=Lane(self._rate("download_mbit")))
         )
         self._log = log
+        self._disk_limited = False
         self._family = None if alone else os.getppid()
         self._watch: Watch | None = None
+        self._awake = awake.Awake(log)
 
-    def watch(self, trainer: Trainer) -> None:
-        """From now on the conditions pause the peer, and let it go on; and a month that is used up closes its ways."""
+    def watch(self, trainer: Trainer, payloads: Payloads, shelf: Cache | None) -> None:
+        """From now on the conditions pause the peer, and let it go on; and a month that is used up closes its ways.
+
+        The disk's limit holds for the trainer's archive, for `payloads`, and for the text on the `shelf`."""
         machine = Machine(GpuPrograms(bus_id_of(trainer.replica.device), self._family))
         wire = self.counters.wire
         trainer.swarm.name_owner(self.owner)  # the first Join has it
@@ -69,6 +92,8 @@ class Lent:
             if not trainer.is_anchor:
                 trainer.wishes.hold("" if state is None else state.why)
             self._name_owner(trainer)
+            self._limit_disk(trainer.archive, payloads, shelf)
+            self._awake.keep(self.live.values.keep_awake and not trainer.wishes.paused)
 
         self._watch = Watch(self.live, facts, hold, self._log)
         self._watch.start()
@@ -82,6 +107,26 @@ class Lent:
             trainer.swarm.name_owner(owner)
             self.owner = owner
             self._log.info(claim or f"the owner is {owner if owner.name else 'not named any more'}")
+
+    def _limit_disk(self, archive: Recorder | None, payloads: Payloads, shelf: Cache | None) -> None:
+        """Each store heeds its part of the disk at its next write, and the shelf at once."""
+        settings, disk_gb = self._settings, self.live.values.disk_gb
+        if disk_gb is None and not self._disk_limited:
+            return
+        self._disk_limited = disk_gb is not None
+        most = Kept(*(int(gb * BYTES_A_GB) for gb in (settings.archive_gb, settings.payloads_gb, settings.data_gb)))
+        most = most if archive is not None else replace(most, archive=0)
+        used = Kept(
+            0 if archive is None else archive.total_bytes,
+            payloads.total_bytes,
+            0 if shelf is None else shelf.total_bytes,
+        )
+        now = allowed(disk_gb, used, most)
+        payloads.bytes_max = now.payloads
+        if archive is not None:
+            archive.limit(now.archive)
+        if shelf is not None:
+            shelf.limit(now.text)
 
     def told(self) -> dict[str, Any]:
         """For `me`: the month's bytes, and how many the owner gives."""
@@ -101,6 +146,7 @@ class Lent:
         """Look at the machine no more."""
         if self._watch is not None:
             self._watch.close()
+        self._awake.close()
 
 
 def bus_id_of(device: torch.device) -> str | None:
