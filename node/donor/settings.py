@@ -50,6 +50,9 @@ class LiveSettings(BaseModel):
     disk_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB above 0, or off")
     """Archive, others' votes and training text from the web together. Text gives way first, then the oldest votes."""
 
+    overlay_memory_gb: float | None = Field(default=2.0, ge=0.01, le=1000, title="GB of at least 0.01, or off")
+    """Memory of the libp2p daemon. A daemon that takes more is started again; the peer goes on meanwhile."""
+
     keep_awake: bool = Field(default=False, title="true or false")
     """Keep the machine from automatic sleep while the peer works. A paused peer lets it sleep."""
 

@@ -71,6 +71,10 @@ class Host:
         """How often the daemon was started again."""
         return self._daemon.restarts
 
+    def limit_memory(self, bytes_max: int | None) -> None:
+        """The daemon may take so much memory from now on; None: no limit."""
+        self._daemon.memory_bytes_max = bytes_max
+
     async def start(self, bootstrap: tuple[str, ...] = (), restarted: Ready = nothing_to_do) -> None:
         """Start p2pd and connect to the bootstrap peers that answer. Raises NetworkError or OperatorError.
 

@@ -222,6 +222,10 @@ class Swarm:
         """Tell the coordinator whose machine this is: in the next Join, or in a report. From any thread."""
         self._call(self._session.name_owner(owner), START_SECONDS_MAX)
 
+    def limit_memory(self, bytes_max: int | None) -> None:
+        """The libp2p daemon may take so much memory from now on; None: no limit. From any thread."""
+        self._call(self._session.limit_memory(bytes_max), START_SECONDS_MAX)
+
     def found(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the coordinator the verdicts of this peer's checks of other peers' votes."""
         self._call(self._session.found(verdicts), START_SECONDS_MAX)

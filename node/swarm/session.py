@@ -336,6 +336,10 @@ class Session:
         """Whose machine this is, from now on."""
         self.parts.outbox.name_owner(owner)
 
+    async def limit_memory(self, bytes_max: int | None) -> None:
+        """See `Host.limit_memory`."""
+        self.parts.host.limit_memory(bytes_max)
+
     async def paused(self, paused: bool) -> None:
         """This peer's owner has paused it, or lets it take part again."""
         self.parts.outbox.pause(paused)

@@ -68,7 +68,7 @@ class Lent:
             wire=WireBytes(up=Lane(self._rate("upload_mbit")), down=Lane(self._rate("download_mbit")))
         )
         self._log = log
-        self._disk_limited = False
+        self._disk_limited, self._memory_gb = False, settings.overlay_memory_gb
         self._family = None if alone else os.getppid()
         self._watch: Watch | None = None
         self._awake = awake.Awake(log)
@@ -92,6 +92,7 @@ class Lent:
             if not trainer.is_anchor:
                 trainer.wishes.hold("" if state is None else state.why)
             self._name_owner(trainer)
+            self._limit_memory(trainer)
             self._limit_disk(trainer.archive, payloads, shelf)
             self._awake.keep(self.live.values.keep_awake and not trainer.wishes.paused)
 
@@ -107,6 +108,13 @@ class Lent:
             trainer.swarm.name_owner(owner)
             self.owner = owner
             self._log.info(claim or f"the owner is {owner if owner.name else 'not named any more'}")
+
+    def _limit_memory(self, trainer: Trainer) -> None:
+        gb = self.live.values.overlay_memory_gb
+        if gb != self._memory_gb:
+            with suppress(NetworkError):
+                trainer.swarm.limit_memory(None if gb is None else int(gb * BYTES_A_GB))
+                self._memory_gb = gb
 
     def _limit_disk(self, archive: Recorder | None, payloads: Payloads, shelf: Cache | None) -> None:
         """Each store heeds its part of the disk at its next write, and the shelf at once."""
