@@ -28,6 +28,7 @@ from node.commands.options import (
     MaybeInvite,
     MicroBatch,
     Reachability,
+    RelayMbit,
     Relays,
     Threads,
     Verbose,
@@ -180,6 +181,7 @@ def relay(
     announce: Announce = None,
     bootstrap: Bootstrap = None,
     reachability: Annotated[str, typer.Option(help="public, or auto to find out.")] = "public",
+    relay_mbit: RelayMbit = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -192,7 +194,9 @@ def relay(
         from node.commands.relay import serve
     from node.config import load_settings
 
-    settings = load_settings(listen=listen, announce=announce, bootstrap=bootstrap, reachability=reachability)
+    settings = load_settings(
+        listen=listen, announce=announce, bootstrap=bootstrap, reachability=reachability, relay_mbit=relay_mbit
+    )
     asyncio.run(serve(home or Path.home() / ".swarmentum" / "relay", settings.overlay(), as_json))
 
 

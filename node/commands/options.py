@@ -91,6 +91,9 @@ KeepAwake = Annotated[
 ]
 UploadMbit = Annotated[float | None, typer.Option(help="The fastest upload, in Mbit/s (default: no limit).")]
 DownloadMbit = Annotated[float | None, typer.Option(help="The fastest download, in Mbit/s (default: no limit).")]
+RelayMbit = Annotated[
+    float | None, typer.Option(help="What this peer carries between others on average, in Mbit/s; 0: nothing.")
+]
 UploadGb = Annotated[float | None, typer.Option(help="Upload of a calendar month, in GB (default: no limit).")]
 DownloadGb = Annotated[float | None, typer.Option(help="Download of a calendar month, in GB (default: no limit).")]
 Owner = Annotated[

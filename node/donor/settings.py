@@ -62,6 +62,9 @@ class LiveSettings(BaseModel):
     download_mbit: float | None = Field(default=None, ge=0.5, le=100_000, title="Mbit/s from 0.5 to 100000, or off")
     """The fastest download of votes and of the model's pieces."""
 
+    relay_mbit: float | None = Field(default=None, ge=0, le=100_000, title="Mbit/s from 0 to 100000, or off")
+    """The mean of what this peer carries between others if it is a relay; 0: nothing."""
+
     upload_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB a month above 0, or off")
     """Upload of a calendar month. When it is used up, the peer pauses and serves nothing until the next month."""
 

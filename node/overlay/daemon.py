@@ -22,7 +22,7 @@ from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from node import patience
-from node.overlay import guard, memory
+from node.overlay import guard, memory, relaying
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings
 from node.overlay.tasks import Tasks
 from protos.address import usable
@@ -99,6 +99,9 @@ class Daemon:
         self.memory_bytes_max = settings.memory_bytes_max
         """A daemon that takes more is ended, and the next one starts; None: no limit."""
         self._changed: asyncio.Event | None = None
+        self._changing = asyncio.Lock()
+        self.figures_port: int | None = None
+        """Of the loopback address, where the present p2pd tells its figures; None if it does not relay for others."""
         self.named: tuple[str, ...] = ()
         """Multiaddresses of peers that the invite, the coordinator or a person named at the start."""
         self.restarts = 0
@@ -170,7 +173,7 @@ class Daemon:
         delay = patience.RETRY_SECONDS_MIN
         for left in reversed(range(tries)):
             try:
-                flags = () if self._settings.relay_for_others else ("-relayService=0",)
+                flags = self._relaying()
                 prefix = memory.environment(self.memory_bytes_max)
                 return await _Process.started(*flags, prefix=prefix, initial_peers=list(initial) or None, **options)
             except P2PDaemonError as error:
@@ -180,6 +183,11 @@ class Daemon:
             await asyncio.sleep(delay)
             delay = min(2 * delay, patience.RETRY_SECONDS_MAX)
         raise AssertionError("no try was allowed")
+
+    def _relaying(self) -> tuple[str, ...]:
+        """The flags of a p2pd that relays for others, or not."""
+        self.figures_port = relaying.free_port() if self._settings.relay_for_others else None
+        return ("-relayService=0",) if self.figures_port is None else (f"-metricsAddr=127.0.0.1:{self.figures_port}",)
 
     async def _watch(self, p2p: Any, initial: list[str], ready: Ready, restarted: Ready) -> None:
         """Wait for the end of this p2pd, and start the next, for ever; hivemind's own handle stays "alive"."""
@@ -210,20 +218,27 @@ class Daemon:
                 self._changed.set()
             return
 
+    def prefer(self, **settings: Any) -> None:
+        """Start p2pd with these settings the next time that it starts."""
+        self._settings = replace(self._settings, **settings)
+
     async def change(self, **settings: Any) -> None:
         """Start p2pd again with other settings (fields of `OverlaySettings`); all connections end. NetworkError if the new p2pd
         is not there after CHANGE_SECONDS_MAX; this peer goes on trying."""
-        self._settings = replace(self._settings, **settings)
-        self._changed = asyncio.Event()
-        try:
-            with suppress(ProcessLookupError):
-                self.p2p._child.terminate()
-            async with asyncio.timeout(CHANGE_SECONDS_MAX):
-                await self._changed.wait()
-        except TimeoutError:
-            raise NetworkError("the libp2p daemon did not start again with its new settings; still trying") from None
-        finally:
-            self._changed = None
+        async with self._changing:  # the finder of relays and the owner's limit both change settings
+            self._settings = replace(self._settings, **settings)
+            self._changed = asyncio.Event()
+            try:
+                with suppress(ProcessLookupError):
+                    self.p2p._child.terminate()
+                async with asyncio.timeout(CHANGE_SECONDS_MAX):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise NetworkError(
+                    "the libp2p daemon did not start again with its new settings; still trying"
+                ) from None
+            finally:
+                self._changed = None
 
     @property
     def changes(self) -> bool:

@@ -28,6 +28,8 @@ class OverlaySettings:
     reachability: Reachability = "auto"
     relay_for_others: bool = True
     """If others can dial this peer, carry connections between peers that nobody can dial."""
+    relay_bytes_a_second: float | None = None
+    """The mean of what this peer carries between others; None: no limit."""
     memory_bytes_max: int | None = None
     """A p2pd that takes more memory is started again; None: no limit."""
     quic: bool = True

@@ -222,9 +222,9 @@ class Swarm:
         """Tell the coordinator whose machine this is: in the next Join, or in a report. From any thread."""
         self._call(self._session.name_owner(owner), START_SECONDS_MAX)
 
-    def limit_memory(self, bytes_max: int | None) -> None:
-        """The libp2p daemon may take so much memory from now on; None: no limit. From any thread."""
-        self._call(self._session.limit_memory(bytes_max), START_SECONDS_MAX)
+    def limit_overlay(self, memory_bytes_max: int | None, relay_bytes_a_second: float | None) -> int:
+        """What the libp2p daemon may take and relay from now on (None: no limit). Returns the bytes relayed, from any thread."""
+        return self._call(self._session.limit_overlay(memory_bytes_max, relay_bytes_a_second), START_SECONDS_MAX)
 
     def found(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the coordinator the verdicts of this peer's checks of other peers' votes."""

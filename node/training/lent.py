@@ -14,7 +14,7 @@ from node.archive.record import Recorder
 from node.blobs.blobs import WireBytes
 from node.blobs.flow import Lane
 from node.blobs.payloads import Payloads
-from node.config import PeerSettings
+from node.config import BYTES_A_MBIT, PeerSettings
 from node.data.shelf import Cache
 from node.donor import awake
 from node.donor.conditions import Facts, State, states
@@ -34,7 +34,6 @@ from node.training.throttle import Throttle
 from protos.errors import NetworkError
 
 NO_TRAINING = "an anchor does not train, so no condition pauses it; `swarmentum leave` ends it"
-BYTES_A_MBIT = 125_000
 SEVERAL = "this peer has several devices, so the setting counts from its start on: leave, and join again with it"
 
 
@@ -68,7 +67,7 @@ class Lent:
             wire=WireBytes(up=Lane(self._rate("upload_mbit")), down=Lane(self._rate("download_mbit")))
         )
         self._log = log
-        self._disk_limited, self._memory_gb = False, settings.overlay_memory_gb
+        self._disk_limited, self._relayed = False, 0
         self._family = None if alone else os.getppid()
         self._watch: Watch | None = None
         self._awake = awake.Awake(log)
@@ -83,7 +82,8 @@ class Lent:
 
         def facts(settings: LiveSettings) -> Facts:
             found = machine.facts(settings)
-            self.month.count(found.month, wire.sent, wire.received)
+            relayed = self._relayed  # it came in and went out
+            self.month.count(found.month, wire.sent + relayed, wire.received + relayed)
             return replace(found, uploaded=self.month.up, downloaded=self.month.down)
 
         def hold(state: State | None, found: Facts) -> None:
@@ -92,7 +92,7 @@ class Lent:
             if not trainer.is_anchor:
                 trainer.wishes.hold("" if state is None else state.why)
             self._name_owner(trainer)
-            self._limit_memory(trainer)
+            self._limit_overlay(trainer)
             self._limit_disk(trainer.archive, payloads, shelf)
             self._awake.keep(self.live.values.keep_awake and not trainer.wishes.paused)
 
@@ -109,12 +109,10 @@ class Lent:
             self.owner = owner
             self._log.info(claim or f"the owner is {owner if owner.name else 'not named any more'}")
 
-    def _limit_memory(self, trainer: Trainer) -> None:
-        gb = self.live.values.overlay_memory_gb
-        if gb != self._memory_gb:
-            with suppress(NetworkError):
-                trainer.swarm.limit_memory(None if gb is None else int(gb * BYTES_A_GB))
-                self._memory_gb = gb
+    def _limit_overlay(self, trainer: Trainer) -> None:
+        gb, rate = self.live.values.overlay_memory_gb, self._rate("relay_mbit")()
+        with suppress(NetworkError):
+            self._relayed = trainer.swarm.limit_overlay(None if gb is None else int(gb * BYTES_A_GB), rate)
 
     def _limit_disk(self, archive: Recorder | None, payloads: Payloads, shelf: Cache | None) -> None:
         """Each store heeds its part of the disk at its next write, and the shelf at once."""
