@@ -162,7 +162,7 @@ class _Peer:
                 ends.callback(trainer.keeper.close)
                 ends.callback(trainer.steps.close)
                 summary = trainer.summary
-                self.lent.watch(trainer, self.home.payloads, text.shelf)
+                self.lent.watch(trainer, self.home.payloads, text.shelves)
                 ends.callback(self.lent.close)
                 ends.enter_context(closing(self._door(trainer, started)))
                 self._metrics(summary, swarm, ends)

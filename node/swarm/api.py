@@ -223,7 +223,7 @@ class Swarm:
         self._call(self._session.name_owner(owner), START_SECONDS_MAX)
 
     def limit_overlay(self, memory_bytes_max: int | None, relay_bytes_a_second: float | None) -> int:
-        """What the libp2p daemon may take and relay from now on (None: no limit). Returns the bytes relayed, from any thread."""
+        """What the libp2p daemon may take and relay from now on (None: no limit). Returns relayed bytes. From any thread."""
         return self._call(self._session.limit_overlay(memory_bytes_max, relay_bytes_a_second), START_SECONDS_MAX)
 
     def found(self, verdicts: Sequence[Verdict]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -72,10 +72,10 @@ class Lent:
         self._watch: Watch | None = None
         self._awake = awake.Awake(log)
 
-    def watch(self, trainer: Trainer, payloads: Payloads, shelf: Cache | None) -> None:
+    def watch(self, trainer: Trainer, payloads: Payloads, shelves: Sequence[Cache]) -> None:
         """From now on the conditions pause the peer, and let it go on; and a month that is used up closes its ways.
 
-        The disk's limit holds for the trainer's archive, for `payloads`, and for the text on the `shelf`."""
+        The disk's limit holds for the trainer's archive, for `payloads`, and for the text on the `shelves`."""
         machine = Machine(GpuPrograms(bus_id_of(trainer.replica.device), self._family))
         wire = self.counters.wire
         trainer.swarm.name_owner(self.owner)  # the first Join has it
@@ -93,7 +93,7 @@ class Lent:
                 trainer.wishes.hold("" if state is None else state.why)
             self._name_owner(trainer)
             self._limit_overlay(trainer)
-            self._limit_disk(trainer.archive, payloads, shelf)
+            self._limit_disk(trainer.archive, payloads, shelves)
             self._awake.keep(self.live.values.keep_awake and not trainer.wishes.paused)
 
         self._watch = Watch(self.live, facts, hold, self._log)
@@ -114,7 +114,7 @@ class Lent:
         with suppress(NetworkError):
             self._relayed = trainer.swarm.limit_overlay(None if gb is None else int(gb * BYTES_A_GB), rate)
 
-    def _limit_disk(self, archive: Recorder | None, payloads: Payloads, shelf: Cache | None) -> None:
+    def _limit_disk(self, archive: Recorder | None, payloads: Payloads, shelves: Sequence[Cache]) -> None:
         """Each store heeds its part of the disk at its next write, and the shelf at once."""
         settings, disk_gb = self._settings, self.live.values.disk_gb
         if disk_gb is None and not self._disk_limited:
@@ -125,14 +125,14 @@ class Lent:
         used = Kept(
             0 if archive is None else archive.total_bytes,
             payloads.total_bytes,
-            0 if shelf is None else shelf.total_bytes,
+            sum(shelf.total_bytes for shelf in shelves),
         )
         now = allowed(disk_gb, used, most)
         payloads.bytes_max = now.payloads
         if archive is not None:
             archive.limit(now.archive)
-        if shelf is not None:
-            shelf.limit(now.text)
+        for shelf in shelves:
+            shelf.limit(now.text // len(shelves))
 
     def told(self) -> dict[str, Any]:
         """For `me`: the month's bytes, and how many the owner gives."""
