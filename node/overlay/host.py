@@ -57,9 +57,7 @@ class Host:
         self._lives = lives.Lives(self.open, self._links.drop, self._links.redial)
         self._streams.answer(lives.PROTOCOL, self._on_life)
         self.finder = Finder(self._daemon, self._links, self.open, identity.peer_id, self._log)
-        self.relaying = Relaying(
-            lambda: self._daemon.figures_port, self._relay, self._log, settings.relay_bytes_a_second
-        )
+        self.relaying = Relaying(self._figures_port, self._relay, self._log, settings.relay_bytes_a_second)
         self._answerer = reach.Answerer(self._links.seen_at, lambda: self.finder.relays_for_others)
         self._streams.answer(reach.PROTOCOL, self._answerer.answer)
 
@@ -82,6 +80,10 @@ class Host:
     def relayed(self) -> frozenset[str]:
         """Ids of peers that were connected through a relay only, at the last look."""
         return self._links.relayed
+
+    def _figures_port(self) -> int | None:
+        """Where p2pd tells what it relays; None if it relays nothing."""
+        return self._daemon.figures_port if self.finder.relays_for_others else None
 
     async def _relay(self, on: bool) -> None:
         """Relay for others, or not, in the owner's limits."""

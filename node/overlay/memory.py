@@ -7,6 +7,7 @@ that does not tell the memory of a process is not watched.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,12 +20,17 @@ MIB = 1 << 20
 
 
 def taken(pid: int) -> int | None:
-    """Bytes in memory of a process and of its children (the guard of macOS has p2pd as a child); None: not known."""
+    """Bytes in memory of a process (and of its children, where the guard stays: see `guard`); None: not known."""
     try:
-        process = psutil.Process(pid)
-        return sum(int(one.memory_info().rss) for one in (process, *process.children(recursive=True)))
+        return sum(int(one.memory_info().rss) for one in _family(pid))
     except psutil.Error:
         return None
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """The process last, so that its children end before it. Raises psutil.Error."""
+    process = psutil.Process(pid)
+    return [process] if sys.platform == "linux" else [*process.children(recursive=True), process]
 
 
 def environment(bytes_max: int | None) -> list[str]:
@@ -46,7 +52,7 @@ async def bounded(child: Any, limit: Callable[[], int | None], log: Any) -> None
                     mb_max=most // 10**6,
                     setting="overlay_memory_gb",
                 )
-                for process in (*psutil.Process(child.pid).children(recursive=True), psutil.Process(child.pid)):
+                for process in _family(child.pid):
                     process.kill()  # it may be too busy to end by itself
                 await ended
                 return

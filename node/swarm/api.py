@@ -36,6 +36,8 @@ LINE_SECONDS = 20.0
 FETCH_SECONDS_MAX = 600.0
 STOP_SECONDS_MAX = 10.0
 OWNER_SECONDS_MAX = 20.0
+LIVE_SECONDS_MAX = 2.0
+"""A setting of the owner waits for the network thread so long; the next look tries again."""
 SLICE_SECONDS = 0.25
 T = TypeVar("T")
 
@@ -220,11 +222,11 @@ class Swarm:
 
     def name_owner(self, owner: Owner) -> None:
         """Tell the coordinator whose machine this is: in the next Join, or in a report. From any thread."""
-        self._call(self._session.name_owner(owner), START_SECONDS_MAX)
+        self._call(self._session.name_owner(owner), LIVE_SECONDS_MAX)
 
     def limit_overlay(self, memory_bytes_max: int | None, relay_bytes_a_second: float | None) -> int:
         """What the libp2p daemon may take and relay from now on (None: no limit). Returns relayed bytes. From any thread."""
-        return self._call(self._session.limit_overlay(memory_bytes_max, relay_bytes_a_second), START_SECONDS_MAX)
+        return self._call(self._session.limit_overlay(memory_bytes_max, relay_bytes_a_second), LIVE_SECONDS_MAX)
 
     def found(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the coordinator the verdicts of this peer's checks of other peers' votes."""

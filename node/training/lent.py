@@ -32,6 +32,7 @@ from node.swarm.counters import Counters
 from node.training.loop import Trainer
 from node.training.throttle import Throttle
 from protos.errors import NetworkError
+from protos.owner import NOBODY
 
 NO_TRAINING = "an anchor does not train, so no condition pauses it; `swarmentum leave` ends it"
 SEVERAL = "this peer has several devices, so the setting counts from its start on: leave, and join again with it"
@@ -67,6 +68,7 @@ class Lent:
             wire=WireBytes(up=Lane(self._rate("upload_mbit")), down=Lane(self._rate("download_mbit")))
         )
         self._log = log
+        self._told_owner = NOBODY
         self._disk_limited, self._relayed = False, 0
         self._family = None if alone else os.getppid()
         self._watch: Watch | None = None
@@ -78,7 +80,6 @@ class Lent:
         The disk's limit holds for the trainer's archive, for `payloads`, and for the text on the `shelves`."""
         machine = Machine(GpuPrograms(bus_id_of(trainer.replica.device), self._family))
         wire = self.counters.wire
-        trainer.swarm.name_owner(self.owner)  # the first Join has it
 
         def facts(settings: LiveSettings) -> Facts:
             found = machine.facts(settings)
@@ -102,11 +103,11 @@ class Lent:
     def _name_owner(self, trainer: Trainer) -> None:
         """After `swarmentum set owner NAME`: the coordinator hears of it in the next report."""
         owner, claim = named(self._home, self._public_key, self.live.values.owner)
-        if owner == self.owner:
+        if owner == self._told_owner:
             return
         with suppress(NetworkError):  # the network side is busy or closed: the next look tries again
             trainer.swarm.name_owner(owner)
-            self.owner = owner
+            self.owner = self._told_owner = owner
             self._log.info(claim or f"the owner is {owner if owner.name else 'not named any more'}")
 
     def _limit_overlay(self, trainer: Trainer) -> None:
