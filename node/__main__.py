@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from node.commands import dataset, service
+from node.commands import dataset, owner, service
 from node.commands.control import finish, leave, me, pause, resume, set_
 from node.commands.copies import export
 from node.commands.join import anchor, join
@@ -28,6 +28,7 @@ from node.commands.options import (
     MaybeInvite,
     MicroBatch,
     Reachability,
+    RelayMbit,
     Relays,
     Threads,
     Verbose,
@@ -51,6 +52,7 @@ for command in (me, pause, resume, finish, leave):
 app.command("set", epilog=EXIT_CODES)(set_)
 app.add_typer(service.app, name="service")
 app.add_typer(dataset.app, name="data")
+app.add_typer(owner.app, name="owner")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -179,6 +181,7 @@ def relay(
     announce: Announce = None,
     bootstrap: Bootstrap = None,
     reachability: Annotated[str, typer.Option(help="public, or auto to find out.")] = "public",
+    relay_mbit: RelayMbit = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -191,7 +194,9 @@ def relay(
         from node.commands.relay import serve
     from node.config import load_settings
 
-    settings = load_settings(listen=listen, announce=announce, bootstrap=bootstrap, reachability=reachability)
+    settings = load_settings(
+        listen=listen, announce=announce, bootstrap=bootstrap, reachability=reachability, relay_mbit=relay_mbit
+    )
     asyncio.run(serve(home or Path.home() / ".swarmentum" / "relay", settings.overlay(), as_json))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -133,7 +134,8 @@ class _Peer:
         payloads = Payloads(self.folder / "payloads", int(settings.payloads_gb * BYTES_A_GB))
         self.home = Home(self.folder, store, payloads)
         self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
-        self.lent = Lent(settings, alone=lead is None, trains=self.trains, log=self.log)
+        public_key, alone = self.identity.public_key, lead is None
+        self.lent = Lent(settings, public_key, self._device, alone=alone, trains=self.trains, log=self.log)
 
     def run(self, export_to: Path | None, agree: Callable[[Request], None]) -> Outcome:
         """Connect, build, join, train, export, leave."""
@@ -151,7 +153,7 @@ class _Peer:
                     asked = request(config, self.settings, os.path.exists, trains=self.trains)
                     fork = fork_values(facts.genesis)
                     agree(asked if fork is None else replace(asked, fork=fork_words(fork)))
-                    device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
+                    device = self._device()
                     ranks = 1 if self.lead is None else self.lead.ranks
                     micro_batch = fit.check(config, self.settings, self.folder, device, trains=self.trains, ranks=ranks)
                     text, replica = self._build(config, device, swarm, facts.head_step)
@@ -160,7 +162,7 @@ class _Peer:
                 ends.callback(trainer.keeper.close)
                 ends.callback(trainer.steps.close)
                 summary = trainer.summary
-                self.lent.watch(trainer)
+                self.lent.watch(trainer, self.home.payloads, text.shelves)
                 ends.callback(self.lent.close)
                 ends.enter_context(closing(self._door(trainer, started)))
                 self._metrics(summary, swarm, ends)
@@ -181,6 +183,10 @@ class _Peer:
         summary.copy_counters(swarm.counters)
         summary.gave(trainer.standing.given, time.monotonic() - started)
         return Outcome(summary, 0 if finished or trainer.wishes.ending is not None else EXIT_INTERRUPTED)
+
+    def _device(self) -> torch.device:
+        """The one that this process computes on. Raises DeviceError."""
+        return pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
 
     def _session(self, emit: Callable[[Event], Awaitable[None]]) -> Session:
         settings = self.settings
@@ -305,7 +311,8 @@ class _Peer:
         settings, archive = self.settings, None
         if settings.archive:
             genesis = facts.genesis.SerializeToString(deterministic=True)
-            archive = Recorder(self.folder / "archive", int(settings.archive_gb * BYTES_A_GB), genesis, replica)
+            room = min(settings.archive_gb, self.lent.live.values.disk_gb or math.inf)
+            archive = Recorder(self.folder / "archive", int(room * BYTES_A_GB), genesis, replica)
         ranks = 1 if self.lead is None else self.lead.ranks
         return assemble(
             self.home,

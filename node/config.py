@@ -22,6 +22,7 @@ from protos.optimizer_config import GroupSize, OneIn, TopK
 from protos.run_config import Address
 
 PORT_MAX = 65535
+BYTES_A_MBIT = 125_000
 MULTIADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/[^\s]*)?")
 LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|\d+\.\d+\.\d+\.\d+):\d{1,5}$"
 
@@ -88,6 +89,9 @@ class PeerSettings(LiveSettings, BaseSettings):
 
     relay_for_others: bool = True
     """If others can dial this peer, carry connections between peers that nobody can dial. Turn it off on a metered link."""
+
+    quic: bool = True
+    """Listen on UDP (QUIC) beside TCP. Turn it off on a public machine that fears attacks on QUIC (docs/security.md)."""
 
     metrics_listen: str | None = Field(default=None, pattern=LISTEN_PATTERN)
     """Address and port of Prometheus metrics (http://.../metrics); off by default."""
@@ -177,6 +181,9 @@ class PeerSettings(LiveSettings, BaseSettings):
             relays=tuple(self.relays),
             reachability=self.reachability,
             relay_for_others=self.relay_for_others,
+            relay_bytes_a_second=None if self.relay_mbit is None else self.relay_mbit * BYTES_A_MBIT,
+            memory_bytes_max=None if self.overlay_memory_gb is None else int(self.overlay_memory_gb * 10**9),
+            quic=self.quic,
             patience_seconds=math.inf if self.patience_seconds is None else self.patience_seconds,
         )
 

@@ -6,6 +6,7 @@ The run names the text, and the peer's owner may name another copy (`--data`). R
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,12 +16,14 @@ from node.config import PeerSettings
 from node.data.corpus import open_corpus
 from node.data.errors import DataError
 from node.data.manifest import MANIFEST, Manifest, is_url, parse, sha256_of
+from node.data.mixed import MixedSamples
 from node.data.samples import Samples
 from node.data.shards import ShardedSamples
 from node.data.shelf import Cache, Folder, Shards, manifest_of
 from node.data.tokenizer import Tokenizer, load_tokenizer
 from protos.assignment import Range
 from protos.disk import write_bytes, writing
+from protos.mixture import phases
 from protos.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ class Text:
     dtype: str = "-"
     close: Callable[[], None] = lambda: None
     """Ends downloads."""
+    shelves: tuple[Cache, ...] = ()
+    """Of text that comes from the web."""
 
 
 def open_text(
@@ -55,12 +60,60 @@ def open_text(
     data = config.data
     if not trains:
         return Text(data.source, load_tokenizer(data.tokenizer))
-    source = settings.data or data.source
-    if is_url(source) or (Path(source) / MANIFEST).is_file():
-        return _shards(source, config, settings, log, paced, step)
-    if data.sha256 is not None:
+    if data.mix:
+        return _mixture(config, settings, log, paced, step)
+    return _one(Named(settings.data or data.source, data.mirrors, data.sha256), config, settings, log, paced, step)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A source as the run names it, or this machine's own copy of it."""
+
+    source: str
+    mirrors: tuple[str, ...]
+    sha256: str | None
+    part: int = 1
+    """Of how many sources that share `data_gb`."""
+
+
+def _mixture(config: RunConfig, settings: PeerSettings, log: Any, paced: Callable[[int], None], step: int) -> Text:
+    """Each source of `data.mix`. With --data, a folder that has each source under its name."""
+    mix, texts = config.data.mix, list[Text]()
+    with ExitStack() as opened:
+        for each in mix:
+            own = each.source if settings.data is None else str(_own(Path(settings.data), each.name))
+            named = Named(own, each.mirrors, each.sha256, len(mix))
+            texts.append(_one(named, config, settings, log, paced, None))
+            opened.callback(texts[-1].close)
+        found = [text.samples for text in texts if text.samples is not None]
+        samples = MixedSamples(found, phases(config.data.weights(), config.clock.batch_samples), config.seed)
+        first = step * config.clock.batch_samples
+        samples.away((Range(first, first + 1),))
+        shelves = tuple(shelf for text in texts for shelf in text.shelves)
+        names = ", ".join(f"{each.name}: {text.name}" for each, text in zip(mix, texts, strict=True))
+        return Text(names, texts[0].tokenizer, samples, texts[0].dtype, opened.pop_all().close, shelves)
+
+
+def _own(folder: Path, name: str) -> Path:
+    """This machine's copy of a source of a mixture: DIR/NAME, or DIR/NAME with an ending."""
+    found = [path for path in (folder / name, *sorted(folder.glob(f"{name}.*"))) if path.exists()]
+    if not found:
         raise DataError(
-            f"data: the run trains on one set of token shards ({data.sha256[:16]}...), and {source} is none: name a copy "
+            f"data: --data {folder} has no {name!r}, and the run trains on a mixture: give a folder that has each source under "
+            "its name, as files or folders, or join without --data"
+        )
+    return found[0]
+
+
+def _one(
+    named: Named, config: RunConfig, settings: PeerSettings, log: Any, paced: Callable[[int], None], step: int | None
+) -> Text:
+    data, source = config.data, named.source
+    if is_url(source) or (Path(source) / MANIFEST).is_file():
+        return _shards(named, config, settings, log, paced, step)
+    if named.sha256 is not None:
+        raise DataError(
+            f"data: the run trains on one set of token shards ({named.sha256[:16]}...), and {source} is none: name a copy "
             f"of the set, a folder with a {MANIFEST}, or join without --data"
         )
     path = None if source == STANDARD_LIBRARY else Path(source)
@@ -70,15 +123,15 @@ def open_text(
 
 
 def _shards(
-    source: str, config: RunConfig, settings: PeerSettings, log: Any, paced: Callable[[int], None], step: int
+    named: Named, config: RunConfig, settings: PeerSettings, log: Any, paced: Callable[[int], None], step: int | None
 ) -> Text:
     from node.data.download import Mirrors  # the HTTP client takes 0.2 s to import
 
-    data = config.data
-    urls = [source, *(data.mirrors if settings.data is None else ())] if is_url(source) else []
+    data, source = config.data, named.source
+    urls = [source, *(named.mirrors if settings.data is None else ())] if is_url(source) else []
     private = settings.allow_data or settings.data is not None
     mirrors = Mirrors(urls, private=private, log=log.warning, paced=paced)
-    encoded, manifest = _manifest(source, mirrors, settings.home / "cache", data.sha256)
+    encoded, manifest = _manifest(source, mirrors, settings.home / "cache", named.sha256)
     tokenizer = load_tokenizer(data.tokenizer)
     if sha256_of(tokenizer.fingerprint()) != manifest.tokenizer_sha256:
         raise DataError(
@@ -86,6 +139,7 @@ def _shards(
             f"{data.tokenizer!r}, which encodes differently; ask the run's operator"
         )
     close: Callable[[], None]
+    shelf: Cache | None = None
     if urls:
         folder = settings.home / "cache" / f"shards-{sha256_of(encoded)[:16]}"
         shards = Shards(manifest, folder, tokenizer.vocabulary)
@@ -93,14 +147,15 @@ def _shards(
         def fetch(shard: int, told: Callable[[int], bool]) -> bool:
             return mirrors.fetch(manifest.shards[shard], manifest.width, shards.path(shard), told)
 
-        shelf = Cache(shards, int(settings.data_gb * BYTES_A_GB), fetch)
+        shelf = Cache(shards, int(settings.data_gb * BYTES_A_GB / named.part), fetch)
         samples, close = ShardedSamples(manifest, shelf, data.context, config.seed), shelf.close
     else:
         here = Folder(Shards(manifest, Path(source), tokenizer.vocabulary))
         samples, close = ShardedSamples(manifest, here, data.context, config.seed), lambda: None
-    first = step * config.clock.batch_samples
-    samples.away((Range(first, first + 1),))
-    return Text(source, tokenizer, samples, manifest.dtype, close)
+    if step is not None:
+        first = step * config.clock.batch_samples
+        samples.away((Range(first, first + 1),))
+    return Text(source, tokenizer, samples, manifest.dtype, close, () if shelf is None else (shelf,))
 
 
 def _manifest(source: str, mirrors: Mirrors, cache: Path, sha256: str | None) -> tuple[bytes, Manifest]:

@@ -27,6 +27,8 @@ CONFIG_JSON_BYTES_MAX = 256 * 1024
 ADDRESSES_MAX = 16
 ADDRESS_BYTES_MAX = 256
 DEVICE_CHARACTERS_MAX = 64
+OWNER_CHARACTERS_MAX = 64
+OWNER_STEPS_MIN = 100  # the journal keeps at most one change of a peer's owner in so many steps
 INVITE_BYTES_MAX = 8 * 1024
 
 # Tickets

@@ -13,12 +13,24 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from protos.errors import Reason, Refusal
 from protos.identity import public_key_of
 from protos.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, CONFIG_JSON_BYTES_MAX, ENTRY_CONTRIBUTIONS_MAX
+from protos.mixture import phases
 from protos.optimizer_config import OptimizerConfig, Section
 
 BASE_STEPS_MAX = 2**24 - 1
 SOURCE_CHARACTERS_MAX = 2048
 MIRRORS_MAX = 8
+MIX_MAX = 32
+CHANGES_MAX = 64
 Address = Annotated[str, Field(max_length=ADDRESS_BYTES_MAX, pattern=r"^/.+/p2p/[1-9A-HJ-NP-Za-km-z]+$")]
+
+
+def check_web(source: str, sha256: str | None, mirrors: tuple[str, ...]) -> None:
+    """ValueError for a source on the web without a hash, and for mirrors of another source."""
+    on_the_web = source.startswith(("https://", "http://"))
+    if on_the_web and sha256 is None:
+        raise ValueError("`source` is on the web: give `sha256` too, which `swarmentum data build` prints")
+    if mirrors and not on_the_web:
+        raise ValueError("`mirrors` are other addresses of a `source` on the web, and this `source` is none")
 
 
 class ModelConfig(Section):
@@ -42,6 +54,52 @@ class ModelConfig(Section):
         return self
 
 
+class WeightChange(Section):
+    """Another weight of a source from a step on."""
+
+    step: int = Field(ge=2, le=1 << 32)
+    """The first step with this weight. A step counts as `clock.batch_samples` samples."""
+
+    weight: float = Field(ge=0, le=1e6)
+    """As `weight`."""
+
+
+class MixSource(Section):
+    """One source of a mixture."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
+    """What messages call it, and its name in the folder that a peer gives with `swarmentum join --data`."""
+
+    source: str = Field(max_length=SOURCE_CHARACTERS_MAX)
+    """As `data.source`."""
+
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """As `data.sha256`."""
+
+    mirrors: tuple[Annotated[str, Field(max_length=SOURCE_CHARACTERS_MAX, pattern=r"^https?://")], ...] = Field(
+        default=(), max_length=MIRRORS_MAX
+    )
+    """As `data.mirrors`."""
+
+    weight: float = Field(ge=0, le=1e6)
+    """Its part of the samples, against the weights of the others."""
+
+    changes: tuple[WeightChange, ...] = Field(default=(), max_length=CHANGES_MAX)
+    """Other weights from later steps on."""
+
+    @model_validator(mode="after")
+    def _right(self) -> MixSource:
+        check_web(self.source, self.sha256, self.mirrors)
+        steps = [change.step for change in self.changes]
+        if steps != sorted(set(steps)):
+            raise ValueError(f"the steps of `changes` have to grow, and are {steps}")
+        return self
+
+    def weight_at(self, step: int) -> float:
+        """Its weight in a step."""
+        return next((change.weight for change in reversed(self.changes) if change.step <= step), self.weight)
+
+
 class DataConfig(Section):
     """The text that the model is trained on. Every peer reads its own copy; the samples of a step are ranges of indices."""
 
@@ -60,6 +118,10 @@ class DataConfig(Section):
     tokenizer: str = "bytes"
     """`bytes` (256 tokens), or the name or path of a Hugging Face tokenizer."""
 
+    mix: tuple[MixSource, ...] = Field(default=(), max_length=MIX_MAX)
+    """Several sources instead of `source`: tables [[data.mix]] with `name`, `source`, `weight`, and `changes` of the weight at
+    later steps."""
+
     dtype: Literal["uint8", "uint16", "uint32"] = "uint16"
     """The type of the tokens in a raw .bin, little-endian. Other sources define it themselves."""
 
@@ -68,12 +130,24 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _named(self) -> DataConfig:
-        on_the_web = self.source.startswith(("https://", "http://"))
-        if on_the_web and self.sha256 is None:
-            raise ValueError("`source` is on the web: give `sha256` too, which `swarmentum data build` prints")
-        if self.mirrors and not on_the_web:
-            raise ValueError("`mirrors` are other addresses of a `source` on the web, and this `source` is none")
+        check_web(self.source, self.sha256, self.mirrors)
+        if self.mix and (self.source != "stdlib" or self.sha256 is not None):
+            raise ValueError("give either `source` or tables [[data.mix]], not both")
+        names = [each.name for each in self.mix]
+        if len(names) != len(set(names)):
+            raise ValueError(f"the sources of [[data.mix]] need different names, and are {', '.join(names)}")
+        if self.mix:
+            phases(self.weights(), 1)
         return self
+
+    def weights(self) -> list[tuple[int, tuple[float, ...]]]:
+        """(first step, weights of the sources from there on) of a mixture, in order."""
+        steps = sorted({1, *(change.step for each in self.mix for change in each.changes)})
+        return [(step, tuple(each.weight_at(step) for each in self.mix)) for step in steps]
+
+    def sources(self) -> tuple[tuple[str, tuple[str, ...], str | None], ...]:
+        """(source, mirrors, sha256) of all that the run trains on."""
+        return tuple((each.source, each.mirrors, each.sha256) for each in (self.mix or (self,)))
 
 
 class ClockConfig(Section):

@@ -51,15 +51,34 @@ def _syntax_line(message: str) -> int:
     return int(found[1]) if found else 1
 
 
+def _numbers_of(loc: tuple[int | str, ...]) -> dict[str, int]:
+    """The place in its list that a location names, by the dotted key of the list."""
+    found, names = dict[str, int](), list[str]()
+    for part in loc:
+        if isinstance(part, int):
+            found[".".join(names)] = part
+        else:
+            names.append(part)
+    return found
+
+
 def line_of(text: str, loc: tuple[int | str, ...]) -> int:
     """Best line number (from 1) of a dotted key: its own line, else its table's, else the first."""
     names = [str(part) for part in loc if isinstance(part, str)]
-    best, table = 1, ""
+    wanted = _numbers_of(loc)
+    seen: dict[str, int] = {}
+    best, table, own = 1, "", ".".join(names) + "."
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if header := _TABLE.match(stripped):
             table = ".".join(part.strip().strip("\"'") for part in header[1].split("."))
-            if table == ".".join(names[: table.count(".") + 1]):
+            if stripped.startswith("[["):
+                seen[table] = seen.get(table, -1) + 1
+            if table in wanted and wanted[table] != seen.get(table):
+                table = "(another table of the list)"
+            elif table == ".".join(names[: table.count(".") + 1]) or (
+                best == 1 and table in seen and f"{table}.".startswith(own)
+            ):
                 best = number
             continue
         key = stripped.split("=", 1)[0].strip().strip("\"'") if "=" in stripped else ""

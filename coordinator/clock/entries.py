@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from coordinator.clock import electorate, memory, quorum, rules, trust
-from coordinator.clock.effects import Append, SendEntry
+from coordinator.clock.effects import Append, Effect, SendEntry
 from coordinator.clock.events import Claim
-from coordinator.clock.records import EntryCommitted, Judged
+from coordinator.clock.records import EntryCommitted, Judged, OwnerNamed
 from coordinator.clock.state import DURATIONS_KEPT, OpenStep, Outcome, Run
 from coordinator.clock.values import replace
 from protos.assignment import assign, merge
 from protos.checks import VERDICT_STEPS
-from protos.limits import POOL_RANGES_MAX
+from protos.limits import OWNER_STEPS_MIN, POOL_RANGES_MAX
 from protos.log import Contribution, Entry, entry_body, entry_hash
 
 
@@ -38,7 +38,22 @@ def commit(run: Run, now_ms: int) -> Outcome:
     if not late:  # the time of a step that waited in vain says nothing about the peers
         run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
     run = replace(run, anchor_late=late)
-    return run, [*effects, Append(record), SendEntry(entry.step)]
+    run, named = _owners(run, accepted)
+    return run, [*effects, Append(record), SendEntry(entry.step), *named]
+
+
+def _owners(run: Run, counted: Iterable[bytes]) -> Outcome:
+    """Write down the owners of peers whose votes have just counted. A stranger without votes writes nothing. ADR 49."""
+    effects: list[Effect] = []
+    for key in sorted(counted):
+        peer = run.peers.get(key)
+        if peer is None or peer.owner == peer.owner_kept:
+            continue
+        if peer.owner_step and run.head_step < peer.owner_step + OWNER_STEPS_MIN:
+            continue
+        run, more = memory.written(run, OwnerNamed(run.head_step, key, peer.owner))
+        effects += more
+    return run, effects
 
 
 def _judged(run: Run, at_step: int) -> Outcome:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from coordinator.clock.records import EntryCommitted, SnapshotFact
 from protos.equivocation import Offence
 from protos.log import Verdict
+from protos.owner import NOBODY, Owner
 from protos.ticket import Ticket
 
 
@@ -28,6 +29,7 @@ class JoinAsked:
     network: str = ""
     anchor: bool = False
     software_version: str = ""
+    owner: Owner = NOBODY
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class Reported:
     held: HeldPlaces | None = None
     paused: bool | None = None
     """Whether the peer's owner has paused it; None: as before."""
+    owner: Owner | None = None
+    """Whose machine the peer is now; None: as before."""
 
 
 @dataclass(frozen=True)

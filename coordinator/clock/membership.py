@@ -35,6 +35,7 @@ def joined(run: Run, event: JoinAsked, now_ms: int) -> Outcome:
         device=event.device,
         software_version=event.software_version,
         addresses=event.addresses,
+        owner=event.owner,
         applied_step=-1,
         state_digest=b"",
         paused_since_ms=None,

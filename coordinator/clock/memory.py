@@ -16,6 +16,7 @@ from coordinator.clock.records import (
     Equivocated,
     Judged,
     LayoutFixed,
+    OwnerNamed,
     PeerExcluded,
     PeerLeft,
     PeerReadmitted,
@@ -86,6 +87,10 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
             return _remember_standing(run, record)
         case RunPaused() | RunResumed() | RunEnded() | RunArchived() | DecayStarted():
             return _remember_life(run, record, now_ms)
+        case OwnerNamed():
+            before, named = run.peers.get(record.public_key, Peer(record.public_key)), record.owner
+            peer = replace(before, owner=named, owner_kept=named, owner_step=record.step)
+            return transitions.with_peer(run, peer)
 
 
 def _remember_life(

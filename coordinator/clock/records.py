@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from protos.end import End
 from protos.equivocation import Offence
 from protos.log import Entry, Tick, Verdict
+from protos.owner import Owner
 from protos.ticket import Ticket
 
 
@@ -163,6 +164,15 @@ class RunArchived:
     archived: bool
 
 
+@dataclass(frozen=True)
+class OwnerNamed:
+    """A peer with votes that count names its owner, or another one. Written at most once in OWNER_STEPS_MIN steps. ADR 49."""
+
+    step: int
+    public_key: bytes
+    owner: Owner
+
+
 Record = (
     LayoutFixed
     | TickOpened
@@ -182,4 +192,5 @@ Record = (
     | RunEnded
     | RunArchived
     | DecayStarted
+    | OwnerNamed
 )

@@ -31,6 +31,8 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
     run = _paused(_checked(run, event), event, now_ms)
     if event.addresses:
         run = transitions.with_peer(run, replace(run.peers[event.public_key], addresses=event.addresses))
+    if event.owner is not None:
+        run = transitions.with_peer(run, replace(run.peers[event.public_key], owner=event.owner))
     for at_step, digest in event.applied:
         run, more = agreement.applied(run, event.public_key, at_step, digest)
         effects += more

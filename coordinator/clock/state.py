@@ -17,6 +17,7 @@ from protos.end import End
 from protos.identity import public_key_of
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
 from protos.log import Tick
+from protos.owner import NOBODY, Owner
 from protos.run_config import RunConfig
 from protos.ticket import Ticket
 
@@ -80,7 +81,7 @@ class Peer:
     each) in which an entry counted the peer's votes, the last of them `last_period`. `anchor`: the peer only applies.
     `syncing_since_ms`: when the peer last began to get the state. `paused_since_ms`: when the peer's owner paused it, None if
     it takes part. `contradicted`: how many reported states in a row did not count. `last_turn`: the last step in whose roster
-    the peer was.
+    the peer was. `owner`: as the peer names it now; `owner_kept`: as the journal has it, written at step `owner_step`.
     """
 
     public_key: bytes
@@ -106,6 +107,9 @@ class Peer:
     missed: float = 0.0
     votes_accepted: int = 0
     loss: float = 0.0
+    owner: Owner = NOBODY
+    owner_kept: Owner = NOBODY
+    owner_step: int = 0
 
     @property
     def is_here(self) -> bool:

@@ -164,10 +164,11 @@ def check(
 
 def _own_text(config: RunConfig) -> str:
     """A note about data that peers do not have by themselves."""
-    source = config.data.source
-    if source == "stdlib" or config.data.sha256 is not None:
+    own = [source for source, _, sha256 in config.data.sources() if source != "stdlib" and sha256 is None]
+    if not own:
         return ""
-    return f"Each peer needs its own copy of the data ({source!r}), and names it with --data."
+    what = "a folder with each source under its name" if config.data.mix else "it"
+    return f"Each peer needs its own copy of the data ({', '.join(map(repr, own))}), and names {what} with --data."
 
 
 def _show(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None, notes: list[str]) -> None:

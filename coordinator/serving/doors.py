@@ -18,6 +18,7 @@ from protos.errors import Reason, Refusal
 from protos.holdings import mask_from_bytes
 from protos.identity import peer_id
 from protos.log import entry_body, equivocation_from_body, open_entry, verdict_from_body
+from protos.owner import owner_from_body
 from protos.text import printable
 from protos.ticket import Ticket, open_ticket
 from protos.v1 import coordinator_pb2 as pb
@@ -71,6 +72,7 @@ def joined(
         network,
         body.anchor,
         printable(body.software_version, VERSION_CHARACTERS_MAX),
+        owner_from_body(body.owner, opened.public_key),
     )
 
 
@@ -119,6 +121,7 @@ def reported(opened: VerifiedEnvelope, body: pb.ReportBody) -> Reported:
         offences=tuple(prove(equivocation_from_body(pair), opened.run_id) for pair in body.equivocations),
         abstained=_abstained(body.abstained) if body.HasField("abstained") else None,
         paused=body.paused if body.HasField("paused") else None,
+        owner=owner_from_body(body.owner, opened.public_key) if body.HasField("owner") else None,
     )
 
 

@@ -25,6 +25,7 @@ from coordinator.store.journal import Journal, JournalError
 from coordinator.store.lines import Lines
 from protos.identity import Identity
 from protos.log import run_id_of
+from protos.owner import owner_body
 from protos.start import StartingState
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
@@ -236,6 +237,7 @@ def _status(run: Run, peer: Peer) -> pb.PeerStatus:
         votes_accepted=peer.votes_accepted,
         samples_per_second=peer.samples_per_second,
         loss=peer.loss,
+        owner=owner_body(peer.owner) if peer.owner.name else None,
         **_standing(run, peer.public_key),
     )
 

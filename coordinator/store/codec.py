@@ -17,6 +17,7 @@ from coordinator.clock.records import (
     Equivocated,
     Judged,
     LayoutFixed,
+    OwnerNamed,
     PeerExcluded,
     PeerLeft,
     PeerReadmitted,
@@ -50,8 +51,9 @@ from protos.log import (
     verdict_body,
     verdict_from_body,
 )
+from protos.owner import Owner, owner_body
 from protos.ticket import ticket_body, ticket_from_body
-from protos.v1 import envelope_pb2, log_pb2, ticket_pb2
+from protos.v1 import coordinator_pb2, envelope_pb2, log_pb2, ticket_pb2
 
 ENTRY = "entry"
 SNAPSHOT = "snapshot"
@@ -263,6 +265,15 @@ def _read_decay(_: Context, step: int, body: bytes) -> DecayStarted:
     return DecayStarted(step, json.loads(body)["steps"])
 
 
+def _write_owner(_: Context, record: OwnerNamed) -> bytes:
+    return record.public_key + owner_body(record.owner).SerializeToString(deterministic=True)
+
+
+def _read_owner(_: Context, step: int, body: bytes) -> OwnerNamed:
+    said = parse(coordinator_pb2.Owner, body[PUBLIC_KEY_BYTES:])
+    return OwnerNamed(step, body[:PUBLIC_KEY_BYTES], Owner(said.name, said.public_key, said.signature))
+
+
 KINDS = (
     Kind("layout", LayoutFixed, _no_step, _write_layout, _read_layout),
     Kind("tick", TickOpened, lambda record: record.tick.step, _write_tick, _read_tick),
@@ -282,6 +293,7 @@ KINDS = (
     Kind("ended", RunEnded, lambda record: record.end.step, _write_end, _read_end),
     Kind("archived", RunArchived, _no_step, _write_archived, _read_archived),
     Kind("decay", DecayStarted, lambda record: record.after_step, _write_decay, _read_decay),
+    Kind("owner", OwnerNamed, lambda record: record.step, _write_owner, _read_owner),
 )
 _BY_NAME = {kind.name: kind for kind in KINDS}
 _BY_TYPE = {kind.type: kind for kind in KINDS}

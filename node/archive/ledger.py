@@ -1,5 +1,7 @@
 """The ledger: each identity's contribution and all exclusions, from the log alone. The signed chain of entries proves them.
 
+Owners are not in the log: the coordinator of an invite's run tells them, and an archive has none. ADR 49.
+
 The log proves which payloads the coordinator accepted, and the samples and tokens that their authors claimed at that time. The
 log holds no wall time, so the ledger counts uptime in clock steps.
 """
@@ -8,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,10 @@ from node.link.client import CoordinatorClient
 from protos.accounts import Account, Accounts, Excluded
 from protos.envelope import parse
 from protos.errors import OperatorError, Refusal
+from protos.identity import peer_id
 from protos.invite import SCHEME, Invite
 from protos.log import Chain, SignedEntry, run_id_of
+from protos.owner import NOBODY, Owner, groups, owners_of
 from protos.text import printable
 from protos.v1 import envelope_pb2, log_pb2
 
@@ -40,10 +44,18 @@ class Ledger:
     head: bytes
     accounts: tuple[Account, ...]
     exclusions: tuple[Excluded, ...] = ()
+    owners: Mapping[bytes, Owner] = field(default_factory=dict)
+    """By public key, as far as they are known."""
 
     def values(self) -> dict[str, Any]:
         """The ledger as JSON values."""
-        lines = [asdict(account) | {"uptime": round(account.uptime, 4)} for account in self.accounts]
+        owners = {peer_id(key): owner for key, owner in self.owners.items()}
+        lines = [
+            asdict(account)
+            | {"uptime": round(account.uptime, 4)}
+            | {"owner": (owner := owners.get(account.id, NOBODY)).name, "owner_standing": owner.standing}
+            for account in self.accounts
+        ]
         return {
             "run": self.run_id.hex(),
             "from_step": self.from_step,
@@ -52,11 +64,30 @@ class Ledger:
             "votes_accepted": sum(account.votes_accepted for account in self.accounts),
             "tokens": sum(account.tokens for account in self.accounts),
             "identities": lines,
+            "owners": self.by_owner(),
             "exclusions": [asdict(excluded) for excluded in self.exclusions],
         }
 
+    def by_owner(self) -> list[dict[str, Any]]:
+        """The sums of each owner's identities, the most votes first."""
+        accounts, nothing = {account.id: account for account in self.accounts}, Account("")
+        return [
+            {
+                "name": group.owner.name,
+                "standing": group.owner.standing,
+                "key": group.key_id,
+                "identities": len(lines),
+                "votes_accepted": sum(line.votes_accepted for line in lines),
+                "samples": sum(line.samples for line in lines),
+                "tokens": sum(line.tokens for line in lines),
+                "payload_bytes": sum(line.payload_bytes for line in lines),
+            }
+            for group in groups(self.owners, lambda key: accounts.get(peer_id(key), nothing).votes_accepted)
+            if (lines := [accounts[name] for key in group.peers if (name := peer_id(key)) in accounts])
+        ]
 
-def ledger(run_id: bytes, entries: Iterable[SignedEntry]) -> Ledger:
+
+def ledger(run_id: bytes, entries: Iterable[SignedEntry], owners: Mapping[bytes, Owner] | None = None) -> Ledger:
     """The ledger of verified entries. Raises OperatorError if an entry excludes a peer with evidence that proves nothing."""
     accounts = Accounts(run_id)
     first, last, head = 0, 0, run_id
@@ -67,19 +98,25 @@ def ledger(run_id: bytes, entries: Iterable[SignedEntry]) -> Ledger:
             accounts.add(entry)
         except Refusal as refusal:
             raise OperatorError(f"entry {entry.step} excludes a peer with false evidence: {refusal}") from refusal
-    return Ledger(run_id, first, last, head, tuple(accounts.ordered()), tuple(accounts.exclusions))
+    return Ledger(run_id, first, last, head, tuple(accounts.ordered()), tuple(accounts.exclusions), owners or {})
 
 
 def of(run: str) -> Ledger:
     """The ledger of an archive's folder, or of the log that the coordinator of an invite's run gives."""
     if run.startswith(SCHEME):
         invite = Invite.parse(run)
-        return ledger(invite.run_id, asyncio.run(log_of(invite)))
+        entries, owners = asyncio.run(read(invite))
+        return ledger(invite.run_id, entries, owners)
     return ledger(*archived_entries(files.find(Path(run))))
 
 
 async def log_of(invite: Invite) -> list[SignedEntry]:
-    """A run's log from its coordinator, page by page. Every entry is verified against the invite's key.
+    """A run's log, as `read` gets it."""
+    return (await read(invite))[0]
+
+
+async def read(invite: Invite) -> tuple[list[SignedEntry], dict[bytes, Owner]]:
+    """A run's log from its coordinator, page by page, and the owners. Every entry is verified against the invite's key.
 
     Raises NetworkError or RefusedError.
     """
@@ -87,12 +124,12 @@ async def log_of(invite: Invite) -> list[SignedEntry]:
     envelopes: list[bytes] = []
     try:
         await client.connect()
-        await client.get_run()
+        owners = owners_of((await client.get_run())[0].peers)
         while page := (await client.entries(len(envelopes) + 1))[0]:
             envelopes += page
     finally:
         await client.close()
-    return list(verified(invite.run_id, invite.coordinator_public_key, envelopes))
+    return list(verified(invite.run_id, invite.coordinator_public_key, envelopes)), owners
 
 
 def show(found: Ledger) -> None:
@@ -114,6 +151,10 @@ def show(found: Ledger) -> None:
         f"Run {found.run_id.hex()[:16]}, steps {found.from_step} to {found.to_step} of its log:", highlight=False
     )
     console.print(table)
+    for owner in found.by_owner():
+        who = f"{owner['name']} ({owner['standing']}{' by ' + owner['key'][-8:] if owner['key'] else ''})"
+        line = f"{owner['votes_accepted']} votes, {owner['tokens']:,} tokens, identities: {owner['identities']}"
+        console.print(f"{who}: {line}", highlight=False, markup=False, soft_wrap=True)
     for excluded in found.exclusions:
         for text in _lines(excluded):
             console.print(printable(text), highlight=False, markup=False, soft_wrap=True)

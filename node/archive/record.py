@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -39,15 +40,17 @@ class Recorder:
         state_bytes = sum(4 * tensor.numel() for tensor in replica.state.values())
         if bytes_max < STATES_MIN * state_bytes:
             raise OperatorError(
-                f"--archive-gb {bytes_max / 1e9:g}: a segment begins with the model's state of {state_bytes / 1e9:.3f} GB, "
+                f"--archive-gb {bytes_max / 1e9:g} (or disk_gb): a segment begins with the model's state of "
+                f"{state_bytes / 1e9:.3f} GB, "
                 f"and {STATES_MIN} states must fit; give at least {STATES_MIN * state_bytes / 1e9:.3f}"
             )
-        self._folder, self._bytes_max = folder, bytes_max
-        self._segment_bytes_max = max(bytes_max // SEGMENT_PART, state_bytes)
+        self._folder, self._state_bytes = folder, state_bytes
+        self.limit(bytes_max)
+        self._dropped_for = self._bytes_max
         self._log = structlog.get_logger("archive")
         self._files: tuple[BinaryIO, BinaryIO] | None = None
         self._head: int | None = None
-        self._written = 0
+        self._written = self._total = 0
         self._due = self._taken = False
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +77,18 @@ class Recorder:
     def _append_to(self, segment: Segment) -> None:
         self.close()
         self._files = segment.path(files.PAYLOADS).open("ab"), segment.path(files.LOG).open("ab")
+
+    def limit(self, bytes_max: int) -> None:
+        """Take at most so much from the next step on, but room for STATES_MIN states. From any thread."""
+        self._bytes_max = max(bytes_max, STATES_MIN * self._state_bytes)
+        self._segment_bytes_max = max(self._bytes_max // SEGMENT_PART, self._state_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all segments. From any thread."""
+        with suppress(FileNotFoundError):  # the keeper's thread has just deleted one
+            self._total = sum(segment.total_bytes for segment in files.segments(self._folder))
+        return self._total
 
     def close(self) -> None:
         """Close the files; they hold everything recorded."""
@@ -146,6 +161,9 @@ class Recorder:
         assert entry.step == self._head + 1, f"entry {entry.step} after {self._head}"
         with writing(self._folder):
             self._append(signed, payloads, announcements)
+            if self._dropped_for != self._bytes_max:  # the owner has changed the limit
+                self._dropped_for = self._bytes_max
+                self._drop(0)
             self._head = entry.step
             self._due = self._written > self._segment_bytes_max and not self._taken
 

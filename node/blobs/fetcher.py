@@ -20,7 +20,7 @@ from node.blobs.turns import Attempt, Turns
 from node.overlay.host import Host
 from protos.envelope import parse
 from protos.errors import NetworkError, Reason, Refusal
-from protos.identity import short
+from protos.identity import peer_id, short
 from protos.v1 import update_pb2
 
 # PULLS_MAX pulls share the downlink. A pull gives its turn to the next one if nothing comes for PULL_TURN_SECONDS, or if it
@@ -112,11 +112,15 @@ class BlobFetcher:
                 self._away.pop(holder, None)
 
     def _in_order(self, holders: Sequence[bytes]) -> list[bytes]:
-        """Holders that answer come first. A holder that was just away comes last: it may be the only one with the blob."""
+        """Holders that answer come first, and before them none that only a relay reaches: its bandwidth is shared by all.
+
+        A holder that was just away comes last: it may be the only one with the blob.
+        """
         now = _now()
         self._away = {key: until for key, until in self._away.items() if until > now}
         others = [key for key in holders if key != self._host.identity.public_key]
-        return sorted(others, key=lambda key: key in self._away)
+        relayed = self._host.relayed
+        return sorted(others, key=lambda key: (key in self._away, peer_id(key) in relayed))
 
 
 class Said(Enum):

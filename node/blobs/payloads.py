@@ -28,7 +28,7 @@ class Payloads:
     def __init__(self, folder: Path, bytes_max: int = PAYLOADS_BYTES_MAX) -> None:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._bytes_max = folder, bytes_max
+        self._folder, self.bytes_max = folder, bytes_max
         self._steps: dict[bytes, int] = {}
         self._sizes: dict[bytes, int] = {}
         for path in folder.iterdir():
@@ -43,6 +43,11 @@ class Payloads:
         self._recent_bytes = 0
         self.dropped_step = 0
         """The newest step whose payloads were deleted to make room, although a joiner might need them; 0: no step."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all payloads. From any thread."""
+        return self._total
 
     @property
     def folder(self) -> Path:
@@ -83,7 +88,7 @@ class Payloads:
         self._steps[sha256], self._sizes[sha256] = step, len(data)
         self._total += len(data)
         self._remember(sha256, data)
-        while self._total > self._bytes_max and (oldest := min(self._steps.values())) < step:
+        while self._total > self.bytes_max and (oldest := min(self._steps.values())) < step:
             self.dropped_step = max(self.dropped_step, oldest)
             self.forget_until(oldest)
         return True

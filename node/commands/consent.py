@@ -71,17 +71,12 @@ def request(
     `trains`: whether the peer needs the data; an anchor does not.
     """
     wants = []
-    source, tokenizer, factory = config.data.source, config.data.tokenizer, config.model.factory
+    tokenizer, factory = config.data.tokenizer, config.model.factory
     if factory is not None:
         _check_code(factory, settings)
         wants.append(f"import and call {_shown(factory)} on this machine")
-    if trains and settings.data is None and source != STANDARD_LIBRARY:
-        if is_url(source):
-            addresses = ", ".join(_shown(address) for address in (source, *config.data.mirrors))
-            wants.append(f"download training text from {addresses}, and keep up to {settings.data_gb:g} GB of it")
-        else:
-            _check_data(source, settings)
-            wants.append(f"train on {_shown(source)} of this machine")
+    if trains and settings.data is None:
+        wants += _data_wants(config, settings)
     place = place_of(tokenizer, exists)
     if place is Place.DISK:
         _check_tokenizer(tokenizer, settings)
@@ -97,6 +92,19 @@ def request(
         wants=tuple(wants),
         downloads=any(want.startswith("download ") for want in wants),
     )
+
+
+def _data_wants(config: RunConfig, settings: PeerSettings) -> list[str]:
+    """For each source of the run that this program does not have itself."""
+    wants = []
+    for source, mirrors, _ in config.data.sources():
+        if is_url(source):
+            addresses = ", ".join(_shown(address) for address in (source, *mirrors))
+            wants.append(f"download training text from {addresses}, and keep up to {settings.data_gb:g} GB of it")
+        elif source != STANDARD_LIBRARY:
+            _check_data(source, settings)
+            wants.append(f"train on {_shown(source)} of this machine")
+    return wants
 
 
 def must_ask(asked: Request, settings: PeerSettings, can_ask: bool) -> bool:
@@ -135,6 +143,9 @@ def _check_tokenizer(tokenizer: str, settings: PeerSettings) -> None:
 
 
 def _data(config: RunConfig, settings: PeerSettings) -> str:
+    if config.data.mix:
+        names = ", ".join(f"{_shown(each.source)} (weight {each.weight:g})" for each in config.data.mix)
+        return f"a mixture of {names}" + ("" if settings.data is None else f", from {_shown(settings.data)} (--data)")
     source = settings.data or config.data.source
     if source == STANDARD_LIBRARY:
         return "this Python's standard library"

@@ -42,11 +42,14 @@ def examine(settings: PeerSettings, invite: Invite | None) -> tuple[list[Line], 
         "devices": lambda: machine.devices_of(settings),
         "here": lambda: machine.here(settings),
         "owner": lambda: conditions_of(settings),
+        "limits": lambda: Live(settings.home, settings).values,
     }
     if invite is not None:
         probes["way"] = lambda: asyncio.run(swarm.way_to(invite))
     facts = side_by_side(probes, MACHINE_SECONDS_MAX)
+    device = "" if isinstance(facts["devices"], Fault) else facts["devices"].chosen
     found = lines.of_machine(facts["devices"], facts["here"]) + lines.conditions(facts["owner"])
+    found += lines.limits(device, facts["here"], facts["limits"])
     if invite is None:
         return found, None
     of_run = _run(settings, invite, facts["way"])

@@ -68,7 +68,7 @@ def check(
     if need is None:
         log.info("the model's size is not known before it is built")
         return wanted
-    room, main = room_of(device), main_memory()
+    room, main = room_of(device, settings.gpu_memory), main_memory()
     fits, why = needs.fit(
         need,
         room,

@@ -80,10 +80,25 @@ NotBeside = Annotated[
 DutyCycle = Annotated[
     float | None, typer.Option(help="The part of the time that the device computes, 0.05 to 1 (default: 1).")
 ]
+GpuMemory = Annotated[
+    float | None, typer.Option(help="The part of the GPU's memory that the peer takes at most, 0.05 to 1 (CUDA).")
+]
+DiskGb = Annotated[
+    float | None, typer.Option(help="Archive, others' votes and text from the web together, in GB (default: no limit).")
+]
+KeepAwake = Annotated[
+    bool, typer.Option("--keep-awake", help="Keep the machine from automatic sleep while the peer works.")
+]
 UploadMbit = Annotated[float | None, typer.Option(help="The fastest upload, in Mbit/s (default: no limit).")]
 DownloadMbit = Annotated[float | None, typer.Option(help="The fastest download, in Mbit/s (default: no limit).")]
+RelayMbit = Annotated[
+    float | None, typer.Option(help="What this peer carries between others on average, in Mbit/s; 0: nothing.")
+]
 UploadGb = Annotated[float | None, typer.Option(help="Upload of a calendar month, in GB (default: no limit).")]
 DownloadGb = Annotated[float | None, typer.Option(help="Download of a calendar month, in GB (default: no limit).")]
+Owner = Annotated[
+    str | None, typer.Option(help="Your name, as everybody sees it; several machines of one name are shown together.")
+]
 Relays = Annotated[
     list[str] | None,
     typer.Option("--relay", help="Multiaddress of a relay through which other peers reach this one; repeatable."),

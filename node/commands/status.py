@@ -24,6 +24,7 @@ from protos.identity import peer_id
 from protos.invite import Invite
 from protos.limits import DEVICE_CHARACTERS_MAX, ENTRIES_PAGE_MAX
 from protos.log import open_entry
+from protos.owner import NOBODY, groups, owners_of
 from protos.phases import phase_word
 from protos.run_config import RunConfig
 from protos.start import fork_values, fork_words
@@ -46,6 +47,7 @@ async def fetch(invite: Invite) -> tuple[pb.GetRunResponse, RunConfig]:
 def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dict[str, Any]:
     """The facts as JSON values."""
     snapshot = facts.snapshot if facts.HasField("snapshot") else None
+    owners = owners_of(facts.peers)
     return {
         "run": run_id.hex(),
         "name": printable(config.name),
@@ -63,6 +65,8 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
         "peers": [
             {
                 "id": peer_id(peer.public_key),
+                "owner": owners.get(peer.public_key, NOBODY).name,
+                "owner_standing": owners.get(peer.public_key, NOBODY).standing,
                 "anchor": peer.anchor,
                 "paused": peer.paused,
                 "phase": pb.PeerPhase.Name(peer.phase).removeprefix("PEER_PHASE_").lower(),
@@ -76,6 +80,7 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
             }
             for peer in facts.peers
         ],
+        "owners": _owners(facts),
         "exclusions": [
             {
                 "id": peer_id(excluded.public_key),
@@ -87,6 +92,26 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
             for excluded in facts.exclusions
         ],
     }
+
+
+def _owners(facts: pb.GetRunResponse) -> list[dict[str, Any]]:
+    """The peers by owner, the most accepted votes first."""
+    peers = {peer.public_key: peer for peer in facts.peers}
+    return [
+        {
+            "name": group.owner.name,
+            "standing": group.owner.standing,
+            "key": group.key_id,
+            "peers": [peer_id(key) for key in group.peers],
+            "votes_accepted": sum(peers[key].votes_accepted for key in group.peers),
+            "samples_per_second": sum(
+                peers[key].samples_per_second
+                for key in group.peers
+                if peers[key].phase != pb.PeerPhase.PEER_PHASE_ABSENT
+            ),
+        }
+        for group in groups(owners_of(facts.peers), lambda key: peers[key].votes_accepted)
+    ]
 
 
 def _standing(peer: pb.PeerStatus) -> dict[str, Any]:
@@ -106,10 +131,13 @@ def show(values: dict[str, Any]) -> None:
     )
     if values["fork"] is not None:
         console.print(fork_words(values["fork"]), highlight=False)
-    table = Table("peer", "phase", "device", "step", "state digest", "votes", "samples/s", "loss", "standing", "score")
+    table = Table(
+        "peer", "owner", "phase", "device", "step", "state digest", "votes", "samples/s", "loss", "standing", "score"
+    )
     for peer in values["peers"]:
         table.add_row(
             peer["id"][-8:],
+            Text(f"{peer['owner']} ({peer['owner_standing']})" if peer["owner"] else ""),
             peer["phase"] + (", anchor" if peer["anchor"] else "") + (", paused" if peer["paused"] else ""),
             Text(peer["device"]),
             str(peer["step"]),
@@ -121,6 +149,11 @@ def show(values: dict[str, Any]) -> None:
             f"{peer['score']:.1f}",
         )
     console.print(table)
+    for owner in values["owners"]:
+        many = f"{len(owner['peers'])} peers" if len(owner["peers"]) > 1 else "1 peer"
+        what = f"{many}, {owner['votes_accepted']} votes, {owner['samples_per_second']:.1f} samples/s"
+        whose = f"{owner['name']} ({owner['standing']}{' by ' + owner['key'][-8:] if owner['key'] else ''})"
+        console.print(f"{whose}: {what}", highlight=False, markup=False, soft_wrap=True)
     for excluded in values["exclusions"]:
         when = "from the next entry on" if excluded["step"] is None else f"step {excluded['step']}"
         console.print(f"{excluded['id']}, {when}: {excluded['reason']}", highlight=False, markup=False, soft_wrap=True)

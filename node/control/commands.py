@@ -85,6 +85,7 @@ class Commands:
             "paused_by_owner": trainer.wishes.by_owner,
             "held": trainer.wishes.held,
             "month": self._lent.told(),
+            "owner": {"name": self._lent.owner.name, "standing": self._lent.owner.standing},
             "ending": None if trainer.wishes.ending is None else trainer.wishes.ending.value,
             "share": trainer.standing.share(),
             "seconds": time.monotonic() - self._started,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -114,7 +114,7 @@ class Cache:
     """A few shards in a folder, fetched by a thread. It keeps at most `bytes_max`, and always what was wanted last."""
 
     def __init__(self, shards: Shards, bytes_max: int, fetch: Fetch) -> None:
-        self._shards, self._bytes_max, self._fetch = shards, bytes_max, fetch
+        self._shards, self.bytes_max, self._fetch = shards, bytes_max, fetch
         self._lock = threading.Condition()
         self._wanted: list[int] = []
         self._here: dict[int, None] = {}  # the shard that was wanted longest ago comes first
@@ -158,6 +158,21 @@ class Cache:
         percent = 100 * done // (known.tokens * self._shards.manifest.width)
         return f"the training text of this step ({known.name}) is being downloaded: {percent} %"
 
+    @property
+    def total_bytes(self) -> int:
+        """Of the shards that are here. From any thread."""
+        with self._lock:
+            return self._bytes_of(self._here)
+
+    def limit(self, bytes_max: int) -> None:
+        """Keep at most so much from now on, and always what was wanted last. From any thread."""
+        with self._lock:
+            self.bytes_max = bytes_max
+            for old in list(self._here):
+                if self._bytes_of(self._here) <= bytes_max:
+                    return
+                self._remove(old)
+
     def close(self) -> None:
         """End the thread, soon; what it has of a shard stays, and is resumed."""
         with self._lock:
@@ -193,11 +208,18 @@ class Cache:
         for old_part in self._shards.folder.glob(f"*{PART}"):
             if old_part.name != part:
                 old_part.unlink(missing_ok=True)
-        size = [each.tokens * self._shards.manifest.width for each in self._shards.manifest.shards]
         for old in list(self._here):
-            if sum(size[at] for at in self._here) + size[shard] <= self._bytes_max:
+            if self._bytes_of([*self._here, shard]) <= self.bytes_max:
                 return
-            if old not in self._wanted:
-                del self._here[old]
-                self._shards.close(old)
-                self._shards.path(old).unlink(missing_ok=True)
+            self._remove(old)
+
+    def _bytes_of(self, shards: Iterable[int]) -> int:
+        known = self._shards.manifest
+        return sum(known.shards[shard].tokens * known.width for shard in shards)
+
+    def _remove(self, shard: int) -> None:
+        """Unless somebody wants it."""
+        if shard not in self._wanted:
+            del self._here[shard]
+            self._shards.close(shard)
+            self._shards.path(shard).unlink(missing_ok=True)

@@ -52,6 +52,8 @@ class Here:
     port_fault: str
     """Why the peer could not listen there; empty: it could."""
     on_battery: bool | None
+    keeps_awake: bool = False
+    """Whether this machine has a program that the setting `keep_awake` can use."""
     versions: dict[str, str] = field(default_factory=dict)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from node.doctor.facts import Devices, Fault, Here
 from node.donor.conditions import State
+from node.donor.settings import LiveSettings
 from protos.amounts import amount
 
 DISK_BYTES_MIN = 2 * 10**9
@@ -161,6 +162,33 @@ def power(found: Here | Fault) -> Line | None:
     if found.on_battery:
         return Line("power", Verdict.WARNING, "on battery", "Plug the machine in, and turn automatic sleep off.")
     return Line("power", Verdict.OK, "plugged in; turn automatic sleep off while the peer runs")
+
+
+def limits(device: str, found: Here | Fault, values: LiveSettings | Fault) -> list[Line]:
+    """What the owner set about the GPU's memory, the disk and sleep: one line for each setting. `device`: that `join` takes."""
+    if isinstance(values, Fault) or isinstance(found, Fault):
+        return []
+    told = []
+    if values.gpu_memory is not None:
+        text = f"at most {values.gpu_memory:.0%} of the GPU's memory"
+        todo = "" if device.startswith("cuda") else "Only CUDA can limit it: `join` refuses. Set gpu_memory off."
+        told.append(
+            Line("gpu_memory", Verdict.PROBLEM if todo else Verdict.OK, f"{text} ({device or 'no device'})", todo)
+        )
+    if values.disk_gb is not None:
+        text = f"at most {values.disk_gb:g} GB for archive, others' votes and text; {amount(found.disk_free)} are free"
+        short = values.disk_gb * 10**9 > found.disk_free
+        todo = "Not all of it is free now: set disk_gb lower, or delete files." if short else ""
+        told.append(Line("disk_gb", Verdict.WARNING if short else Verdict.OK, text, todo))
+    if not values.keep_awake:
+        todo = "" if found.keeps_awake else "Turn automatic sleep off in the system settings while the peer runs."
+        told.append(Line("keep_awake", Verdict.OK, "off: the machine may fall asleep while the peer works", todo))
+    elif found.keeps_awake:
+        told.append(Line("keep_awake", Verdict.OK, "on: the peer keeps the machine awake while it works"))
+    else:
+        todo = "`join` refuses. Set keep_awake off, and turn automatic sleep off in the system settings."
+        told.append(Line("keep_awake", Verdict.PROBLEM, "on, but there is no systemd-inhibit or caffeinate here", todo))
+    return told
 
 
 def versions(found: Here | Fault) -> Line:

@@ -16,6 +16,7 @@ import torch
 from node.commands.fit import free_at
 from node.config import PeerSettings
 from node.doctor.facts import Devices, Here
+from node.donor import awake
 from node.model.device import DeviceError, devices, pick_device
 from node.model.room import room_of
 from node.overlay.daemon import check_port_free
@@ -53,7 +54,7 @@ def devices_of(settings: PeerSettings) -> Devices:
     except DeviceError as error:
         return replace(found, fault=str(error))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return replace(found, chosen=str(device), name=name, room=room_of(device))
+    return replace(found, chosen=str(device), name=name, room=room_of(device, settings.gpu_memory))
 
 
 def here(settings: PeerSettings) -> Here:
@@ -65,6 +66,7 @@ def here(settings: PeerSettings) -> Here:
         listen=settings.listen,
         port_fault=port_fault(settings),
         on_battery=on_battery(SYSFS),
+        keeps_awake=awake.command() is not None,
         versions=versions(),
     )
 

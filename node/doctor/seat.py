@@ -40,7 +40,7 @@ def seat_of(config: RunConfig, settings: PeerSettings, folder: Path) -> Seat:
     chosen = "micro_batch" in settings.model_fields_set
     fits, why = needs.fit(
         need,
-        room_of(device),
+        room_of(device, settings.gpu_memory),
         str(device),
         wanted,
         chosen=chosen,

@@ -52,12 +52,16 @@ class Live:
         self.values = _over(self._start, self._kept, self._path)
 
     def apply(self) -> list[str]:
-        """Apply the values of the start. Returns what the owner should know."""
-        return [
-            note
-            for key, apply in self._applies.items()
-            if (value := getattr(self.values, key)) is not None and (note := apply(value))
-        ]
+        """Apply the values of the start. Returns what the owner should know. OperatorError: the machine does not take one."""
+        notes = []
+        for key, apply in self._applies.items():
+            value = getattr(self.values, key)
+            if value is not None:
+                try:
+                    notes.append(apply(value))
+                except ValueError as error:
+                    raise OperatorError(f"{key} = {shown(value)}: {error}") from error
+        return [note for note in notes if note]
 
     def overruled(self) -> list[str]:
         """For the log of the start: what the file says otherwise than flags, environment and swarmentum.toml."""
@@ -78,7 +82,10 @@ class Live:
             value = getattr(values, key)
             if given is text:
                 kept[key] = OFF if value is None else value
-            note = self._applies[key](value) if key in self._applies else ""
+            try:
+                note = self._applies[key](value) if key in self._applies else ""
+            except ValueError as error:
+                raise ValueError(f"{key} = {shown(value)}: {error}") from error
             write_bytes(self._path, _written(kept))
             self._kept, self.values = kept, values
         self.changed.set()
@@ -132,4 +139,6 @@ def _over(start: LiveSettings, kept: Mapping[str, Any], path: Path) -> LiveSetti
 
 def _written(kept: Mapping[str, Any]) -> bytes:
     """TOML: text as JSON writes it, other values as they are."""
-    return (HEADING + "".join(f"{key} = {json.dumps(value)}\n" for key, value in sorted(kept.items()))).encode()
+    return (
+        HEADING + "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in sorted(kept.items()))
+    ).encode()

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from node.donor.hours import parse
+from protos.owner import name_of
 
 OFF = "off"
 DEFAULT = "default"
@@ -43,11 +44,26 @@ class LiveSettings(BaseModel):
     duty_cycle: float | None = Field(default=None, ge=0.05, le=1, title="a part from 0.05 to 1, or off")
     """The part of the time that the device computes. The peer rests between micro-batches."""
 
+    gpu_memory: float | None = Field(default=None, ge=0.05, le=1, title="a part from 0.05 to 1, or off")
+    """The part of the GPU's memory that the peer takes at most. Only for CUDA."""
+
+    disk_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB above 0, or off")
+    """Archive, others' votes and training text from the web together. Text gives way first, then the oldest votes."""
+
+    overlay_memory_gb: float | None = Field(default=2.0, ge=0.01, le=1000, title="GB of at least 0.01, or off")
+    """Memory of the libp2p daemon. A daemon that takes more is started again; the peer goes on meanwhile."""
+
+    keep_awake: bool = Field(default=False, title="true or false")
+    """Keep the machine from automatic sleep while the peer works. A paused peer lets it sleep."""
+
     upload_mbit: float | None = Field(default=None, ge=0.5, le=100_000, title="Mbit/s from 0.5 to 100000, or off")
     """The fastest upload of votes and of the model's pieces."""
 
     download_mbit: float | None = Field(default=None, ge=0.5, le=100_000, title="Mbit/s from 0.5 to 100000, or off")
     """The fastest download of votes and of the model's pieces."""
+
+    relay_mbit: float | None = Field(default=None, ge=0, le=100_000, title="Mbit/s from 0 to 100000, or off")
+    """The mean of what this peer carries between others if it is a relay; 0: nothing."""
 
     upload_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB a month above 0, or off")
     """Upload of a calendar month. When it is used up, the peer pauses and serves nothing until the next month."""
@@ -55,10 +71,18 @@ class LiveSettings(BaseModel):
     download_gb: float | None = Field(default=None, gt=0, le=1_000_000, title="GB a month above 0, or off")
     """Download of a calendar month. When it is used up, the peer pauses and loads nothing until the next month."""
 
+    owner: str | None = Field(default=None, title="a name of 1 to 64 printable characters, or off")
+    """Whose machine this is, as everybody sees it. A name is a claim; `swarmentum owner add` has a key sign for it."""
+
     @field_validator("hours")
     @classmethod
     def _schedule(cls, value: str | None) -> str | None:
         return None if value is None else parse(value).text
+
+    @field_validator("owner")
+    @classmethod
+    def _name(cls, value: str | None) -> str | None:
+        return None if value is None else name_of(value)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -19,6 +19,7 @@ from protos.errors import OperatorError
 
 LOOK_SECONDS = 5.0
 STOP_SECONDS_MAX = 5.0
+FAILURES = (OSError, RuntimeError, OperatorError, subprocess.SubprocessError, psutil.Error)
 
 
 class Watch:
@@ -54,7 +55,7 @@ class Watch:
         settings = self._live.values
         try:
             facts = self._facts(settings)
-        except (OSError, RuntimeError, OperatorError, subprocess.SubprocessError, psutil.Error) as error:
+        except FAILURES as error:
             self._say_once(f"conditions cannot be looked at now: {error}; the peer stays as it is")
             return
         state = decide(settings, facts)
@@ -63,7 +64,10 @@ class Watch:
         if state is not None and self._held is not None and state.key != self._held.key:
             self._log.info("still paused", why=state.why)
         self._held = state
-        self._hold(state, facts)
+        try:
+            self._hold(state, facts)
+        except FAILURES as error:
+            self._say_once(f"not every setting of the owner holds now: {error}; the peer tries again")
 
     def _look_forever(self) -> None:
         while True:

@@ -24,11 +24,40 @@ class Room:
     total: int
 
 
-def room_of(device: torch.device) -> Room | None:
-    """The memory of a device, as it is now."""
+def limit(device: torch.device, part: float | None) -> str:
+    """Let this process take at most this part of a GPU's memory (None: all of it). ValueError for another device.
+
+    Returns what the owner should know: memory that is in use comes back once it is freed.
+    """
+    if device.type != "cuda":
+        if part is None:
+            return ""
+        raise ValueError(f"this peer computes on {device}, and only CUDA can limit the memory of a GPU; set it off")
+    torch.cuda.set_per_process_memory_fraction(1.0 if part is None else part, device)
+    taken, most = torch.cuda.memory_reserved(device), (1.0 if part is None else part) * room_of_gpu(device).total
+    if taken <= most:
+        return ""
+    torch.cuda.empty_cache()
+    return f"{taken / 1e9:.1f} GB are in use now; the peer takes smaller micro-batches if it cannot get on with less"
+
+
+def room_of_gpu(device: torch.device) -> Room:
+    """The memory of a GPU, whoever takes it."""
+    return Room(*torch.cuda.mem_get_info(device))
+
+
+def within(room: Room, part: float | None, taken: int) -> Room:
+    """The room of a process that may take this part of a GPU's memory, and has taken so many bytes."""
+    if part is None:
+        return room
+    most = int(part * room.total)
+    return Room(max(min(room.free, most - taken), 0), most)
+
+
+def room_of(device: torch.device, part: float | None = None) -> Room | None:
+    """The memory of a device, as it is now. `part`: of a GPU's memory, as its owner limits it."""
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return Room(free, total)
+        return within(room_of_gpu(device), part, torch.cuda.memory_reserved(device))
     if device.type == "mps":
         total = torch.mps.recommended_max_memory()
         return Room(max(total - torch.mps.driver_allocated_memory(), 0), total)

@@ -10,6 +10,7 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +22,7 @@ from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from node import patience
-from node.overlay import guard
+from node.overlay import guard, memory, relaying
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings
 from node.overlay.tasks import Tasks
 from protos.address import usable
@@ -30,6 +31,9 @@ from protos.errors import NetworkError, OperatorError
 # A peer behind a router tries BOOTSTRAP_TRIES times to reach its first relay, about 20 s, before it gives up.
 BOOTSTRAP_TRIES = 8
 CHANGE_SECONDS_MAX = 60.0
+# A daemon that ends sooner is started again later and later: up to RESTART_SECONDS_MAX.
+STEADY_SECONDS = 60.0
+RESTART_SECONDS_MAX = 30.0
 FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, TimeoutError)
 """Exceptions of a call to p2pd that has failed, or that did not end in time."""
 
@@ -40,19 +44,21 @@ class _Process(P2P):  # type: ignore[misc]
     """p2pd with GossipSub, without a search for relays in strangers' tables; it never outlives this process."""
 
     flags: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
     @classmethod
     def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
         made: list[str] = P2P._make_process_args(*args, pubsub=1, relayDiscovery=0, **kwargs)
-        return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *made, *cls.flags]
+        return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *cls.before, *made, *cls.flags]
 
     @classmethod
-    async def started(cls, *more: str, **options: Any) -> P2P:
-        """As `create`, with `more` of p2pd's flags; a cancelled start leaves no p2pd running: hivemind forgets its child."""
+    async def started(cls, *more: str, prefix: Sequence[str] = (), **options: Any) -> P2P:
+        """As `create`, with `more` of p2pd's flags, and `prefix` before its command; a cancelled start leaves no p2pd running:
+        hivemind forgets its child."""
         made: list[P2P] = []
 
         class Remembered(cls):  # type: ignore[misc, valid-type]
-            flags = more
+            flags, before = more, tuple(prefix)
 
             def __init__(self) -> None:
                 super().__init__()
@@ -89,7 +95,13 @@ class Daemon:
         self._tasks, self._log = tasks, log
         self._p2p: Any = None
         self._closing = False
+        self._delay = 0.0
+        self.memory_bytes_max = settings.memory_bytes_max
+        """A daemon that takes more is ended, and the next one starts; None: no limit."""
         self._changed: asyncio.Event | None = None
+        self._changing = asyncio.Lock()
+        self.figures_port: int | None = None
+        """Of the loopback address, where the present p2pd tells its figures; None if it does not relay for others."""
         self.named: tuple[str, ...] = ()
         """Multiaddresses of peers that the invite, the coordinator or a person named at the start."""
         self.restarts = 0
@@ -161,8 +173,9 @@ class Daemon:
         delay = patience.RETRY_SECONDS_MIN
         for left in reversed(range(tries)):
             try:
-                flags = () if self._settings.relay_for_others else ("-relayService=0",)
-                return await _Process.started(*flags, initial_peers=list(initial) or None, **options)
+                flags = self._relaying()
+                prefix = memory.environment(self.memory_bytes_max)
+                return await _Process.started(*flags, prefix=prefix, initial_peers=list(initial) or None, **options)
             except P2PDaemonError as error:
                 if not left:
                     raise NetworkError(f"the libp2p daemon did not start: {error}") from error
@@ -171,16 +184,26 @@ class Daemon:
             delay = min(2 * delay, patience.RETRY_SECONDS_MAX)
         raise AssertionError("no try was allowed")
 
+    def _relaying(self) -> tuple[str, ...]:
+        """The flags of a p2pd that relays for others, or not."""
+        self.figures_port = relaying.free_port() if self._settings.relay_for_others else None
+        return ("-relayService=0",) if self.figures_port is None else (f"-metricsAddr=127.0.0.1:{self.figures_port}",)
+
     async def _watch(self, p2p: Any, initial: list[str], ready: Ready, restarted: Ready) -> None:
-        """Wait for the end of this p2pd, and start the next; hivemind's own handle stays "alive"."""
-        await p2p._child.wait()
+        """Wait for the end of this p2pd, and start the next, for ever; hivemind's own handle stays "alive"."""
+        began = time.monotonic()
+        await memory.bounded(p2p._child, lambda: self.memory_bytes_max, self._log)
         if self._closing or p2p is not self._p2p:
             return
         if self._changed is None:
             self.restarts += 1
-            self._log.warning("the libp2p daemon died; starting it again", restarts=self.restarts)
+            steady = time.monotonic() - began >= STEADY_SECONDS
+            self._delay = 0.0 if steady else min(max(2 * self._delay, patience.RETRY_SECONDS_MIN), RESTART_SECONDS_MAX)
+            self._log.warning("the libp2p daemon died; starting it again", restarts=self.restarts, seconds=self._delay)
         with suppress(*FAILURES):
             await p2p.shutdown()  # closes the files of the dead daemon
+        if self._changed is None:
+            await asyncio.sleep(self._delay)
         delay = patience.RETRY_SECONDS_MIN
         while not self._closing:
             try:
@@ -195,20 +218,27 @@ class Daemon:
                 self._changed.set()
             return
 
+    def prefer(self, **settings: Any) -> None:
+        """Start p2pd with these settings the next time that it starts."""
+        self._settings = replace(self._settings, **settings)
+
     async def change(self, **settings: Any) -> None:
         """Start p2pd again with other settings (fields of `OverlaySettings`); all connections end. NetworkError if the new p2pd
         is not there after CHANGE_SECONDS_MAX; this peer goes on trying."""
-        self._settings = replace(self._settings, **settings)
-        self._changed = asyncio.Event()
-        try:
-            with suppress(ProcessLookupError):
-                self.p2p._child.terminate()
-            async with asyncio.timeout(CHANGE_SECONDS_MAX):
-                await self._changed.wait()
-        except TimeoutError:
-            raise NetworkError("the libp2p daemon did not start again with its new settings; still trying") from None
-        finally:
-            self._changed = None
+        async with self._changing:  # the finder of relays and the owner's limit both change settings
+            self._settings = replace(self._settings, **settings)
+            self._changed = asyncio.Event()
+            try:
+                with suppress(ProcessLookupError):
+                    self.p2p._child.terminate()
+                async with asyncio.timeout(CHANGE_SECONDS_MAX):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise NetworkError(
+                    "the libp2p daemon did not start again with its new settings; still trying"
+                ) from None
+            finally:
+                self._changed = None
 
     @property
     def changes(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -19,6 +20,7 @@ from node.overlay.finder import Finder
 from node.overlay.links import Links
 from node.overlay.pubsub import MessageHandler, Pubsub
 from node.overlay.reach import Access, Verdict
+from node.overlay.relaying import Relaying
 from node.overlay.settings import OverlaySettings
 from node.overlay.streams import StreamHandler, Streams
 from node.overlay.tasks import Tasks
@@ -46,13 +48,16 @@ class Host:
         self.identity, self.settings = identity, settings
         self._log = structlog.get_logger("overlay").bind(step="-", peer=identity.peer_id[-8:])
         self._tasks = Tasks(self._log)
-        self._daemon = Daemon(identity.peer_id, identity_path, settings, self._tasks, self._log)
+        relays = settings.relay_for_others and settings.relay_bytes_a_second != 0
+        now = replace(settings, relay_for_others=relays)
+        self._daemon = Daemon(identity.peer_id, identity_path, now, self._tasks, self._log)
         self._links = Links(self._daemon)
         self._streams = Streams(self._daemon, self._links, self._tasks, self._log)
         self.pubsub = Pubsub(self._daemon, self._links, self._streams, self._tasks, refused)
         self._lives = lives.Lives(self.open, self._links.drop, self._links.redial)
         self._streams.answer(lives.PROTOCOL, self._on_life)
         self.finder = Finder(self._daemon, self._links, self.open, identity.peer_id, self._log)
+        self.relaying = Relaying(self._figures_port, self._relay, self._log, settings.relay_bytes_a_second)
         self._answerer = reach.Answerer(self._links.seen_at, lambda: self.finder.relays_for_others)
         self._streams.answer(reach.PROTOCOL, self._answerer.answer)
 
@@ -71,6 +76,27 @@ class Host:
         """How often the daemon was started again."""
         return self._daemon.restarts
 
+    @property
+    def relayed(self) -> frozenset[str]:
+        """Ids of peers that were connected through a relay only, at the last look."""
+        return self._links.relayed
+
+    def _figures_port(self) -> int | None:
+        """Where p2pd tells what it relays; None if it relays nothing."""
+        return self._daemon.figures_port if self.finder.relays_for_others else None
+
+    async def _relay(self, on: bool) -> None:
+        """Relay for others, or not, in the owner's limits."""
+        if self._daemon.settings.reachability == "private":  # it relays nothing, and its connections stay
+            self._daemon.prefer(relay_for_others=on)
+            return
+        await self._links.part()
+        await self._daemon.change(relay_for_others=on)
+
+    def limit_memory(self, bytes_max: int | None) -> None:
+        """The daemon may take so much memory from now on; None: no limit."""
+        self._daemon.memory_bytes_max = bytes_max
+
     async def start(self, bootstrap: tuple[str, ...] = (), restarted: Ready = nothing_to_do) -> None:
         """Start p2pd and connect to the bootstrap peers that answer. Raises NetworkError or OperatorError.
 
@@ -78,6 +104,8 @@ class Host:
         and topics are registered again.
         """
         await self._daemon.start(bootstrap, self._register, restarted)
+        if self.settings.relay_for_others:
+            self._tasks.spawn(self.relaying.keep_forever())
 
     async def find_out(self) -> None:
         """Find out whether others can dial this peer, and take relays if not, unless its settings say how it is reached."""

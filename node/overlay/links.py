@@ -41,6 +41,8 @@ class Links:
         self._daemon = daemon
         self.also: tuple[str, ...] = ()
         """Multiaddresses at which others have dialled this peer, and that p2pd may not know (`finder`)."""
+        self.relayed: frozenset[str] = frozenset()
+        """Peers that were connected through a relay only at the last look."""
 
     async def addresses(self) -> list[str]:
         """Multiaddresses that other peers can dial, relayed ones included; loopback only if there is no other."""
@@ -62,6 +64,7 @@ class Links:
         for peer in peers:
             direct = any(CIRCUIT not in str(address) for address in peer.addrs)
             found[peer.peer_id.to_base58()] = found.get(peer.peer_id.to_base58(), False) or direct
+        self.relayed = frozenset(remote for remote, direct in found.items() if not direct)
         return found
 
     async def remotes(self) -> list[Remote]:

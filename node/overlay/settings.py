@@ -28,6 +28,12 @@ class OverlaySettings:
     reachability: Reachability = "auto"
     relay_for_others: bool = True
     """If others can dial this peer, carry connections between peers that nobody can dial."""
+    relay_bytes_a_second: float | None = None
+    """The mean of what this peer carries between others; None: no limit."""
+    memory_bytes_max: int | None = None
+    """A p2pd that takes more memory is started again; None: no limit."""
+    quic: bool = True
+    """Listen on UDP (QUIC), too."""
     patience_seconds: float = math.inf
 
     @property
@@ -41,7 +47,8 @@ class OverlaySettings:
         return ipaddress.ip_address(self.listen_host).is_loopback
 
     def listen(self) -> list[str]:
-        """TCP and QUIC on the same port number."""
+        """TCP, and QUIC on the same port number."""
         family = "ip6" if ipaddress.ip_address(self.listen_host).version == 6 else "ip4"
         at = f"/{family}/{self.listen_host}"
-        return [f"{at}/tcp/{self.listen_port}", f"{at}/udp/{self.listen_port}/quic-v1"]
+        udp = [f"{at}/udp/{self.listen_port}/quic-v1"] if self.quic else []
+        return [f"{at}/tcp/{self.listen_port}", *udp]

@@ -9,6 +9,7 @@ import torch
 
 from node.config import PeerSettings
 from node.donor.live import Live
+from node.model.room import limit
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber, VotesError
 from node.ranks.channel import Channel, lost_ranks
@@ -22,9 +23,11 @@ AGREED = (NonFiniteGradient, NotANumber, VotesError)
 
 def follow(launch: Launch, settings: PeerSettings) -> None:
     """Follow rank 0 until it sends `stop`. Raises `RankLost` if rank 0 is gone, and the errors of a call on this rank."""
-    if (threads := Live(settings.home, settings).values.threads) is not None:
-        torch.set_num_threads(threads)
+    values = Live(settings.home, settings).values
+    if values.threads is not None:
+        torch.set_num_threads(values.threads)
     channel = Channel(launch, rank_device(launch, settings.device))
+    limit(channel.device, values.gpu_memory)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # torchrun signals rank 0, too, and rank 0 ends the work from here on
     log = structlog.get_logger("peer").bind(rank=launch.rank)

@@ -23,6 +23,7 @@ from node.swarm.membership import About
 from node.swarm.session import Session
 from protos.errors import NetworkError, RefusedError, StoppedError
 from protos.log import SignedEntry, Verdict
+from protos.owner import Owner
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
@@ -35,6 +36,8 @@ LINE_SECONDS = 20.0
 FETCH_SECONDS_MAX = 600.0
 STOP_SECONDS_MAX = 10.0
 OWNER_SECONDS_MAX = 20.0
+LIVE_SECONDS_MAX = 2.0
+"""A setting of the owner waits for the network thread so long; the next look tries again."""
 SLICE_SECONDS = 0.25
 T = TypeVar("T")
 
@@ -216,6 +219,14 @@ class Swarm:
     def paused(self, paused: bool) -> None:
         """Tell the coordinator that this peer's owner has paused it, or lets it take part again."""
         self._call(self._session.paused(paused), START_SECONDS_MAX)
+
+    def name_owner(self, owner: Owner) -> None:
+        """Tell the coordinator whose machine this is: in the next Join, or in a report. From any thread."""
+        self._call(self._session.name_owner(owner), LIVE_SECONDS_MAX)
+
+    def limit_overlay(self, memory_bytes_max: int | None, relay_bytes_a_second: float | None) -> int:
+        """What the libp2p daemon may take and relay from now on (None: no limit). Returns relayed bytes. From any thread."""
+        return self._call(self._session.limit_overlay(memory_bytes_max, relay_bytes_a_second), LIVE_SECONDS_MAX)
 
     def found(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the coordinator the verdicts of this peer's checks of other peers' votes."""

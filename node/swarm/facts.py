@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from protos.owner import Owner
+
 
 @dataclass(frozen=True)
 class Published:
@@ -87,4 +89,13 @@ class Paused:
     paused: bool
 
 
-Fact: TypeAlias = Published | Abstained | Held | Applied | Stored | FoundBad | Checked | Accused | Reachable | Paused
+@dataclass(frozen=True)
+class Owned:
+    """This peer names its owner."""
+
+    owner: Owner
+
+
+Fact: TypeAlias = (
+    Published | Abstained | Held | Applied | Stored | FoundBad | Checked | Accused | Reachable | Paused | Owned
+)

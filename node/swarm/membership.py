@@ -14,6 +14,7 @@ from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots, snapshot_of
 from node.swarm.view import View
+from protos.owner import owner_body
 from protos.v1 import coordinator_pb2 as pb
 
 
@@ -59,6 +60,7 @@ class Membership:
             device=about.device,
             addresses=self._outbox.addresses,
             anchor=about.anchor,
+            owner=owner_body(self._outbox.owner),
         )
         response = await self._client.join(body)
         self._view.admitted_at_step = response.head_step

@@ -19,6 +19,7 @@ from node.swarm.facts import (
     Fact,
     FoundBad,
     Held,
+    Owned,
     Paused,
     Published,
     Reachable,
@@ -28,6 +29,7 @@ from protos import limits
 from protos.checks import VERDICT_STEPS
 from protos.holdings import digest_of, mask_bytes, mask_of
 from protos.log import Equivocation, Tick, Verdict, equivocation_body, verdict_body
+from protos.owner import NOBODY, Owner, owner_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 
@@ -63,6 +65,9 @@ class Outbox:
     equivocations: dict[bytes, Equivocation] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
     paused: Paused | None = None
+    owner: Owner = NOBODY
+    """Each Join names it, too."""
+    _named: bool = False
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _tick: Tick | None = None
     _by_name: set[Held] = field(default_factory=set)
@@ -146,6 +151,13 @@ class Outbox:
         self.paused = Paused(paused)
         self._news.set()
 
+    def name_owner(self, owner: Owner) -> None:
+        """This is the machine of another owner than before."""
+        if owner != self.owner:
+            self._told.discard(Owned(owner))
+            self.owner, self._named = owner, True
+            self._news.set()
+
     # ---- the log and the session move on -----------------------------------------------------------------------------
 
     def move_head(self, step: int) -> None:
@@ -218,6 +230,8 @@ class Outbox:
             body.addresses.extend(self.addresses)
         if self.paused is not None and self._new(self.paused, facts):
             body.paused = self.paused.paused
+        if self._named and self._new(Owned(self.owner), facts):
+            body.owner.CopyFrom(owner_body(self.owner))
         return body, facts
 
     def _add_states(self, body: pb.ReportBody, facts: list[Fact]) -> None:

@@ -49,6 +49,7 @@ from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import SignedEntry, Verdict
+from protos.owner import Owner
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
@@ -330,6 +331,17 @@ class Session:
         await wire.down.opened()
         await wire.down.take(size)
         wire.received += size
+
+    async def name_owner(self, owner: Owner) -> None:
+        """Whose machine this is, from now on."""
+        self.parts.outbox.name_owner(owner)
+
+    async def limit_overlay(self, memory_bytes_max: int | None, relay_bytes_a_second: float | None) -> int:
+        """What the libp2p daemon may take, and relay on average; None: no limit. Returns the bytes that it has relayed."""
+        host = self.parts.host
+        host.limit_memory(memory_bytes_max)
+        host.relaying.limit(relay_bytes_a_second)
+        return host.relaying.total
 
     async def paused(self, paused: bool) -> None:
         """This peer's owner has paused it, or lets it take part again."""

@@ -3,40 +3,64 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from node.archive.record import Recorder
 from node.blobs.blobs import WireBytes
 from node.blobs.flow import Lane
-from node.config import PeerSettings
+from node.blobs.payloads import Payloads
+from node.config import BYTES_A_MBIT, PeerSettings
+from node.data.shelf import Cache
+from node.donor import awake
 from node.donor.conditions import Facts, State, states
+from node.donor.disk import BYTES_A_GB, Kept, allowed
 from node.donor.gpu import GpuPrograms
-from node.donor.live import Live
+from node.donor.live import Applies, Live
 from node.donor.machine import Machine
 from node.donor.month import Month
+from node.donor.owner import named
 from node.donor.priority import Priority
 from node.donor.settings import CONDITIONS, LiveSettings
 from node.donor.watch import Watch
+from node.model.room import limit
 from node.swarm.counters import Counters
 from node.training.loop import Trainer
 from node.training.throttle import Throttle
+from protos.errors import NetworkError
+from protos.owner import NOBODY
 
 NO_TRAINING = "an anchor does not train, so no condition pauses it; `swarmentum leave` ends it"
-BYTES_A_MBIT = 125_000
 SEVERAL = "this peer has several devices, so the setting counts from its start on: leave, and join again with it"
 
 
 class Lent:
-    """Of one peer, on its training thread. `alone`: the peer has one device. `trains`: it is no anchor."""
+    """Of one peer, on its training thread. `device`: that it computes on. `alone`: it has one. `trains`: it is no anchor."""
 
-    def __init__(self, settings: PeerSettings, *, alone: bool, trains: bool, log: Any) -> None:
-        fixed = ({} if alone else {"threads": SEVERAL}) | ({} if trains else dict.fromkeys(CONDITIONS, NO_TRAINING))
-        self.live = Live(settings.home, settings, {"nice": Priority().set}, fixed)
+    def __init__(
+        self,
+        settings: PeerSettings,
+        public_key: bytes,
+        device: Callable[[], torch.device],
+        *,
+        alone: bool,
+        trains: bool,
+        log: Any,
+    ) -> None:
+        self._home, self._public_key, self._settings = settings.home, public_key, settings
+        fixed = {} if alone else {"threads": SEVERAL, "gpu_memory": SEVERAL}
+        fixed |= {} if trains else dict.fromkeys((*CONDITIONS, "gpu_memory"), NO_TRAINING)
+        applies: dict[str, Applies] = {"nice": Priority().set, "keep_awake": awake.check}
+        if trains:
+            applies["gpu_memory"] = lambda part: limit(device(), part)
+        self.live = Live(settings.home, settings, applies, fixed)
         self.throttle = Throttle(lambda: self.live.values)
-        for text in (*self.live.overruled(), *self.live.apply()):
+        self.owner, claim = named(settings.home, public_key, self.live.values.owner)
+        for text in (*self.live.overruled(), *self.live.apply(), *filter(None, [claim])):
             log.info(text)
         self.throttle.heed()
         self.month = Month(settings.home, log)
@@ -44,17 +68,23 @@ class Lent:
             wire=WireBytes(up=Lane(self._rate("upload_mbit")), down=Lane(self._rate("download_mbit")))
         )
         self._log = log
+        self._told_owner = NOBODY
+        self._disk_limited, self._relayed = False, 0
         self._family = None if alone else os.getppid()
         self._watch: Watch | None = None
+        self._awake = awake.Awake(log)
 
-    def watch(self, trainer: Trainer) -> None:
-        """From now on the conditions pause the peer, and let it go on; and a month that is used up closes its ways."""
+    def watch(self, trainer: Trainer, payloads: Payloads, shelves: Sequence[Cache]) -> None:
+        """From now on the conditions pause the peer, and let it go on; and a month that is used up closes its ways.
+
+        The disk's limit holds for the trainer's archive, for `payloads`, and for the text on the `shelves`."""
         machine = Machine(GpuPrograms(bus_id_of(trainer.replica.device), self._family))
         wire = self.counters.wire
 
         def facts(settings: LiveSettings) -> Facts:
             found = machine.facts(settings)
-            self.month.count(found.month, wire.sent, wire.received)
+            relayed = self._relayed  # it came in and went out
+            self.month.count(found.month, wire.sent + relayed, wire.received + relayed)
             return replace(found, uploaded=self.month.up, downloaded=self.month.down)
 
         def hold(state: State | None, found: Facts) -> None:
@@ -62,9 +92,48 @@ class Lent:
             wire.up.shut, wire.down.shut = "upload_gb" in shut, "download_gb" in shut
             if not trainer.is_anchor:
                 trainer.wishes.hold("" if state is None else state.why)
+            self._name_owner(trainer)
+            self._limit_overlay(trainer)
+            self._limit_disk(trainer.archive, payloads, shelves)
+            self._awake.keep(self.live.values.keep_awake and not trainer.wishes.paused)
 
         self._watch = Watch(self.live, facts, hold, self._log)
         self._watch.start()
+
+    def _name_owner(self, trainer: Trainer) -> None:
+        """After `swarmentum set owner NAME`: the coordinator hears of it in the next report."""
+        owner, claim = named(self._home, self._public_key, self.live.values.owner)
+        if owner == self._told_owner:
+            return
+        with suppress(NetworkError):  # the network side is busy or closed: the next look tries again
+            trainer.swarm.name_owner(owner)
+            self.owner = self._told_owner = owner
+            self._log.info(claim or f"the owner is {owner if owner.name else 'not named any more'}")
+
+    def _limit_overlay(self, trainer: Trainer) -> None:
+        gb, rate = self.live.values.overlay_memory_gb, self._rate("relay_mbit")()
+        with suppress(NetworkError):
+            self._relayed = trainer.swarm.limit_overlay(None if gb is None else int(gb * BYTES_A_GB), rate)
+
+    def _limit_disk(self, archive: Recorder | None, payloads: Payloads, shelves: Sequence[Cache]) -> None:
+        """Each store heeds its part of the disk at its next write, and the shelf at once."""
+        settings, disk_gb = self._settings, self.live.values.disk_gb
+        if disk_gb is None and not self._disk_limited:
+            return
+        self._disk_limited = disk_gb is not None
+        most = Kept(*(int(gb * BYTES_A_GB) for gb in (settings.archive_gb, settings.payloads_gb, settings.data_gb)))
+        most = most if archive is not None else replace(most, archive=0)
+        used = Kept(
+            0 if archive is None else archive.total_bytes,
+            payloads.total_bytes,
+            sum(shelf.total_bytes for shelf in shelves),
+        )
+        now = allowed(disk_gb, used, most)
+        payloads.bytes_max = now.payloads
+        if archive is not None:
+            archive.limit(now.archive)
+        for shelf in shelves:
+            shelf.limit(now.text // len(shelves))
 
     def told(self) -> dict[str, Any]:
         """For `me`: the month's bytes, and how many the owner gives."""
@@ -84,6 +153,7 @@ class Lent:
         """Look at the machine no more."""
         if self._watch is not None:
             self._watch.close()
+        self._awake.close()
 
 
 def bus_id_of(device: torch.device) -> str | None:

@@ -60,6 +60,10 @@ class Peer(Answer):
     """As the peer describes it."""
     version: str
     """Of the peer's software, as the peer says; empty if the coordinator does not tell."""
+    owner: str
+    """The person whom the peer names as its owner; empty if it names none."""
+    owner_standing: str
+    """`signed` by the owner's key, `claimed` by the peer alone, or empty."""
     anchor: bool
     paused: bool
     standing: str
@@ -162,6 +166,23 @@ class LedgerLine(Answer):
     first_step: int
     last_step: int
     uptime: float
+    owner: str
+    owner_standing: str
+
+
+class OwnerLine(Answer):
+    """The sums of an owner's identities. The coordinator and the peers say who owns them; the log does not."""
+
+    name: str
+    standing: str
+    """`signed` by the owner's key, or `claimed` by the peers alone."""
+    key: str
+    """The owner's key, spelled as a peer id; empty for a claim."""
+    identities: int
+    votes_accepted: int
+    samples: int
+    tokens: int
+    payload_bytes: int
 
 
 class ExcludedLine(Answer):
@@ -184,6 +205,8 @@ class Ledger(Answer):
     identities: list[LedgerLine]
     total: int
     offset: int
+    owners: list[OwnerLine]
+    """The most votes first; at most 256."""
     exclusions: list[ExcludedLine]
     """The newest, oldest first; at most 256."""
 

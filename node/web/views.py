@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from node.web import answers
 from node.web.book import Happening, finite
 from node.web.followed import Followed
 from node.web.observed import here, peers_of
+from protos.accounts import Account
 from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES
+from protos.owner import NOBODY, Owner, groups, owners_of
 from protos.phases import phase_word
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
@@ -20,6 +23,7 @@ ALLREDUCE_BYTES_PER_PARAMETER: Final = 8
 PEERS_MAX: Final = 256
 EVENTS_MAX: Final = 64
 EXCLUSIONS_MAX: Final = 256
+OWNERS_MAX: Final = 256
 STEPS_OF_A_RUN_MAX: Final = 1 << 40
 _PEER_PHASES = {
     pb.PeerPhase.PEER_PHASE_SYNCING: "syncing",
@@ -93,12 +97,16 @@ def run_of(run: Followed) -> answers.Run:
 def peers(run: Followed, facts: pb.GetRunResponse) -> list[answers.Peer]:
     """The peers, the connected ones first, as the coordinator sorts them."""
     shares, accounts = run.book.shares(), run.book.accounts.by_key
+    shown = peers_of(facts, PEERS_MAX)
+    owners = owners_of(shown)
     return [
         answers.Peer(
             id=peer_id(peer.public_key),
             phase=_PEER_PHASES.get(peer.phase, "unknown"),
             device=printable(peer.device, DEVICE_CHARACTERS_MAX),
             version=printable(peer.software_version, VERSION_CHARACTERS_MAX),
+            owner=owners.get(peer.public_key, NOBODY).name,
+            owner_standing=owners.get(peer.public_key, NOBODY).standing,
             anchor=peer.anchor,
             paused=peer.paused,
             standing=printable(peer.standing, 32),
@@ -110,7 +118,7 @@ def peers(run: Followed, facts: pb.GetRunResponse) -> list[answers.Peer]:
             share=shares.get(peer.public_key, 0.0),
             last_step=accounts[peer.public_key].last_step if peer.public_key in accounts else 0,
         )
-        for peer in peers_of(facts, PEERS_MAX)
+        for peer in shown
     ]
 
 
@@ -141,6 +149,8 @@ def steps_of(run: Followed, first: int, last: int, points_max: int) -> answers.S
 def ledger_of(run: Followed, offset: int, limit: int) -> answers.Ledger:
     """A page of the leaderboard."""
     accounts = run.book.ordered()
+    owners = owners_of(peers_of(run.facts, len(run.facts.peers))) if run.facts is not None else {}
+    by_id = {peer_id(key): owner for key, owner in owners.items()}
     return answers.Ledger(
         to_step=run.book.head,
         identities=[
@@ -153,11 +163,14 @@ def ledger_of(run: Followed, offset: int, limit: int) -> answers.Ledger:
                 first_step=account.first_step,
                 last_step=account.last_step,
                 uptime=round(account.uptime, 4),
+                owner=by_id.get(account.id, NOBODY).name,
+                owner_standing=by_id.get(account.id, NOBODY).standing,
             )
             for account in accounts[offset : offset + limit]
         ],
         total=len(accounts),
         offset=offset,
+        owners=_by_owner(owners, run.book.accounts.by_key),
         exclusions=[
             answers.ExcludedLine(
                 id=one.id,
@@ -172,6 +185,24 @@ def ledger_of(run: Followed, offset: int, limit: int) -> answers.Ledger:
             for one in run.book.accounts.exclusions[-EXCLUSIONS_MAX:]
         ],
     )
+
+
+def _by_owner(owners: Mapping[bytes, Owner], accounts: Mapping[bytes, Account]) -> list[answers.OwnerLine]:
+    """The owners whose votes count, the most votes first."""
+    voted = {key: owner for key, owner in owners.items() if key in accounts}
+    return [
+        answers.OwnerLine(
+            name=group.owner.name,
+            standing=group.owner.standing,
+            key=group.key_id,
+            identities=len(group.peers),
+            votes_accepted=sum(accounts[key].votes_accepted for key in group.peers),
+            samples=sum(accounts[key].samples for key in group.peers),
+            tokens=sum(accounts[key].tokens for key in group.peers),
+            payload_bytes=sum(accounts[key].payload_bytes for key in group.peers),
+        )
+        for group in groups(voted, lambda key: accounts[key].votes_accepted)[:OWNERS_MAX]
+    ]
 
 
 def invite_of(run: Followed) -> answers.InviteLink:

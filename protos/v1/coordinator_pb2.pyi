@@ -139,7 +139,7 @@ class ExcludedPeer(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ..., proven: _Optional[bool] = ..., by_operator: _Optional[bool] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("public_key", "phase", "device", "applied_step", "state_digest", "votes_accepted", "samples_per_second", "loss", "score", "check_permille", "standing", "standing_reason", "anchor", "paused", "software_version")
+    __slots__ = ("public_key", "phase", "device", "applied_step", "state_digest", "votes_accepted", "samples_per_second", "loss", "score", "check_permille", "standing", "standing_reason", "anchor", "paused", "software_version", "owner")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class PeerStatus(_message.Message):
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     phase: PeerPhase
     device: str
@@ -170,7 +171,18 @@ class PeerStatus(_message.Message):
     anchor: bool
     paused: bool
     software_version: str
-    def __init__(self, public_key: _Optional[bytes] = ..., phase: _Optional[_Union[PeerPhase, str]] = ..., device: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., votes_accepted: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., score: _Optional[float] = ..., check_permille: _Optional[int] = ..., standing: _Optional[str] = ..., standing_reason: _Optional[str] = ..., anchor: _Optional[bool] = ..., paused: _Optional[bool] = ..., software_version: _Optional[str] = ...) -> None: ...
+    owner: Owner
+    def __init__(self, public_key: _Optional[bytes] = ..., phase: _Optional[_Union[PeerPhase, str]] = ..., device: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., votes_accepted: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., loss: _Optional[float] = ..., score: _Optional[float] = ..., check_permille: _Optional[int] = ..., standing: _Optional[str] = ..., standing_reason: _Optional[str] = ..., anchor: _Optional[bool] = ..., paused: _Optional[bool] = ..., software_version: _Optional[str] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ...) -> None: ...
+
+class Owner(_message.Message):
+    __slots__ = ("name", "public_key", "signature")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    public_key: bytes
+    signature: bytes
+    def __init__(self, name: _Optional[str] = ..., public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotRef(_message.Message):
     __slots__ = ("step", "root", "total_bytes", "holders", "not_kept")
@@ -225,7 +237,7 @@ class JoinRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class JoinBody(_message.Message):
-    __slots__ = ("challenge", "layout_digest", "parameters", "device", "addresses", "software_version", "ticket", "anchor", "format_version")
+    __slots__ = ("challenge", "layout_digest", "parameters", "device", "addresses", "software_version", "ticket", "anchor", "format_version", "owner")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +247,7 @@ class JoinBody(_message.Message):
     TICKET_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     challenge: bytes
     layout_digest: bytes
     parameters: int
@@ -244,7 +257,8 @@ class JoinBody(_message.Message):
     ticket: bytes
     anchor: bool
     format_version: int
-    def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ..., ticket: _Optional[bytes] = ..., anchor: _Optional[bool] = ..., format_version: _Optional[int] = ...) -> None: ...
+    owner: Owner
+    def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ..., ticket: _Optional[bytes] = ..., anchor: _Optional[bool] = ..., format_version: _Optional[int] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("session_id", "head_step", "head_hash", "snapshot", "bootstrap", "earlier", "withdrawn")
@@ -349,7 +363,7 @@ class ReportRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused")
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused", "owner")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +378,7 @@ class ReportBody(_message.Message):
     BAD_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     sequence: int
     announcement: _envelope_pb2.SignedEnvelope
@@ -378,7 +393,8 @@ class ReportBody(_message.Message):
     bad_snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
     held: HeldPlaces
     paused: bool
-    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ...) -> None: ...
+    owner: Owner
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ...) -> None: ...
 
 class HeldPlaces(_message.Message):
     __slots__ = ("step", "attempt", "places", "payloads_sha256")

@@ -15,6 +15,7 @@ from tests.bench import (
     optimizer,
     plain,
     race,
+    reach,
     restart,
     shares,
     swarm,
@@ -34,6 +35,7 @@ SUBCOMMANDS = {
     "coordinator": coordinator,
     "traffic": traffic,
     "race": race,
+    "reach": reach,
 }
 
 

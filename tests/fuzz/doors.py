@@ -419,7 +419,7 @@ def seeds() -> dict[str, list[bytes]]:
     report.holdings.add(step=STEP, public_key=HASH, payload_sha256=HASH)
     report.held.step, report.held.attempt, report.held.places, report.held.payloads_sha256 = STEP, 1, b"\x05", HASH
     report.applied.add(step=STEP, state_digest=HASH)
-    joining = coordinator_pb2.JoinBody(challenge=HASH, layout_digest=HASH)
+    joining = coordinator_pb2.JoinBody(challenge=HASH, layout_digest=HASH, owner=coordinator_pb2.Owner(name="Ada"))
     asked = update_pb2.BlobRequest(sha256=HASH).SerializeToString()
     answered = update_pb2.BlobResponse(found=True, total_bytes=64, remaining_bytes=64).SerializeToString()
     framed = [len(frame).to_bytes(4, "big") + frame for frame in (asked, answered)]

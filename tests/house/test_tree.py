@@ -135,6 +135,7 @@ RUN_BY = {
     r"swarmentum (me|pause|resume|set|finish|leave)\b": "tests/system/test_owner.py",
     r"swarmentum (web|export-page)\b": "tests/system/test_web.py",
     r"swarmentum export": "tests/system/test_export.py",
+    r"swarmentum owner (new|add)": "tests/unit/donor/test_owner.py",
     r"swarmentum data build": "tests/unit/data/test_build.py",
     r"swarmentum service": "tests/unit/node/test_service.py",
     r"swarmentum doctor": "tests/system/test_doctor.py",

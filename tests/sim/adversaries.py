@@ -1,7 +1,7 @@
 """One peer that does not work among honest ones, from its training thread to its exclusion: `python -m tests.sim.adversaries`.
 
 Everything is real but network, clock and disk: checks are drawn from the log, made by the training threads, reported, judged by
-the coordinator and journalled. Prints who was excluded, at which step, and why.
+the coordinator and journalled. Prints who was excluded, at which step, and why. Odd seeds train on a mixture of sources.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coordinator.clock.records import EntryCommitted
 from coordinator.store.journal import Journal
 from node.wire.codec import Update, encode_update, payload_hash
 from protos.optimizer_config import OptimizerConfig
-from protos.run_config import ClockConfig, RunConfig, TrustConfig
+from protos.run_config import ClockConfig, DataConfig, MixSource, RunConfig, TrustConfig, WeightChange
 from tests.sim.__main__ import _quiet
 from tests.sim.clock import VirtualLoop, virtual_time
 from tests.sim.world import PeerProcess, SimReplica, World, without_threads
@@ -38,9 +38,16 @@ class IdleReplica(SimReplica):
         return data
 
 
-def settings() -> RunConfig:
-    """Many votes a chunk, as the simulator's model has two chunks only."""
+MIX = (
+    MixSource(name="text", source="stdlib", weight=3, changes=(WeightChange(step=8, weight=1),)),
+    MixSource(name="code", source="stdlib", weight=1, changes=(WeightChange(step=15, weight=5),)),
+)
+
+
+def settings(*, mixed: bool = False) -> RunConfig:
+    """Many votes a chunk, as the simulator's model has two chunks only. `mixed`: the checks read samples of a mixture."""
     return RunConfig(
+        data=DataConfig(mix=MIX if mixed else ()),
         optimizer=OptimizerConfig(group_size=8, warmup_steps=3),
         clock=ClockConfig(steps=STEPS, batch_samples=8 * PEERS, min_peers=3, snapshot_every=10),
         trust=TrustConfig(enabled=True),
@@ -57,7 +64,7 @@ async def _play(loop: VirtualLoop, seed: int, folder: Path) -> tuple[int, str, l
     def replica(peer: PeerProcess, *rest: Any) -> SimReplica:
         return (IdleReplica if peer.name == f"peer{IDLE}" else SimReplica)(peer, *rest)
 
-    world = World(loop, seed, folder, settings(), PEERS)
+    world = World(loop, seed, folder, settings(mixed=seed % 2 == 1), PEERS)
     ended: list[str] = []
     try:
         with (

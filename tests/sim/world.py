@@ -31,6 +31,7 @@ from coordinator.serving.sessions import Sessions
 from coordinator.store.journal import Journal
 from node.assemble import Home, assemble
 from node.blobs.payloads import Payloads
+from node.data.mixed import MixedSamples
 from node.data.samples import Samples
 from node.link.client import CoordinatorClient, check_genesis
 from node.link.coordinators import Coordinators
@@ -51,6 +52,7 @@ from protos.errors import NetworkError, SwarmentumError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
+from protos.mixture import phases
 from protos.run_config import RunConfig
 from protos.v1 import envelope_pb2, log_pb2, update_pb2
 from tests.sim.checkers import Checkers
@@ -307,7 +309,7 @@ class PeerProcess:
             config,
             replica,
             swarm,
-            Samples(world.tokens, CONTEXT, config.seed),
+            world.samples(config),
             Summary(self.identity.peer_id, "cpu"),
             _Never(self),
             patience_seconds=overlay.patience_seconds,
@@ -467,6 +469,14 @@ class World:
         chance = np.random.default_rng(self.seed)
         self.tokens = (chance.integers(0, 8, 4000).cumsum() % VOCABULARY).astype(np.uint8)
         self.peers = [PeerProcess(self, n, self.random.uniform(1.0, 4.0)) for n in range(self.peers_wanted)]
+
+    def samples(self, config: RunConfig) -> Samples:
+        """The world's tokens; of a mixture, each source has a part of them."""
+        mix = config.data.mix
+        if not mix:
+            return Samples(self.tokens, CONTEXT, config.seed)
+        parts = [Samples(tokens, CONTEXT, config.seed) for tokens in np.array_split(self.tokens, len(mix))]
+        return MixedSamples(parts, phases(config.data.weights(), config.clock.batch_samples), config.seed)
 
     def _failed(self, _loop: Any, context: dict[str, Any]) -> None:
         error = context.get("exception") or AssertionError(context["message"])

@@ -46,9 +46,18 @@ bootstrap = BOOTSTRAP
 class NatSwarm(LocalSwarm):
     """A coordinator and a relay at the public address; peers there and at home."""
 
-    def __init__(self, folder: Path, internet: Internet, min_peers: int, run: str = RUN, *, relay: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        internet: Internet,
+        min_peers: int,
+        run: str = RUN,
+        *,
+        relay: bool = True,
+        relay_flags: tuple[str, ...] = (),
+    ) -> None:
         self.folder, self.internet = folder, internet
-        self.with_relay = relay
+        self.with_relay, self.relay_flags = relay, relay_flags
         self.processes: dict[str, Process] = {}
         try:
             self._start(min_peers, run)
@@ -61,7 +70,7 @@ class NatSwarm(LocalSwarm):
         self.bootstrap: list[str] = []
         if self.with_relay:
             relay = self.start("relay", "node", "relay", "--home", str(self.folder / "relay"),
-                               "--listen", f"{here}:{RELAY_PORT}", "--json")  # fmt: skip
+                               "--listen", f"{here}:{RELAY_PORT}", "--json", *self.relay_flags)  # fmt: skip
         serve = self.start("coordinator", "coordinator", "serve", "--home", self.home, "--json",
                            "--listen", f"0.0.0.0:{COORDINATOR_PORT}",
                            "--advertise", f"{here}:{COORDINATOR_PORT}")  # fmt: skip
@@ -264,6 +273,22 @@ def test_two_homes_train_through_nothing_but_a_relay_over_tcp(internet: Internet
         trained_together(swarm, tuple(HOMES))
         wait_for("connection of the homes", lambda: swarm.way("home1", "home2"), 30)
         leaves_cleanly(swarm, tuple(HOMES))
+    finally:
+        swarm.close()
+    assert processes_with(str(tmp_path)) == [], "something was left running"
+
+
+@pytest.mark.long
+def test_a_relay_keeps_to_what_its_owner_gives(internet: Internet, tmp_path: Path) -> None:
+    """p2pd counts what it relays. Once that is more than the bucket holds, the relay takes nobody any more."""
+    swarm = NatSwarm(tmp_path, internet, min_peers=2, relay_flags=("--relay-mbit", "0.02"))
+    try:
+        for home in HOMES:
+            swarm.join_from(home, "tcp", "--group-size", "8")
+        for home in HOMES:
+            swarm.wait_step(home, 1)
+        [said] = wait_for("the end of relaying", lambda: swarm.events("relay", "relaying no more for now"), 150)
+        assert said["relayed"] >= 300 * 0.02e6 / 8
     finally:
         swarm.close()
     assert processes_with(str(tmp_path)) == [], "something was left running"

@@ -92,6 +92,27 @@ def test_a_paused_peer_costs_the_others_no_step_and_comes_back(swarm: LocalSwarm
     assert all(len(found) == 1 for found in digests.values())
 
 
+def test_a_daemon_that_takes_too_much_memory_starts_again_and_the_peer_votes_on(swarm: LocalSwarm) -> None:
+    for name in PEERS:
+        swarm.join(name, "--owner", "one person")
+    for name in PEERS:
+        swarm.wait_step(name, 5)
+    owner(swarm, "set", "eve", "overlay_memory_gb", "0.01")  # a p2pd takes 40 MB at least
+    wait_for("restarts", lambda: len(swarm.events("eve", "the libp2p daemon takes too much memory; ending it")) >= 2)
+    at = swarm.last_step("ada")
+    swarm.wait_step("ada", at + 10)
+    owner(swarm, "set", "eve", "overlay_memory_gb", "default")
+    at = swarm.last_step("ada")
+    accepted = wait_for("votes of eve", lambda: [s for s in swarm.steps("eve") if s["step"] > at + 5 and s["accepted"]])
+    assert accepted
+    [group] = swarm.status()["owners"]
+    assert (group["name"], group["standing"], len(group["peers"])) == ("one person", "claimed", 3)
+    owner(swarm, "set", "eve", "owner", "Eve")
+    wait_for("another name", lambda: len(swarm.status()["owners"]) == 2)
+    digests = digests_by_step(*(swarm.steps(name) for name in PEERS))
+    assert all(len(found) == 1 for found in digests.values())
+
+
 def test_without_a_peer_the_command_says_what_to_do(swarm: LocalSwarm) -> None:
     process = swarm.start("nobody", "node", "pause", "--home", str(swarm.folder / "nobody"))
     code, _ = process.finish()

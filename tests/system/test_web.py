@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from node.archive.ledger import Ledger, ledger, log_of
+from node.archive.ledger import Ledger, ledger, log_of, read
 from node.link.client import CoordinatorClient
 from protos.figures import loss_of
 from protos.identity import Identity
@@ -74,13 +74,16 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageSwarm]:
     text.write_bytes(Path(os.__file__).read_bytes())
     swarm = PageSwarm(folder, RUN.replace("DATA", str(text)))
     try:
-        peers = [swarm.join(name) for name in ("ada", "bob")]
+        peers = [swarm.join(name, "--owner", OWNER) for name in ("ada", "bob")]
         for peer in peers:
             assert peer.finish(500)[0] == 0
         yield swarm
     finally:
         swarm.close()
     assert processes_with(str(folder)) == [], "something was left running"
+
+
+OWNER = "Ada <b>[/x]</b>"
 
 
 def apart(work: Coroutine[Any, Any, T]) -> T:
@@ -126,13 +129,16 @@ def the_run(swarm: PageSwarm, url: str) -> str:
 
 def test_the_api_says_what_the_log_says(swarm: PageSwarm, log: list[SignedEntry]) -> None:
     one = the_run(swarm, swarm.page())
-    facts, found = asked(one), ledger(swarm.invite.run_id, log)
+    facts, found = asked(one), ledger(swarm.invite.run_id, *apart(read(swarm.invite)))
     counted = [c for signed in log for c in signed.entry.contributions]
     assert (facts["step"], facts["votes"], facts["head"]) == (STEPS, len(counted), log[-1].hash.hex())
     assert facts["tokens"] == sum(c.tokens for c in counted)
     assert facts["payload_bytes"] == sum(c.payload_bytes for c in counted)
     assert facts["loss"] == pytest.approx(loss_of(log[-1].entry.contributions), rel=1e-6)
-    assert asked(f"{one}/ledger")["identities"] == found.values()["identities"]
+    told = asked(f"{one}/ledger")
+    assert told["identities"] == found.values()["identities"]
+    assert told["owners"] == found.values()["owners"]
+    assert [(it["name"], it["identities"], it["votes_accepted"]) for it in told["owners"]] == [(OWNER, 2, len(counted))]
     steps = asked(f"{one}/steps?points={STEPS}")
     assert steps["steps"] == [signed.entry.step for signed in log]
     assert steps["loss"] == pytest.approx([loss_of(signed.entry.contributions) for signed in log], rel=1e-6)
@@ -151,6 +157,8 @@ def test_the_browser_verifies_the_log_and_shows_its_numbers(
         assert page.inner_text("#step").startswith(f"step {STEPS} of {STEPS}")
         assert page.inner_text("#phase").startswith("finished")
         assert same_ledger(page, ledger(swarm.invite.run_id, log))
+        assert page.locator("#ledger tbody td:nth-child(2)").all_inner_texts() == [f"{OWNER} (claimed)"] * 2
+        assert page.locator("#owners tbody td:nth-child(1)").all_inner_texts() == [OWNER]
         page.click("#chart-loss summary")
         rows = page.locator("#chart-loss details tbody tr").all_inner_texts()
         assert [row.split() for row in rows] == [
@@ -168,7 +176,7 @@ def same_ledger(page: Any, found: Ledger) -> bool:
     """Whether the leaderboard on the page, which the browser added up, has the log's identities and votes."""
     soon(page, "#ledger-note").to_contain_text("added up by your browser")
     ids = page.locator("#ledger tbody th").all_inner_texts()
-    votes = page.locator("#ledger tbody td:nth-child(2)").all_inner_texts()
+    votes = page.locator("#ledger tbody td:nth-child(3)").all_inner_texts()
     return [(line.id, str(line.votes_accepted)) for line in found.accounts] == list(zip(ids, votes, strict=True))
 
 

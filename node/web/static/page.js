@@ -36,6 +36,11 @@ function table(id, heads, rows) {
 }
 
 
+// The name that a peer gives as its owner's, and whether the owner's key signed for it.
+function owner(it) {
+  return it.owner ? element("span", {}, element("bdi", {}, it.owner), ` (${it.owner_standing})`) : "-";
+}
+
 // Steps a minute before each step, over at least SPEED_SECONDS_MIN; null where nobody saw the steps come.
 function speeds({ steps, seen }) {
   let from = 0;
@@ -205,9 +210,10 @@ class Page {
     const away = facts.peers_known - facts.peers_connected;
     const more = facts.peers_known > facts.peers.length ? `; the first ${facts.peers.length} are shown` : "";
     by("peers-note").textContent = `${facts.peers_connected} connected, ${away} away${more}. Devices are named as their owners' programs name them.`;
-    const heads = [["peer"], ["phase"], ["device"], ["version"], ["standing"], ["share", "number"], ["samples/s", "number"], ["loss", "number"], ["last vote", "number"], ["votes", "number"]];
+    const heads = [["peer"], ["owner"], ["phase"], ["device"], ["version"], ["standing"], ["share", "number"], ["samples/s", "number"], ["loss", "number"], ["last vote", "number"], ["votes", "number"]];
     const rows = facts.peers.map((it) => [
       it.id.slice(-8),
+      owner(it),
       [it.phase, it.anchor ? "anchor" : "", it.paused ? "paused" : ""].filter(Boolean).join(", "),
       it.device || "-",
       it.version || "-",
@@ -229,10 +235,17 @@ class Page {
     const step = proven ? this.proof.step : this.ledger.to_step;
     const source = proven ? "added up by your browser from the entries that it verified" : "as this page's server added it up";
     by("ledger-note").textContent = `Steps 1 to ${whole(step)}, ${source}. ${whole(total)} identities${total > lines.length ? `, the first ${lines.length} are shown` : ""}.`;
-    const heads = [["identity"], ["votes", "number"], ["samples", "number"], ["tokens", "number"], ["payloads", "number"], ["steps"], ["uptime", "number"]];
+    const heads = [["identity"], ["owner"], ["votes", "number"], ["samples", "number"], ["tokens", "number"], ["payloads", "number"], ["steps"], ["uptime", "number"]];
+    const owned = new Map(this.ledger.identities.map((it) => [it.id, owner(it)]));
     table("ledger", heads, lines.map((it) => [
-      it.id, whole(it.votes_accepted), whole(it.samples), whole(it.tokens), bytes(it.payload_bytes),
+      it.id, owned.get(it.id) ?? "-", whole(it.votes_accepted), whole(it.samples), whole(it.tokens), bytes(it.payload_bytes),
       `${whole(it.first_step)} to ${whole(it.last_step)}`, percent(it.uptime),
+    ]));
+    by("by-owner").hidden = this.ledger.owners.length === 0;
+    const sums = [["owner"], ["signed by"], ["identities", "number"], ["votes", "number"], ["samples", "number"], ["tokens", "number"], ["payloads", "number"]];
+    table("owners", sums, this.ledger.owners.map((it) => [
+      element("bdi", {}, it.name), it.key ? it.key.slice(-8) : "nobody: a claim", whole(it.identities),
+      whole(it.votes_accepted), whole(it.samples), whole(it.tokens), bytes(it.payload_bytes),
     ]));
     const out = this.ledger.exclusions.map((it) => {
       const evidence = it.by_operator ? "the operator's decision" : it.proven ? "both signed announcements are in the log" : `${it.verdicts} verdicts of ${it.checkers} peers`;

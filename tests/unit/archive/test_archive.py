@@ -446,6 +446,19 @@ def test_a_bounded_archive_forgets_its_oldest_part_and_can_still_be_replayed(lif
     assert (found.first_step, found.last_step) == (first + 1, 400)
 
 
+def test_a_smaller_limit_holds_from_the_next_step_on_and_never_takes_the_newest_state(life: Life) -> None:
+    state_bytes = sum(4 * tensor.numel() for tensor in life.ada.state.values())
+    life.steps(200)
+    before = life.recorder.total_bytes
+    life.recorder.limit(0)  # it keeps room for two states
+    life.steps(40)
+    after = life.recorder.total_bytes
+    assert after == sum(segment.total_bytes for segment in files.segments(life.archive))
+    assert after < before
+    assert after <= 4 * state_bytes  # the newest segment may be about to be full
+    assert life.verify().ok
+
+
 def test_an_archive_without_room_for_the_state_is_refused(life: Life) -> None:
     with pytest.raises(OperatorError, match="--archive-gb"):
         life.open(1000)

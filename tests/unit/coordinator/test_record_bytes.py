@@ -18,6 +18,7 @@ from coordinator.clock.records import (
     Equivocated,
     Judged,
     LayoutFixed,
+    OwnerNamed,
     PeerExcluded,
     PeerLeft,
     PeerReadmitted,
@@ -41,6 +42,7 @@ from protos.envelope import Kind, seal
 from protos.equivocation import prove
 from protos.identity import Identity
 from protos.log import Contribution, Entry, Equivocation, Exclusion, Tick, Verdict, entry_body, entry_hash, lr_to_bits
+from protos.owner import Owner
 from protos.ticket import Ticket
 from protos.v1 import log_pb2, update_pb2
 
@@ -116,6 +118,8 @@ def records() -> dict[str, Record]:
         "archived": RunArchived(True),
         "not archived": RunArchived(False),
         "decay": DecayStarted(700, 300),
+        "owner": OwnerNamed(17, a(3), Owner("Ada, ☕", a(4), bytes([5]) * 64)),
+        "no owner": OwnerNamed(117, a(3), Owner()),
     }
 
 

@@ -235,4 +235,24 @@ def test_a_damaged_file_of_an_earlier_life_is_fetched_again(tmp_path: Path) -> N
     cache.close()
 
 
+def test_a_smaller_limit_holds_at_once_but_for_what_is_wanted(tmp_path: Path) -> None:
+    source, folder = tmp_path / "source", tmp_path / "cache"
+    manifest = a_set(source, [101] * 3)
+    folder.mkdir()
+    made = Web(source, folder)
+    made.let.release(100)
+    cache = Cache(Shards(manifest, folder, 1 << 20), 10**6, made.fetch)
+    samples = ShardedSamples(manifest, cache, CONTEXT, 0)
+    here(samples, Range(0, samples.windows))
+    size = 404
+    assert cache.total_bytes > 2 * size
+    cache.want([1])
+    cache.limit(size)
+    assert cache.total_bytes == size
+    assert isinstance(cache.tokens(1), FileTokens)
+    cache.limit(0)
+    assert cache.total_bytes == size
+    cache.close()
+
+
 FROZEN = [54, 62, 58, 8, 12, 0, 16, 4, 21, 49, 25, 33, 41, 29, 45, 37]

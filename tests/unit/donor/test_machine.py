@@ -23,6 +23,8 @@ IOREG = '    | |   "HIDIdleTime" = 4500123456\n'
 
 def answers(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
     """Only these programs are on the PATH; each is a shell script."""
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "XDG_SESSION_TYPE", "XDG_CURRENT_DESKTOP"):
+        monkeypatch.delenv(name, raising=False)
     for name, script in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
@@ -40,10 +42,30 @@ def test_gnome_says_it_best_and_logind_is_asked_without_it(tmp_path: Path, monke
     assert machine.idle_seconds() == (0.0, "")
 
 
+KDE_ONLY = """case "$*" in *GetSessionIdleTime*) printf '(uint32 4200,)\\n';; *) exit 1;; esac"""
+
+
+def test_on_x11_kde_and_xprintidle_say_it_and_on_wayland_they_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(tmp_path, monkeypatch, gdbus=KDE_ONLY, xprintidle="echo 7100", busctl="exit 1")
+    assert machine.idle_seconds()[0] is None, "no display"
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert machine.idle_seconds() == (7.1, "")
+    monkeypatch.setenv("XDG_CURRENT_DESKTOP", "KDE")
+    assert machine.idle_seconds() == (4.2, "")
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    assert machine.idle_seconds()[0] is None
+    monkeypatch.delenv("WAYLAND_DISPLAY")
+    answers(tmp_path, monkeypatch, gdbus="exit 1", xprintidle="echo 'no extension'; exit 1")
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert machine.idle_seconds()[0] is None
+
+
 @pytest.mark.parametrize("script", ["exit 1", "echo nonsense", "printf '\\377'"])
 def test_no_answer_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     answers(tmp_path, monkeypatch, gdbus=script, busctl=script)
-    assert machine.idle_seconds() == (None, "neither GNOME nor logind answers")
+    assert machine.idle_seconds() == (None, "neither GNOME, KDE, xprintidle nor logind answers")
 
 
 def test_a_program_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ async def fetching(holders: dict[bytes, Handler]) -> AsyncIterator[BlobFetcher]:
     async def dial(holder: bytes, _: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", servers[holder].sockets[0].getsockname()[1])
 
-    host: Any = SimpleNamespace(identity=SimpleNamespace(public_key=ME), open=dial)
+    host: Any = SimpleNamespace(identity=SimpleNamespace(public_key=ME), open=dial, relayed=frozenset())
     refused: list[Refusal] = []
     fetcher = BlobFetcher(host, WireBytes(), refused.append)
     try:

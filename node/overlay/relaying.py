@@ -1,0 +1,128 @@
+"""How much this peer relays for others: counted by p2pd, bounded by a bucket. ADR 51.
+
+p2pd has no limit of a rate. So the bound is one of the mean: a peer that has relayed more than its owner gives stops being a
+relay until it has caught up. Refuses to guess: bytes that p2pd does not tell do not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import urllib.request
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from protos.errors import NetworkError
+
+LOOK_SECONDS = 2.0
+ANSWER_SECONDS_MAX = 2.0
+ANSWER_BYTES_MAX = 4 << 20
+# A bucket holds so many seconds of the owner's rate. A peer that has stopped relaying begins again once it is full: each change
+# of p2pd's settings ends all of its connections.
+BUCKET_SECONDS = 300.0
+BITS_A_BYTE = 8
+_RELAYED = re.compile(r"^libp2p_relaysvc_data_transferred_bytes_total (\S+)$", re.MULTILINE)
+
+
+class Bucket:
+    """Bytes that may be relayed now. `rate`: bytes a second that flow in. Pure: the time is given, in seconds."""
+
+    def __init__(self, rate: float, now: float) -> None:
+        self.rate, self._at = rate, now
+        self._left = self._most
+        self.is_open = rate > 0
+
+    @property
+    def _most(self) -> float:
+        return self.rate * BUCKET_SECONDS
+
+    def take(self, size: int, now: float) -> bool:
+        """So many bytes were relayed since the last call. Returns whether this peer may relay now."""
+        self._left = min(self._left + (now - self._at) * self.rate, self._most) - size
+        self._at = now
+        if self._left <= 0:
+            self.is_open = False
+        elif self._left >= self._most:
+            self.is_open = self.rate > 0
+        return self.is_open
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def relayed_bytes(port: int) -> int | None:
+    """The bytes that the p2pd with its figures at this port has relayed since its start; None: it does not say. Blocks."""
+    try:
+        url = f"http://127.0.0.1:{port}/metrics"
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS_MAX) as answer:
+            text = answer.read(ANSWER_BYTES_MAX).decode("utf-8", errors="replace")
+    except (OSError, ValueError):
+        return None
+    found = _RELAYED.search(text)
+    return None if found is None else int(float(found[1]))
+
+
+class Relaying:
+    """Of one peer. `port`: of the present p2pd's figures; `turn` has p2pd relay, or not; `wanted`: see
+    `limit`."""
+
+    def __init__(
+        self,
+        port: Callable[[], int | None],
+        turn: Callable[[bool], Awaitable[None]],
+        log: Any,
+        wanted: float | None = None,
+        read: Callable[[int], int | None] = relayed_bytes,
+    ) -> None:
+        self._port, self._turn, self._log, self._read = port, turn, log, read
+        self._bucket: Bucket | None = None
+        self._wanted = wanted
+        self._seen: tuple[int | None, int] = (None, 0)
+        self._on = wanted != 0
+        self.total = 0
+        """Bytes relayed since the start of this peer; each came in once and went out once."""
+
+    def limit(self, bytes_a_second: float | None) -> None:
+        """From now on, relay so much on average; None: no limit, 0: nothing."""
+        self._wanted = bytes_a_second
+
+    async def keep_forever(self) -> None:
+        """Look every LOOK_SECONDS, and have p2pd relay or not."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.look(asyncio.get_running_loop().time())
+            except NetworkError as error:
+                self._log.warning("the overlay is not back", error=str(error))
+
+    async def look(self, now: float) -> None:
+        """Once. Raises NetworkError if p2pd does not come back with its new settings."""
+        new = await self._relayed_since()
+        self.total += new or 0
+        if self._wanted is None:
+            self._bucket = None
+        elif self._bucket is None or self._bucket.rate != self._wanted:
+            self._bucket = Bucket(self._wanted, now)
+        may = self._bucket is None or self._bucket.take(new or 0, now)
+        if may != self._on:
+            self._on = may
+            mbit = (self._wanted or 0) * BITS_A_BYTE / 1e6
+            self._log.info(
+                "relaying for others" if may else "relaying no more for now", relay_mbit=mbit, relayed=self.total
+            )
+            await self._turn(may)
+
+    async def _relayed_since(self) -> int | None:
+        """Bytes since the last look; a new p2pd counts from 0."""
+        port = self._port()
+        size = None if port is None else await asyncio.to_thread(self._read, port)
+        if size is None:
+            return None
+        before = self._seen[1] if self._seen[0] == port else 0
+        self._seen = port, size
+        return max(size - before, 0)

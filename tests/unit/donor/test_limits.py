@@ -1,0 +1,146 @@
+"""Limits of what a peer takes: the disk, the GPU's memory, and the machine's sleep."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import structlog
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from node.blobs.payloads import Payloads
+from node.doctor import lines
+from node.doctor.lines import Verdict
+from node.donor import awake
+from node.donor.disk import Kept, allowed
+from node.donor.live import Live
+from node.donor.settings import LiveSettings
+from node.model.room import Room, limit, within
+from protos.errors import OperatorError
+from tests.unit.node.test_doctor import HERE
+
+GB = 10**9
+MOST = Kept(20 * GB, 20 * GB, 10 * GB)
+sizes = st.integers(0, 40 * GB)
+
+
+def test_text_gives_way_first_then_votes_then_the_archive() -> None:
+    assert allowed(None, Kept(), MOST) == MOST
+    assert allowed(30, Kept(5 * GB, 4 * GB, GB), MOST) == Kept(20 * GB, 20 * GB, 10 * GB)
+    assert allowed(12, Kept(5 * GB, 4 * GB, 10 * GB), MOST) == Kept(12 * GB, 7 * GB, 3 * GB)
+    assert allowed(8, Kept(5 * GB, 4 * GB, 10 * GB), MOST) == Kept(8 * GB, 3 * GB, 0)
+    assert allowed(2, Kept(5 * GB, 4 * GB, 10 * GB), MOST) == Kept(2 * GB, 0, 0)
+
+
+@given(disk=st.floats(0.1, 60), archive=sizes, payloads=sizes, text=sizes)
+def test_once_each_store_has_given_way_all_fit(disk: float, archive: int, payloads: int, text: int) -> None:
+    used = Kept(archive, payloads, text)
+    for _ in range(2):
+        now = allowed(disk, used, MOST)
+        used = Kept(min(used.archive, now.archive), min(used.payloads, now.payloads), min(used.text, now.text))
+    assert used.total <= disk * GB
+
+
+def test_fewer_bytes_for_payloads_hold_from_the_next_one_on(tmp_path: Path) -> None:
+    payloads = Payloads(tmp_path, 10_000)
+    for step in range(1, 6):
+        payloads.put(step, bytes([step]) * 32, bytes(1000))
+    payloads.bytes_max = 2000
+    payloads.put(6, bytes([6]) * 32, bytes(1000))
+    assert (payloads.total_bytes, payloads.dropped_step) == (2000, 4)
+
+
+def test_a_part_of_a_gpu_is_the_room_of_the_peer() -> None:
+    whole = Room(10 * GB, 24 * GB)
+    assert within(whole, None, GB) == whole
+    assert within(whole, 0.25, GB) == Room(5 * GB, 6 * GB)
+    assert within(whole, 0.25, 7 * GB) == Room(0, 6 * GB)
+    assert within(whole, 0.75, 0) == Room(10 * GB, 18 * GB)
+
+
+def test_other_devices_refuse_a_part_of_their_memory(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    assert limit(cpu, None) == ""
+    live = Live(tmp_path, LiveSettings(), {"gpu_memory": lambda part: limit(cpu, part)})
+    with pytest.raises(ValueError, match=r"gpu_memory = 0.5: this peer computes on cpu, and only CUDA"):
+        live.change("gpu_memory", "0.5")
+    assert live.values.gpu_memory is None
+    live = Live(tmp_path, LiveSettings(gpu_memory=0.5), {"gpu_memory": lambda part: limit(cpu, part)})
+    with pytest.raises(OperatorError, match=r"gpu_memory = 0.5: .*set it off"):
+        live.apply()
+
+
+def test_the_doctor_tells_each_limit() -> None:
+    values = LiveSettings(gpu_memory=0.5, disk_gb=100, keep_awake=True)
+    found = {line.name: line.verdict for line in lines.limits("cpu", HERE, values)}
+    assert found == {"gpu_memory": Verdict.PROBLEM, "disk_gb": Verdict.WARNING, "keep_awake": Verdict.PROBLEM}
+    assert [line.verdict for line in lines.limits("cuda:0", HERE, LiveSettings(gpu_memory=0.5, disk_gb=5))] == [
+        Verdict.OK
+    ] * 3
+
+
+def program(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A systemd-inhibit that holds nothing, and otherwise works as the real one."""
+    monkeypatch.setattr(awake.sys, "platform", "linux")
+    (folder / "systemd-inhibit").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "systemd-inhibit").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+HOLDS = 'for last; do :; done; exec "$last"'
+
+
+def test_the_machine_is_kept_awake_only_while_it_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, monkeypatch, HOLDS)
+    kept = awake.Awake(structlog.get_logger())
+    kept.keep(True)
+    process = kept._process
+    assert process is not None
+    kept.keep(True)
+    assert kept._process is process
+    kept.keep(False)
+    assert process.poll() is not None
+
+
+def test_a_system_that_refuses_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, monkeypatch, "echo 'Failed to inhibit: Access denied' >&2; exit 1")
+    with capture_logs() as logs:
+        kept = awake.Awake(structlog.get_logger())
+        kept.keep(True)
+        kept.keep(True)
+    assert [line["why"] for line in logs] == ["Failed to inhibit: Access denied"]
+
+
+def test_without_a_program_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert awake.check(False) == ""
+    with pytest.raises(ValueError, match="neither systemd-inhibit nor caffeinate"):
+        awake.check(True)
+    monkeypatch.setattr(awake.sys, "platform", "win32")
+    assert awake.command() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the inhibitor of Linux")
+def test_the_inhibitor_ends_with_a_killed_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/pid; {HOLDS}")
+    script = (
+        "import structlog, time; from node.donor.awake import Awake; a = Awake(structlog.get_logger()); a.keep(True); "
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL) as peer:
+        until = time.monotonic() + 60
+        while not (tmp_path / "pid").exists() or not (text := (tmp_path / "pid").read_text().strip()):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        holder = psutil.Process(int(text))
+        peer.send_signal(signal.SIGKILL)
+    holder.wait(30)

@@ -1,0 +1,58 @@
+"""A p2pd that takes more memory than it may: it is ended, and started again for ever, later and later."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from node.overlay import daemon, memory
+from node.overlay.settings import OverlaySettings
+from tests.unit.node.test_overlay import hosts, until
+
+
+def test_go_is_told_a_part_of_the_limit() -> None:
+    assert memory.environment(None) == []
+    assert memory.environment(2 * 10**9) == ["env", "GOMEMLIMIT=1525MiB"]
+
+
+def test_a_public_machine_may_listen_on_tcp_alone() -> None:
+    assert OverlaySettings("127.0.0.1", 4001, quic=False).listen() == ["/ip4/127.0.0.1/tcp/4001"]
+
+
+async def test_a_real_daemon_passes_its_limit_and_comes_back_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "LOOK_SECONDS", 0.05)
+    with capture_logs() as logs:
+        async with hosts(tmp_path, 2) as (ada, bob):
+            size = memory.taken(ada.p2p._child.pid)
+            assert size is not None
+            assert 10**7 < size < 10**9
+            ada.limit_memory(10**7)
+            await until("three starts", lambda: ada.restarts >= 3)
+            ada.limit_memory(10**9)
+            await until("a daemon", lambda: ada.p2p._child.returncode is None)
+            async with asyncio.timeout(30):
+                while not await bob.connect(await ada.addresses() or ["/p2p/x"]):
+                    await asyncio.sleep(0.05)
+            assert bob.restarts == 0
+    waits = [line["seconds"] for line in logs if line["event"].startswith("the libp2p daemon died")]
+    assert waits[:3] == [0.2, 0.4, 0.8]
+    ended = [line for line in logs if "too much memory" in line["event"]]
+    assert len(ended) >= 3
+    assert all(line["mb"] > line["mb_max"] == 10 for line in ended)
+
+
+async def test_a_daemon_that_ran_for_long_is_back_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "STEADY_SECONDS", 0.0)
+    with capture_logs() as logs:
+        async with hosts(tmp_path, 2) as (ada, bob):
+            ada.p2p._child.kill()
+            await until("the next", lambda: ada.restarts == 1 and ada.p2p._child.returncode is None)
+            async with asyncio.timeout(30):
+                while not await bob.connect(await ada.addresses() or ["/p2p/x"]):
+                    await asyncio.sleep(0.05)
+    assert [line["seconds"] for line in logs if "died" in line["event"]] == [0.0]

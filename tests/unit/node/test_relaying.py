@@ -1,0 +1,85 @@
+"""How much a peer relays: the bucket, what p2pd says, and when it stops and begins again. Virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.overlay.relaying import BUCKET_SECONDS, Bucket, Relaying, relayed_bytes
+from protos.identity import peer_id
+from tests.unit.node.holders import BLOB, LIAR, ONE, OTHER, SHA256, fetching, honest
+from tests.unit.node.test_overlay import hosts
+
+
+@given(st.lists(st.tuples(st.floats(0, 60), st.integers(0, 10_000)), max_size=60))
+def test_over_any_time_no_more_than_the_rate_the_bucket_and_one_look(looks: list[tuple[float, int]]) -> None:
+    bucket, now, total, last = Bucket(100.0, 0.0), 0.0, 0, 0
+    for wait, size in looks:
+        now += wait
+        last = size if bucket.is_open else 0
+        total += last
+        bucket.take(last, now)
+    assert total <= 100.0 * (now + BUCKET_SECONDS) + 10_000
+
+
+def test_a_bucket_that_is_empty_opens_when_it_is_full_again() -> None:
+    bucket = Bucket(10.0, 0.0)
+    assert bucket.take(2999, 0.0)
+    assert not bucket.take(1, 0.0)
+    assert not bucket.take(0, BUCKET_SECONDS - 1)
+    assert bucket.take(0, BUCKET_SECONDS)
+    assert not Bucket(0.0, 0.0).take(0, 1.0)
+
+
+async def test_a_new_daemon_counts_from_nothing_and_the_limit_changes_while_it_runs() -> None:
+    told, turns, at = {1: 0, 2: 0}, [], [1]
+
+    async def turn(on: bool) -> None:
+        turns.append(on)
+
+    relaying = Relaying(lambda: at[0], turn, structlog.get_logger(), None, told.get)
+    await relaying.look(0.0)
+    told[1] = 5000
+    await relaying.look(1.0)
+    assert (relaying.total, turns) == (5000, [])
+    relaying.limit(10.0)
+    told[1] = 9000
+    await relaying.look(2.0)
+    assert (relaying.total, turns) == (9000, [False])
+    at[0], told[2] = 2, 100
+    await relaying.look(3.0)
+    assert relaying.total == 9100
+    relaying.limit(None)
+    await relaying.look(4.0)
+    assert turns == [False, True]
+    relaying.limit(0.0)
+    await relaying.look(5.0)
+    assert turns == [False, True, False]
+
+
+async def test_a_real_daemon_tells_what_it_relays(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 1) as (ada,):
+        port = ada._daemon.figures_port
+        assert port is not None
+        assert relayed_bytes(port) == 0
+        before = ada.p2p._child.pid
+        await ada._relay(False)
+        assert ada._daemon.figures_port is None
+        assert not ada.finder.relays_for_others
+        assert ada.p2p._child.pid != before
+        assert ada.restarts == 0
+
+
+@pytest.mark.parametrize("relayed", [ONE, OTHER])
+async def test_a_holder_that_can_be_dialled_is_asked_before_one_behind_a_relay(relayed: bytes) -> None:
+    async with fetching(dict.fromkeys((ONE, OTHER), honest)) as fetcher:
+        fetcher._host.relayed = frozenset({peer_id(relayed)})
+        assert await fetcher.fetch(SHA256, len(BLOB), [ONE, OTHER]) == BLOB
+        direct = OTHER if relayed == ONE else ONE
+        assert fetcher._in_order([ONE, OTHER]) == [direct, relayed]
+        fetcher._away[direct] = float("inf")
+        assert fetcher._in_order([ONE, OTHER, LIAR]) == [LIAR, relayed, direct]
