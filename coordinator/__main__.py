@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import anchors, backups, checking, forks, health, invites, life, peers, snapshots
+from coordinator.commands import anchors, backups, checking, forks, health, invites, life, peers, showing, snapshots
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.console import configure_logging, exit_with
 from protos.identity import short
@@ -39,6 +39,8 @@ runs.command("check", epilog=EXIT_CODES)(checking.check)
 runs.command("pause", epilog=EXIT_CODES)(life.pause)
 runs.command("resume", epilog=EXIT_CODES)(life.resume)
 runs.command("finish", epilog=EXIT_CODES)(life.finish)
+runs.command("change", epilog=EXIT_CODES)(life.change)
+runs.command("show", epilog=EXIT_CODES)(showing.show)
 runs.command("decay", epilog=EXIT_CODES)(life.decay)
 runs.command("archive", epilog=EXIT_CODES)(life.archive)
 runs.command("delete", epilog=EXIT_CODES)(life.delete)

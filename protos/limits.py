@@ -42,6 +42,7 @@ EXCLUSIONS_MAX = 4  # in one entry; further ones are in the next
 EVIDENCE_MAX = 16  # verdicts with an exclusion
 READMITTED_MAX = 64  # in one entry, and decisions that wait for one
 EXCLUSION_REASON_BYTES_MAX = 256  # of the operator's words
+SETTING_BYTES_MAX = 64  # of the key, and of the value, of a setting that the operator changed
 END_BYTES_MAX = 512  # of the signed end of a run: a hash, the operator's words, and some 20 more
 EQUIVOCATIONS_MAX = 4  # in one report, and what a peer keeps to be reported
 

@@ -80,6 +80,7 @@ def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim], trials: 
         trials=_contributions(run, current, trials),
         exclusions=trust.exclusions(run.standings),
         readmitted=trust.readmissions(run.standings),
+        settings=run.settings_at(tick.step),
     )
 
 

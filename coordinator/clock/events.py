@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.clock.records import EntryCommitted, SnapshotFact
+from protos.changes import Settings
 from protos.equivocation import Offence
 from protos.log import Verdict
 from protos.ticket import Ticket
@@ -184,7 +185,14 @@ class DecayAsked:
     steps: int
 
 
-Steered = PauseAsked | ResumeAsked | FinishAsked | ArchiveAsked | DecayAsked
+@dataclass(frozen=True)
+class ChangeAsked:
+    """The operator wants these settings of a paused run to have other values from the next step on."""
+
+    settings: Settings
+
+
+Steered = PauseAsked | ResumeAsked | FinishAsked | ArchiveAsked | DecayAsked | ChangeAsked
 """The requests of the operator about the life of the run."""
 
 

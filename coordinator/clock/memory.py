@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from coordinator.clock import electorate, holdings, rules, transitions, trust
+from coordinator.clock import changes, electorate, holdings, rules, transitions, trust
 from coordinator.clock.effects import Append
 from coordinator.clock.records import (
     DecayStarted,
@@ -25,6 +25,7 @@ from coordinator.clock.records import (
     RunEnded,
     RunPaused,
     RunResumed,
+    SettingsChanged,
     SnapshotAgreed,
     TicketMade,
     TicketRevoked,
@@ -84,12 +85,12 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
             return _remember_ticket(run, record)
         case Equivocated() | PeerExcluded() | PeerReadmitted():
             return _remember_standing(run, record)
-        case RunPaused() | RunResumed() | RunEnded() | RunArchived() | DecayStarted():
+        case RunPaused() | RunResumed() | RunEnded() | RunArchived() | DecayStarted() | SettingsChanged():
             return _remember_life(run, record, now_ms)
 
 
 def _remember_life(
-    run: Run, record: RunPaused | RunResumed | RunEnded | RunArchived | DecayStarted, now_ms: int
+    run: Run, record: RunPaused | RunResumed | RunEnded | RunArchived | DecayStarted | SettingsChanged, now_ms: int
 ) -> Run:
     match record:
         case RunPaused():
@@ -102,6 +103,8 @@ def _remember_life(
             return replace(run, archived=record.archived)
         case DecayStarted():
             return replace(run, decay=record)
+        case SettingsChanged():
+            return changes.applied(run, (*run.changes, record))
 
 
 def _remember_ticket(run: Run, record: TicketMade | TicketUsed | TicketRevoked) -> Run:
@@ -189,7 +192,7 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     entry = record.entry
     assert entry.step == run.head_step + 1, f"entry {entry.step} after head {run.head_step}"
     assert entry.parent_hash == run.head_hash, f"entry {entry.step} does not follow the head"
-    run = replace(run, roster=_roster_of(run, entry))
+    run = replace(changes.adopted(run, entry), roster=_roster_of(run, entry))
     peers = dict(run.peers)
     for c in entry.contributions:
         peer = electorate.served(run, peers.get(c.public_key, Peer(c.public_key)), entry.step)
@@ -242,9 +245,7 @@ def _roster_of(run: Run, entry: Entry) -> tuple[bytes, ...]:
 
 def _voted(run: Run, entry: Entry) -> dict[int, Voted]:
     """Rosters of the last steps, and of the last steps with a snapshot: peers report about these for a while."""
-    every, last = run.config.clock.snapshot_every, run.last_step
-    steps = sorted([*run.voted, entry.step])
-    due = [step for step in steps if step % every == 0 or step == last][-SNAPSHOT_STEPS_KEPT:]
+    due = [step for step in sorted([*run.voted, entry.step]) if run.snapshot_is_due(step)][-SNAPSHOT_STEPS_KEPT:]
     kept = {step: run.voted[step] for step in run.voted if step >= entry.step - 1 or step in due}
     return {**kept, entry.step: Voted(run.roster, frozenset(c.public_key for c in entry.contributions))}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protos.changes import Settings
 from protos.end import End
 from protos.equivocation import Offence
 from protos.log import Entry, Tick, Verdict
@@ -157,6 +158,14 @@ class DecayStarted:
 
 
 @dataclass(frozen=True)
+class SettingsChanged:
+    """The operator changed these settings of the run, and no others: they count for the steps after this one."""
+
+    after_step: int
+    settings: Settings
+
+
+@dataclass(frozen=True)
 class RunArchived:
     """The operator archived the finished run, so that nobody is served; or took it out of the archive (not `archived`)."""
 
@@ -182,4 +191,5 @@ Record = (
     | RunEnded
     | RunArchived
     | DecayStarted
+    | SettingsChanged
 )

@@ -220,6 +220,7 @@ class Hub:
             paused=run.is_paused,
             end=facts.end_of(run, self.identity),
             archived=run.archived,
+            changed=facts.changed_of(run),
         )
 
 

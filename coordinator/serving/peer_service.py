@@ -32,6 +32,7 @@ from coordinator.serving.runtime import RunRuntime
 from coordinator.serving.sessions import Sessions
 from protos import limits, version
 from protos.address import block_of, network_of, site
+from protos.changes import settings_body
 from protos.envelope import Kind, VerifiedEnvelope, parse
 from protos.holdings import mask_bytes
 from protos.v1 import coordinator_pb2 as pb
@@ -130,6 +131,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             earlier=facts.earlier_snapshots(run),
             withdrawn=facts.withdrawn_of(run),
             bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
+            settings=settings_body(run.settings_at(run.head_step)),
         )
 
     def _places_free(self, run: Run, public_key: bytes, waiting: line.Line, now_ms: int) -> int:

@@ -25,6 +25,7 @@ from coordinator.clock.records import (
     RunEnded,
     RunPaused,
     RunResumed,
+    SettingsChanged,
     SnapshotAgreed,
     SnapshotFact,
     TicketMade,
@@ -33,6 +34,7 @@ from coordinator.clock.records import (
     TickOpened,
     Withdrawn,
 )
+from protos.changes import settings_body, settings_from_body
 from protos.end import open_end, seal_end
 from protos.envelope import parse
 from protos.equivocation import prove
@@ -263,6 +265,14 @@ def _read_decay(_: Context, step: int, body: bytes) -> DecayStarted:
     return DecayStarted(step, json.loads(body)["steps"])
 
 
+def _write_changed(_: Context, record: SettingsChanged) -> bytes:
+    return log_pb2.LogEntry(settings=settings_body(record.settings)).SerializeToString(deterministic=True)
+
+
+def _read_changed(_: Context, step: int, body: bytes) -> SettingsChanged:
+    return SettingsChanged(step, settings_from_body(parse(log_pb2.LogEntry, body).settings))
+
+
 KINDS = (
     Kind("layout", LayoutFixed, _no_step, _write_layout, _read_layout),
     Kind("tick", TickOpened, lambda record: record.tick.step, _write_tick, _read_tick),
@@ -282,6 +292,7 @@ KINDS = (
     Kind("ended", RunEnded, lambda record: record.end.step, _write_end, _read_end),
     Kind("archived", RunArchived, _no_step, _write_archived, _read_archived),
     Kind("decay", DecayStarted, lambda record: record.after_step, _write_decay, _read_decay),
+    Kind("changed", SettingsChanged, lambda record: record.after_step, _write_changed, _read_changed),
 )
 _BY_NAME = {kind.name: kind for kind in KINDS}
 _BY_TYPE = {kind.type: kind for kind in KINDS}

@@ -18,6 +18,7 @@ from node import patience
 from node.link.client import CoordinatorClient
 from node.terminal.stage import can_show
 from protos.amounts import amount
+from protos.changes import changed_values
 from protos.errors import NetworkError, Refusal, RefusedError
 from protos.figures import loss_of
 from protos.identity import peer_id
@@ -59,6 +60,7 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
         "payload_bytes": facts.payload_bytes_total,
         "anchored": facts.anchored,
         "fork": fork_values(facts.genesis),
+        "changed": changed_values(facts.changed),
         "snapshot": None if snapshot is None else {"step": snapshot.step, "root": snapshot.root.hex()},
         "peers": [
             {
@@ -106,6 +108,9 @@ def show(values: dict[str, Any]) -> None:
     )
     if values["fork"] is not None:
         console.print(fork_words(values["fork"]), highlight=False)
+    for row in values["changed"]:
+        since = f"{row['key']} = {row['value']}, changed by the operator from step {row['from_step']} on"
+        console.print(since, highlight=False, markup=False)
     table = Table("peer", "phase", "device", "step", "state digest", "votes", "samples/s", "loss", "standing", "score")
     for peer in values["peers"]:
         table.add_row(

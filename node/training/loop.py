@@ -42,6 +42,7 @@ from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
 from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
+from node.training.terms import Terms
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.codec import payload_hash
@@ -96,6 +97,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.source, self.last = Source(), LastStep(self.config.clock.steps)
+        self.terms = Terms(self.config, self.last)
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
         self.keeper = Keeper(
             self.replica, self.store, self.private_path, self._stored, self.log, behind=self.behind,
@@ -118,13 +120,12 @@ class Trainer:
         """Whether this peer applies votes only."""
         return self.samples is None
 
-    # ---- the run -----------------------------------------------------------------------------------------------------
-
     def enter(self, bootstrap: Sequence[str]) -> None:
         """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
         replica = self.replica
         about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, self.is_anchor)
         welcome = self.swarm.join(about, bootstrap)
+        self.terms.told(welcome.settings, welcome.head_step, quiet=True)
         self.recovery.begin(welcome.snapshots, welcome.head_step)
         self.keeper.take_up()
         self.entered = True
@@ -192,8 +193,6 @@ class Trainer:
             self.ready = None
             self.replica.rest()
         self.log.info(self.wishes.words(), step=self.replica.step)
-
-    # ---- our votes ---------------------------------------------------------------------------------------------------
 
     def _contribute(self, opened: Opened) -> None:
         """Compute the gradient, then the votes, and publish them; abstain if the step is decided first.
@@ -323,6 +322,7 @@ class Trainer:
             return
         if self.checker is not None:
             self.checker.check(event)
+        self.terms.told(entry.settings, entry.step)
         accepted = replica.apply(event.signed, event.updates)
         if self.archive is not None:
             self.keeper.archive(self.archive, event.signed, event.payloads, event.announcements)
@@ -352,7 +352,7 @@ class Trainer:
 
         A peer that replays the log stores no snapshot if the log is already past the next one.
         """
-        clock, step = self.config.clock, self.replica.step
+        clock, step = self.terms.clock, self.replica.step
         self.last.reached(step, self.replica.head)
         if step == self.last.step:
             self.keeper.snapshot(kept=True)

@@ -140,7 +140,7 @@ class _Follower:
         self._watch.told_head(news.head_step)
         if isinstance(news, Facts):
             self._scene.coordinator = news.reason or "answers"
-            self._scene.total_steps = news.config.clock.steps
+            self._scene.total_steps = news.total_steps
             self._overlay.dial(tuple(dict.fromkeys([*self._invite.bootstrap, *news.bootstrap])))
             return self._watch.begin()
         return [event for entry in news.entries for event in self._watch.receive_listed(entry)]

@@ -47,6 +47,8 @@ class Facts:
     head_step: int
     reason: str
     bootstrap: tuple[str, ...]
+    total_steps: int
+    """As the coordinator says: the operator may change them, or end the run."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class LogReader(threading.Thread):
             raise RefusedError(f"the run's configuration cannot be read: {refusal.detail}") from refusal
         bootstrap = tuple(a for a in response.bootstrap[:BOOTSTRAP_MAX] if len(a) <= limits.ADDRESS_BYTES_MAX)
         reason = response.reason if response.phase == pb.Phase.PHASE_WAITING else ""
-        return Facts(config, response.head_step, reason, bootstrap)
+        return Facts(config, response.head_step, reason, bootstrap, response.total_steps)
 
     def _page(self, step: int) -> Page:
         request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=step)

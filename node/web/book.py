@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protos.accounts import Account, Accounts
+from protos.changes import Settings, words
 from protos.figures import loss_of
 from protos.identity import peer_id
 from protos.log import Entry
@@ -64,6 +65,7 @@ class Book:
         self.events: deque[Happening] = deque(maxlen=EVENTS_MAX)
         self.votes = 0
         self._happened = 0
+        self._settings: Settings = ()
         self._loss, self._seen = array("d"), array("d")
         # Sums over the steps so far: a mean over any steps costs two look-ups.
         self._tokens, self._bytes, self._peers = array("Q", [0]), array("Q", [0]), array("Q", [0])
@@ -114,6 +116,10 @@ class Book:
         for one in self.accounts.exclusions[excluded:]:
             by = " by the operator" if one.by_operator else ""
             self.tell("excluded", f"{one.id} is excluded{by}: {one.reason}", seen)
+        if entry.settings != self._settings:
+            changed = tuple(item for item in entry.settings if item not in self._settings)
+            self._settings = entry.settings
+            self.tell("changed", f"the operator changed the run from step {entry.step} on: {words(changed)}", seen)
         for key in entry.readmitted:
             self.tell("readmitted", f"the operator admits {peer_id(key)} again", seen)
 

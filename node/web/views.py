@@ -51,9 +51,9 @@ def line_of(run: Followed) -> answers.RunLine:
 
 
 def _steps_of(run: Followed) -> int:
-    """As the run's settings say, or the step at which its operator ended it."""
-    planned = 0 if run.config is None else min(run.config.clock.steps, STEPS_OF_A_RUN_MAX)
-    return planned if run.facts is None or not run.facts.HasField("end") else min(run.facts.total_steps, planned)
+    """As the run's settings say now, or the step at which its operator ended it."""
+    planned = 0 if run.config is None else run.config.clock.steps
+    return min(planned if run.facts is None else run.facts.total_steps, STEPS_OF_A_RUN_MAX)
 
 
 def run_of(run: Followed) -> answers.Run:

@@ -42,6 +42,7 @@ class RunChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_CHANGE_UNARCHIVE: _ClassVar[RunChange]
     RUN_CHANGE_DELETE: _ClassVar[RunChange]
     RUN_CHANGE_DECAY: _ClassVar[RunChange]
+    RUN_CHANGE_SETTINGS: _ClassVar[RunChange]
 PHASE_UNSPECIFIED: Phase
 PHASE_WAITING: Phase
 PHASE_OPEN: Phase
@@ -63,6 +64,7 @@ RUN_CHANGE_ARCHIVE: RunChange
 RUN_CHANGE_UNARCHIVE: RunChange
 RUN_CHANGE_DELETE: RunChange
 RUN_CHANGE_DECAY: RunChange
+RUN_CHANGE_SETTINGS: RunChange
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id", "bootstrap_only")
@@ -73,7 +75,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., bootstrap_only: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived", "in_line")
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived", "in_line", "changed")
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +96,7 @@ class GetRunResponse(_message.Message):
     END_FIELD_NUMBER: _ClassVar[int]
     ARCHIVED_FIELD_NUMBER: _ClassVar[int]
     IN_LINE_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
     genesis: _log_pb2.Genesis
     phase: Phase
     head_step: int
@@ -114,7 +117,16 @@ class GetRunResponse(_message.Message):
     end: _envelope_pb2.SignedEnvelope
     archived: bool
     in_line: int
-    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ..., in_line: _Optional[int] = ...) -> None: ...
+    changed: _containers.RepeatedCompositeFieldContainer[ChangedSetting]
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ..., in_line: _Optional[int] = ..., changed: _Optional[_Iterable[_Union[ChangedSetting, _Mapping]]] = ...) -> None: ...
+
+class ChangedSetting(_message.Message):
+    __slots__ = ("setting", "from_step")
+    SETTING_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    setting: _log_pb2.Setting
+    from_step: int
+    def __init__(self, setting: _Optional[_Union[_log_pb2.Setting, _Mapping]] = ..., from_step: _Optional[int] = ...) -> None: ...
 
 class Withdrawn(_message.Message):
     __slots__ = ("from_step", "to_step")
@@ -247,7 +259,7 @@ class JoinBody(_message.Message):
     def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ..., ticket: _Optional[bytes] = ..., anchor: _Optional[bool] = ..., format_version: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("session_id", "head_step", "head_hash", "snapshot", "bootstrap", "earlier", "withdrawn")
+    __slots__ = ("session_id", "head_step", "head_hash", "snapshot", "bootstrap", "earlier", "withdrawn", "settings")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
     HEAD_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +267,7 @@ class JoinResponse(_message.Message):
     BOOTSTRAP_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     head_step: int
     head_hash: bytes
@@ -262,7 +275,8 @@ class JoinResponse(_message.Message):
     bootstrap: _containers.RepeatedScalarFieldContainer[str]
     earlier: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
     withdrawn: _containers.RepeatedCompositeFieldContainer[Withdrawn]
-    def __init__(self, session_id: _Optional[bytes] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ...) -> None: ...
+    settings: _containers.RepeatedCompositeFieldContainer[_log_pb2.Setting]
+    def __init__(self, session_id: _Optional[bytes] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., settings: _Optional[_Iterable[_Union[_log_pb2.Setting, _Mapping]]] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("envelope",)
@@ -665,18 +679,20 @@ class SteerRunRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class SteerRunBody(_message.Message):
-    __slots__ = ("run_id", "nonce", "change", "reason", "steps")
+    __slots__ = ("run_id", "nonce", "change", "reason", "steps", "settings")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
     nonce: bytes
     change: RunChange
     reason: str
     steps: int
-    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., change: _Optional[_Union[RunChange, str]] = ..., reason: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
+    settings: _containers.RepeatedCompositeFieldContainer[_log_pb2.Setting]
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., change: _Optional[_Union[RunChange, str]] = ..., reason: _Optional[str] = ..., steps: _Optional[int] = ..., settings: _Optional[_Iterable[_Union[_log_pb2.Setting, _Mapping]]] = ...) -> None: ...
 
 class SteerRunResponse(_message.Message):
     __slots__ = ()

@@ -99,6 +99,46 @@ def test_a_run_is_paused_goes_on_ends_early_and_is_loaded_by_a_late_joiner(swarm
     assert code == 2, "no such run"
 
 
+@pytest.mark.long
+def test_changed_settings_reach_peers_late_joiners_archives_and_forks(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, RUN)
+    try:
+        ada, bob = swarm.join("ada", "--archive"), swarm.join("bob")
+        swarm.wait_step("ada", 5)
+        swarm.operate("run", "pause", "short-lived")
+        at = wait_for("a paused run", lambda: (now := swarm.status())["phase"] == "paused" and now)["step"]
+        last = at + 40
+        changes = (f"clock.steps={last}", "clock.snapshot_every=10", "clock.batch_samples=24", "optimizer.lr=0.004")
+        done = swarm.operate("run", "change", "short-lived", *changes)
+        assert (done["steps"], {row["from_step"] for row in done["changed"]}) == (last, {at + 1})
+        swarm.processes["coordinator"].kill()
+        swarm.serve(swarm.serving["port"])
+        swarm.operate("run", "resume", "short-lived")
+        swarm.wait_step("ada", at + 12)
+        late = swarm.join("cyd")
+        for peer in (ada, bob, late):
+            code, summary = peer.finish(120)
+            assert code == 0, peer.log.read_text()[-2000:]
+            assert summary["step"] == last
+        same = digests_by_step(swarm.steps("ada"), swarm.steps("bob"), swarm.steps("cyd"))
+        assert all(len(found) == 1 for found in same.values())
+        status = swarm.status()
+        assert (status["phase"], status["steps"], status["snapshot"]["step"] % 10 == 0) == ("finished", last, True)
+        assert {row["key"]: row["value"] for row in status["changed"]}["clock.batch_samples"] == 24
+        code, verdict = swarm.start("verify", "node", "verify", str(swarm.folder / "ada"), "--json").finish()
+        assert (code, verdict["ok"], verdict["last_step"]) == (0, True, last), verdict
+        [change] = verdict["changes"]
+        assert change == {"step": at + 1, "clock.steps": last, "clock.snapshot_every": 10} | {
+            "clock.batch_samples": 24,
+            "optimizer.lr": 0.004,
+        }
+        fork = swarm.operate("run", "fork", "short-lived", "--name", "after")
+        shown = {row["key"]: row["value"] for row in swarm.operate("run", "show", fork["run"])["settings"]}
+        assert (shown["optimizer.lr"], shown["clock.snapshot_every"]) == (0.004, 10)
+    finally:
+        swarm.close()
+
+
 @pytest.mark.nightly
 def test_a_decay_by_hand_reaches_every_replica_and_ends_the_run(tmp_path: Path) -> None:
     run = RUN + '[optimizer]\nschedule = "wsd"\nwarmup_steps = 2\nlr = 0.01\nlr_final_ratio = 0.0\n'

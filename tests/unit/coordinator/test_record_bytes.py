@@ -26,6 +26,7 @@ from coordinator.clock.records import (
     RunEnded,
     RunPaused,
     RunResumed,
+    SettingsChanged,
     SnapshotAgreed,
     SnapshotFact,
     TicketMade,
@@ -36,6 +37,7 @@ from coordinator.clock.records import (
 )
 from coordinator.store.journal import Journal
 from protos.assignment import Range, Share
+from protos.changes import settings_of
 from protos.end import End
 from protos.envelope import Kind, seal
 from protos.equivocation import prove
@@ -116,6 +118,7 @@ def records() -> dict[str, Record]:
         "archived": RunArchived(True),
         "not archived": RunArchived(False),
         "decay": DecayStarted(700, 300),
+        "changed": SettingsChanged(700, settings_of({"clock.steps": 2000, "optimizer.lr": 5e-4})),
     }
 
 
