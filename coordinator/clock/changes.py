@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.clock import electorate, regained
+from coordinator.clock import electorate
 from coordinator.clock.records import SettingsChanged
 from coordinator.clock.state import CHANGES_MAX, Run, changed_settings
 from protos.changes import RATE_KEYS, STEPS, Settings, merged, values_of, with_settings, words
@@ -62,8 +62,6 @@ def refusal(run: Run, settings: Settings) -> str:
             f"the run is not paused, and settings change only while no step opens: `swarmentum-coordinator run pause {name}` "
             "first, and `run resume` afterwards"
         )
-    if missed := regained.is_missed(run):
-        return f"the settings cannot change yet: {missed}"
     if not settings:
         return "no setting to change: name one, for example clock.steps=2000"
     if len(run.changes) >= CHANGES_MAX:

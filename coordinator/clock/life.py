@@ -82,7 +82,8 @@ def _refusal(run: Run, event: Steered) -> str:
         case DecayAsked():
             return _no_decay(run, event)
         case ChangeAsked():
-            return changes.refusal(run, event.settings)
+            missed = regained.is_missed(run)
+            return f"the settings cannot change yet: {missed}" if missed else changes.refusal(run, event.settings)
         case FinishAsked():  # a longer log may come back, and no entry may follow the end
             missed = regained.is_missed(run)
             return f"the run cannot end yet: {missed}" if missed else ""
