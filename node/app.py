@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -38,6 +39,7 @@ from node.swarm.events import Event
 from node.swarm.session import Session
 from node.terminal.stage import Stage
 from node.text import BYTES_A_GB, Text, open_text
+from node.training.evaluation import Evaluator
 from node.training.lent import Lent
 from node.training.loop import Trainer
 from node.training.methods import demo_config, local_config
@@ -126,6 +128,7 @@ class _Peer:
     ) -> None:
         self.invite, self.settings, self.stop, self.lead, self.anchor = invite, settings, stop, lead, anchor
         self.stage, self.copies, self.trains = stage, copies, not (anchor or copies)
+        self.evaluates = False
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
         self.folder = settings.home / "runs" / folder_of(invite.run_id)
@@ -148,7 +151,8 @@ class _Peer:
                     facts = swarm.connect(anchor=self.anchor)
                     config = check_genesis(facts.genesis, self.invite)
                     self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
-                    asked = request(config, self.settings, os.path.exists, trains=self.trains)
+                    self.evaluates = self._evaluates(config, facts)
+                    asked = request(config, self.settings, os.path.exists, trains=self.trains or self.evaluates)
                     fork = fork_values(facts.genesis)
                     agree(asked if fork is None else replace(asked, fork=fork_words(fork)))
                     device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
@@ -158,6 +162,8 @@ class _Peer:
                     ends.callback(text.close)
                 trainer = self._trainer(config, replica, swarm, text.samples, facts, micro_batch)
                 ends.callback(trainer.keeper.close)
+                if trainer.evaluator is not None:
+                    ends.callback(trainer.evaluator.close)
                 ends.callback(trainer.steps.close)
                 summary = trainer.summary
                 self.lent.watch(trainer)
@@ -246,7 +252,7 @@ class _Peer:
         spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
         if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
             self.log.info("downloading the tokenizer, unless this machine has it", tokenizer=config.data.tokenizer)
-        text = open_text(config, self.settings, self.log, swarm.loaded, trains=self.trains, step=step)
+        text = open_text(config, self.settings, self.log, swarm.loaded, trains=self.trains or self.evaluates, step=step)
         vocabulary = text.tokenizer.vocabulary
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
@@ -312,7 +318,7 @@ class _Peer:
             config,
             replica,
             swarm,
-            samples,
+            samples if self.trains else None,
             Summary(self.identity.peer_id, device_name(replica.device, ranks)),
             self.stop,
             patience_seconds=settings.overlay().patience_seconds,
@@ -327,7 +333,21 @@ class _Peer:
             start=start_of(facts.genesis),
             copy_at=facts.head_step if self.copies else None,
             throttle=self.lent.throttle,
+            evaluator=self._evaluator(config, replica, swarm, samples, micro_batch),
         )
+
+    def _evaluates(self, config: RunConfig, facts: pb.GetRunResponse) -> bool:
+        """Whether this peer reports held-out losses: an anchor, or, in a run without anchors, a peer with one device."""
+        wanted = bool(config.evaluation.every) and self.settings.evaluate
+        return wanted and not self.copies and self.lead is None and (self.anchor or not facts.anchored)
+
+    def _evaluator(
+        self, config: RunConfig, replica: Replica, swarm: Swarm, samples: Samples | None, micro_batch: int
+    ) -> Evaluator | None:
+        if not self.evaluates or samples is None:
+            return None
+        read = partial(samples.validation, config.evaluation.samples)
+        return Evaluator(config, replica, self.home.store, read, swarm.evaluated, micro_batch, self.log)
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:
         card: dict[str, object] = {

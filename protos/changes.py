@@ -54,6 +54,7 @@ _WHY_NOT: Final = (
     ("data", "peers have this data since they started"),
     ("name", "the run's definition names it"),
     ("seed", "the initial state and the order of samples follow from it"),
+    ("evaluation", "figures before and after the change could not be compared"),
     ("overlay", "it only counts when a peer starts, and peers that joined before are added to it"),
 )
 

@@ -17,6 +17,7 @@ from protos.assignment import Range, Share
 from protos.changes import Settings, settings_body, settings_from_body
 from protos.envelope import Kind, open_envelope, parse, seal, seal_bytes
 from protos.errors import Reason, Refusal
+from protos.evaluation import evaluations_from
 from protos.identity import Identity
 from protos.v1 import envelope_pb2, log_pb2
 
@@ -92,6 +93,8 @@ class Entry:
     readmitted: tuple[bytes, ...] = ()
     settings: Settings = ()
     """The settings of the run in this step that are not those of its genesis."""
+    evaluations: tuple[bytes, ...] = ()
+    """Held-out losses of earlier states, as their authors signed them (protos/evaluation.py)."""
 
     @property
     def lr(self) -> float:
@@ -168,6 +171,7 @@ def entry_body(entry: Entry) -> bytes:
         exclusions=[_exclusion_body(e) for e in entry.exclusions],
         readmitted=entry.readmitted,
         settings=settings_body(entry.settings),
+        evaluations=entry.evaluations,
     ).SerializeToString(deterministic=True)
 
 
@@ -256,6 +260,7 @@ def _entry(data: bytes) -> Entry:
         exclusions=tuple(_exclusion(e) for e in body.exclusions),
         readmitted=_readmitted(body.readmitted),
         settings=settings_from_body(body.settings),
+        evaluations=evaluations_from(body.evaluations),
     )
 
 

@@ -15,7 +15,7 @@ from coordinator.clock.records import EntryCommitted, Judged
 from coordinator.clock.state import DURATIONS_KEPT, OpenStep, Outcome, Run
 from protos.assignment import assign, merge
 from protos.checks import VERDICT_STEPS
-from protos.limits import POOL_RANGES_MAX
+from protos.limits import EVALUATIONS_MAX, POOL_RANGES_MAX
 from protos.log import Contribution, Entry, entry_body, entry_hash
 
 
@@ -81,6 +81,7 @@ def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim], trials: 
         exclusions=trust.exclusions(run.standings),
         readmitted=trust.readmissions(run.standings),
         settings=run.settings_at(tick.step),
+        evaluations=run.unlogged[:EVALUATIONS_MAX],
     )
 
 

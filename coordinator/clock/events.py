@@ -98,6 +98,8 @@ class Reported:
     held: HeldPlaces | None = None
     paused: bool | None = None
     """Whether the peer's owner has paused it; None: as before."""
+    evaluations: tuple[bytes, ...] = ()
+    """Signed by this peer, and verified."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from coordinator.clock.records import (
     DecayStarted,
     EntryCommitted,
     Equivocated,
+    Evaluated,
     Judged,
     LayoutFixed,
     PeerExcluded,
@@ -35,6 +36,7 @@ from coordinator.clock.records import (
 )
 from coordinator.clock.state import (
     DIGEST_STEPS_KEPT,
+    EVALUATED_STEPS_KEPT,
     SNAPSHOT_STEPS_KEPT,
     SNAPSHOTS_KEPT,
     WITHDRAWN_KEPT,
@@ -50,6 +52,7 @@ from coordinator.clock.state import (
 from protos import figures
 from protos.assignment import merge
 from protos.checks import VERDICT_STEPS
+from protos.evaluation import reopen_evaluation
 from protos.limits import POOL_RANGES_MAX
 from protos.log import Entry, Tick
 
@@ -81,6 +84,9 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
             )
             run = replace(run, standings=standings, recent_checks=recent, checks=checks)
             return _sent_away(run, {verdict.subject for verdict in record.verdicts})
+        case Evaluated():
+            run = _evaluated(run, record.step, record.public_key, record.envelope)
+            return replace(run, unlogged=(*run.unlogged, record.envelope))
         case TicketMade() | TicketUsed() | TicketRevoked():
             return _remember_ticket(run, record)
         case Equivocated() | PeerExcluded() | PeerReadmitted():
@@ -105,6 +111,21 @@ def _remember_life(
             return replace(run, decay=record)
         case SettingsChanged():
             return changes.applied(run, (*run.changes, record))
+
+
+def _evaluated(run: Run, step: int, author: bytes, envelope: bytes) -> Run:
+    """With one more evaluation; those of the last states stay."""
+    found = {**run.evaluations, step: {**run.evaluations.get(step, {}), author: envelope}}
+    return replace(run, evaluations={at: found[at] for at in sorted(found)[-EVALUATED_STEPS_KEPT:]})
+
+
+def _remember_evaluations(run: Run, entry: Entry) -> Run:
+    """The entry has these evaluations: the next one need not. An entry that came back may bring some that were lost."""
+    for envelope in entry.evaluations:
+        if envelope not in run.unlogged:
+            made = reopen_evaluation(envelope)
+            run = _evaluated(run, made.step, made.author, envelope)
+    return replace(run, unlogged=tuple(it for it in run.unlogged if it not in entry.evaluations))
 
 
 def _remember_ticket(run: Run, record: TicketMade | TicketUsed | TicketRevoked) -> Run:
@@ -192,6 +213,8 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     entry = record.entry
     assert entry.step == run.head_step + 1, f"entry {entry.step} after head {run.head_step}"
     assert entry.parent_hash == run.head_hash, f"entry {entry.step} does not follow the head"
+    if entry.evaluations:
+        run = _remember_evaluations(run, entry)
     run = replace(changes.adopted(run, entry), roster=_roster_of(run, entry))
     peers = dict(run.peers)
     for c in entry.contributions:

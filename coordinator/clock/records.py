@@ -166,6 +166,15 @@ class SettingsChanged:
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """A peer evaluated the state after `step`: the envelope that it signed. `public_key`: the peer's."""
+
+    step: int
+    public_key: bytes
+    envelope: bytes
+
+
+@dataclass(frozen=True)
 class RunArchived:
     """The operator archived the finished run, so that nobody is served; or took it out of the archive (not `archived`)."""
 
@@ -192,4 +201,5 @@ Record = (
     | RunArchived
     | DecayStarted
     | SettingsChanged
+    | Evaluated
 )

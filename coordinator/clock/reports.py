@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.clock import agreement, claims, holdings, memory, transitions, trust
+from coordinator.clock import agreement, claims, evaluations, holdings, memory, transitions, trust
 from coordinator.clock.effects import Effect, Refuse, SendAnnouncement, SendNotice
 from coordinator.clock.events import HeldPlaces, Reported
 from coordinator.clock.records import Equivocated
@@ -42,6 +42,9 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
         effects += more
     for fact in event.bad_snapshots:
         run, more = agreement.found_bad(run, event.public_key, fact)
+        effects += more
+    for envelope in event.evaluations:
+        run, more = evaluations.reported(run, event.public_key, envelope)
         effects += more
     for offence in event.offences:
         run, more = _accused(run, event.public_key, offence)

@@ -34,6 +34,7 @@ TICKETS_MAX = 4096
 GUESTS_MAX = 16 * ENTRY_CONTRIBUTIONS_MAX
 # Changes of settings that a run remembers, with the steps since which they count.
 CHANGES_MAX = 64
+EVALUATED_STEPS_KEPT = 4
 
 
 class Phase(Enum):
@@ -237,6 +238,9 @@ class Run:
     decay: DecayStarted | None = None  # of the learning rate, as the operator started it
     archived: bool = False
     changes: tuple[SettingsChanged, ...] = ()  # of settings, oldest first
+    evaluations: Mapping[int, Mapping[bytes, bytes]] = field(default_factory=dict)
+    """Signed evaluations of the last evaluated states, by step and author."""
+    unlogged: tuple[bytes, ...] = ()  # evaluations that no entry has yet
     # These fields come from the peers.
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None

@@ -221,6 +221,7 @@ class Hub:
             end=facts.end_of(run, self.identity),
             archived=run.archived,
             changed=facts.changed_of(run),
+            evaluations=[envelope for _, by in sorted(run.evaluations.items()) for envelope in by.values()],
         )
 
 

@@ -22,6 +22,7 @@ from node.swarm.events import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import About
 from node.swarm.session import Session
 from protos.errors import NetworkError, RefusedError, StoppedError
+from protos.evaluation import Evaluation
 from protos.log import SignedEntry, Verdict
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
@@ -220,6 +221,10 @@ class Swarm:
     def found(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the coordinator the verdicts of this peer's checks of other peers' votes."""
         self._call(self._session.found(verdicts), START_SECONDS_MAX)
+
+    def evaluated(self, made: Evaluation) -> None:
+        """Sign the held-out loss of a state, and tell the coordinator. From any thread."""
+        self._call(self._session.evaluated(made), START_SECONDS_MAX)
 
     def restarted(self) -> None:
         """The state starts again from a snapshot."""

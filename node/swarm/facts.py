@@ -87,4 +87,13 @@ class Paused:
     paused: bool
 
 
-Fact: TypeAlias = Published | Abstained | Held | Applied | Stored | FoundBad | Checked | Accused | Reachable | Paused
+@dataclass(frozen=True)
+class EvaluatedState:
+    """This peer has evaluated the state after a step."""
+
+    step: int
+
+
+Fact: TypeAlias = (
+    Published | Abstained | Held | Applied | Stored | FoundBad | Checked | EvaluatedState | Accused | Reachable | Paused
+)

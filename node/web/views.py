@@ -19,6 +19,7 @@ ALLREDUCE_BYTES_PER_PARAMETER: Final = 8
 """A ring sends each fp32 twice: once to reduce, once to gather."""
 PEERS_MAX: Final = 256
 EVENTS_MAX: Final = 64
+HELD_OUT_MAX: Final = 120
 EXCLUSIONS_MAX: Final = 256
 STEPS_OF_A_RUN_MAX: Final = 1 << 40
 _PEER_PHASES = {
@@ -86,6 +87,7 @@ def run_of(run: Followed) -> answers.Run:
         peers_connected=len(here(facts)),
         peers_known=len(facts.peers),
         events=[_event(it) for it in list(book.events)[-EVENTS_MAX:]],
+        held_out=[answers.HeldOut(**it.values()) for it in book.held_out(HELD_OUT_MAX)],
         looked=run.looked,
     )
 

@@ -75,7 +75,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., bootstrap_only: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived", "in_line", "changed")
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived", "in_line", "changed", "evaluations")
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class GetRunResponse(_message.Message):
     ARCHIVED_FIELD_NUMBER: _ClassVar[int]
     IN_LINE_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     genesis: _log_pb2.Genesis
     phase: Phase
     head_step: int
@@ -118,7 +119,8 @@ class GetRunResponse(_message.Message):
     archived: bool
     in_line: int
     changed: _containers.RepeatedCompositeFieldContainer[ChangedSetting]
-    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ..., in_line: _Optional[int] = ..., changed: _Optional[_Iterable[_Union[ChangedSetting, _Mapping]]] = ...) -> None: ...
+    evaluations: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ..., in_line: _Optional[int] = ..., changed: _Optional[_Iterable[_Union[ChangedSetting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ChangedSetting(_message.Message):
     __slots__ = ("setting", "from_step")
@@ -363,7 +365,7 @@ class ReportRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused")
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused", "evaluations")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +380,7 @@ class ReportBody(_message.Message):
     BAD_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     sequence: int
     announcement: _envelope_pb2.SignedEnvelope
@@ -392,7 +395,8 @@ class ReportBody(_message.Message):
     bad_snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
     held: HeldPlaces
     paused: bool
-    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ...) -> None: ...
+    evaluations: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class HeldPlaces(_message.Message):
     __slots__ = ("step", "attempt", "places", "payloads_sha256")

@@ -101,7 +101,9 @@ def test_a_run_is_paused_goes_on_ends_early_and_is_loaded_by_a_late_joiner(swarm
 
 @pytest.mark.long
 def test_changed_settings_reach_peers_late_joiners_archives_and_forks(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, RUN)
+    """The run also has held-out losses, which the peers that store a state report."""
+    run = RUN.replace("snapshot_every = 1000", "snapshot_every = 5") + "[evaluation]\nevery = 10\nsamples = 8\n"
+    swarm = LocalSwarm(tmp_path, run)
     try:
         ada, bob = swarm.join("ada", "--archive"), swarm.join("bob")
         swarm.wait_step("ada", 5)
@@ -127,6 +129,10 @@ def test_changed_settings_reach_peers_late_joiners_archives_and_forks(tmp_path: 
         assert all(len(found) == 1 for found in same.values())
         status = swarm.status()
         assert (status["phase"], status["steps"], status["snapshot"]["step"]) == ("finished", last, last)
+        held_out = status["held_out"][-1]
+        assert (held_out["step"], held_out["agrees"]) == (last, True)
+        assert 0 < held_out["loss"] < 6
+        assert held_out["peers"] >= 2, "drawn peers that store the state of the last step"
         assert {row["key"]: row["value"] for row in status["changed"]}["clock.batch_samples"] == 24
         code, verdict = swarm.start("verify", "node", "verify", str(swarm.folder / "ada"), "--json").finish()
         assert (code, verdict["ok"], verdict["last_step"]) == (0, True, last), verdict

@@ -37,6 +37,7 @@ from protos.holdings import digest_of as digest_over
 from protos.holdings import mask_of
 from protos.log import Equivocation, Exclusion, Tick
 from protos.optimizer_config import OptimizerConfig
+from protos.run_config import EvaluationConfig
 from tests.unit.coordinator.driver import (
     LAYOUT,
     RUN_ID,
@@ -284,10 +285,17 @@ def opened(peers: int = 3, **clock: object) -> Harness:
     return harness
 
 
-def opened_together(peers: int = 3, optimizer: OptimizerConfig | None = None, **clock: object) -> Harness:
+def opened_together(
+    peers: int = 3,
+    optimizer: OptimizerConfig | None = None,
+    evaluation: EvaluationConfig | None = None,
+    **clock: object,
+) -> Harness:
     """The same where the run could go on with a peer less, or with `min_peers`."""
     settings = config(**{"min_peers": peers - 1, "snapshot_every": 2, **clock})
-    harness = Harness(settings if optimizer is None else settings.model_copy(update={"optimizer": optimizer}))
+    sections = {"optimizer": optimizer, "evaluation": evaluation}
+    update = {name: section for name, section in sections.items() if section is not None}
+    harness = Harness(settings.model_copy(update=update))
     for n in range(peers):
         harness.feed(joined(n))
         harness.feed(Connected(key(n)))

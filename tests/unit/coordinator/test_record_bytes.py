@@ -16,6 +16,7 @@ from coordinator.clock.records import (
     DecayStarted,
     EntryCommitted,
     Equivocated,
+    Evaluated,
     Judged,
     LayoutFixed,
     PeerExcluded,
@@ -41,6 +42,7 @@ from protos.changes import settings_of
 from protos.end import End
 from protos.envelope import Kind, seal
 from protos.equivocation import prove
+from protos.evaluation import Evaluation, seal_evaluation
 from protos.identity import Identity
 from protos.log import Contribution, Entry, Equivocation, Exclusion, Tick, Verdict, entry_body, entry_hash, lr_to_bits
 from protos.ticket import Ticket
@@ -71,6 +73,10 @@ def equivocation() -> Equivocation:
 
 def verdict(like: bytes = b"") -> Verdict:
     return Verdict(3, a(1), a(2), a(3), own=1.5, difference=-2.25, overlap=0.5, like=like)
+
+
+def evaluation() -> bytes:
+    return seal_evaluation(Identity.from_seed(a(5)), RUN_ID, Evaluation(b"", 50, 2.5, 512, a(6), "cpu"))
 
 
 def entry() -> EntryCommitted:
@@ -118,6 +124,7 @@ def records() -> dict[str, Record]:
         "archived": RunArchived(True),
         "not archived": RunArchived(False),
         "decay": DecayStarted(700, 300),
+        "evaluated": Evaluated(50, Identity.from_seed(a(5)).public_key, evaluation()),
         "changed": SettingsChanged(700, settings_of({"clock.steps": 2000, "optimizer.lr": 5e-4})),
     }
 
