@@ -37,6 +37,7 @@ from node.stop import Stop
 from node.swarm.api import Swarm
 from node.swarm.events import Event
 from node.swarm.session import Session
+from node.telling import Failing, telling
 from node.terminal.stage import Stage
 from node.text import BYTES_A_GB, Text, open_text
 from node.training.evaluation import Evaluator
@@ -60,6 +61,10 @@ from protos.v1 import coordinator_pb2 as pb
 
 SERVE_SECONDS = 3600.0
 """An anchor of a finished run checks so often whether it has to stop; a signal wakes the anchor at once."""
+
+
+def _told_nobody(_reason: Failing) -> None:
+    """The owner wants no failures told."""
 
 
 @dataclass(frozen=True)
@@ -146,20 +151,8 @@ class _Peer:
         with ExitStack() as ends:
             ends.callback(swarm.close, leaving=True)
             try:
-                # Rank 0 has to tell the other ranks of the peer before it ends.
-                with self.stop.nothing_to_save() if self.lead is None else nullcontext():
-                    facts = swarm.connect(anchor=self.anchor)
-                    config = check_genesis(facts.genesis, self.invite)
-                    self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
-                    self.evaluates = self._evaluates(config, facts)
-                    asked = request(config, self.settings, os.path.exists, trains=self.trains or self.evaluates)
-                    fork = fork_values(facts.genesis)
-                    agree(asked if fork is None else replace(asked, fork=fork_words(fork)))
-                    device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
-                    ranks = 1 if self.lead is None else self.lead.ranks
-                    micro_batch = fit.check(config, self.settings, self.folder, device, trains=self.trains, ranks=ranks)
-                    text, replica = self._build(config, device, swarm, facts.head_step)
-                    ends.callback(text.close)
+                facts, config, text, replica, micro_batch = self._start(swarm, agree)
+                ends.callback(text.close)
                 trainer = self._trainer(config, replica, swarm, text.samples, facts, micro_batch)
                 ends.callback(trainer.keeper.close)
                 if trainer.evaluator is not None:
@@ -187,6 +180,31 @@ class _Peer:
         summary.copy_counters(swarm.counters)
         summary.gave(trainer.standing.given, time.monotonic() - started)
         return Outcome(summary, 0 if finished or trainer.wishes.ending is not None else EXIT_INTERRUPTED)
+
+    def _start(
+        self, swarm: Swarm, agree: Callable[[Request], None]
+    ) -> tuple[pb.GetRunResponse, RunConfig, Text, Replica, int]:
+        """Facts, settings, text, replica and micro-batch: all before this peer joins. What fails is told to the operator."""
+        # Rank 0 has to tell the other ranks of the peer before it ends.
+        saves = self.stop.nothing_to_save() if self.lead is None else nullcontext()
+        tell = swarm.tell_failure if self.settings.tell_failures else _told_nobody
+        with saves, telling(tell) as stage:
+            stage.reason = Failing.JOIN_FAILURE_VERSION
+            facts = swarm.connect(anchor=self.anchor)
+            config = check_genesis(facts.genesis, self.invite)
+            self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
+            self.evaluates = self._evaluates(config, facts)
+            asked = request(config, self.settings, os.path.exists, trains=self.trains or self.evaluates)
+            fork, stage.reason = fork_values(facts.genesis), None
+            agree(asked if fork is None else replace(asked, fork=fork_words(fork)))
+            stage.reason = Failing.JOIN_FAILURE_DEVICE
+            device = pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
+            ranks = 1 if self.lead is None else self.lead.ranks
+            stage.reason = Failing.JOIN_FAILURE_MEMORY
+            micro_batch = fit.check(config, self.settings, self.folder, device, trains=self.trains, ranks=ranks)
+            stage.reason = Failing.JOIN_FAILURE_OTHER
+            text, replica = self._build(config, device, swarm, facts.head_step)
+        return facts, config, text, replica, micro_batch
 
     def _session(self, emit: Callable[[Event], Awaitable[None]]) -> Session:
         settings = self.settings

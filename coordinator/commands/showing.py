@@ -9,6 +9,7 @@ from rich.console import Console
 
 from coordinator.commands.options import Home, Json, RunName, settings
 from protos.changes import CHANGEABLE, changed_values, in_force
+from protos.failures import failure_values, failure_words
 from protos.log import run_id_of
 from protos.phases import phase_word
 from protos.run_config import RunConfig, config_from_json
@@ -42,6 +43,7 @@ def shown(facts: pb.GetRunResponse) -> dict[str, Any]:
         "steps": facts.total_steps,
         "loss": facts.loss if facts.head_step else None,
         "fork": fork_values(facts.genesis),
+        "failures": failure_values(facts.failures),
         "settings": [
             {"key": key, "value": value_at(now, key), "from_step": since.get(key, 1)} for key in sorted(CHANGEABLE)
         ],
@@ -60,6 +62,8 @@ def lines(values: dict[str, Any]) -> list[str]:
     found = [f"{values['name']} ({values['run'][:16]}): {values['phase']}, {values['reason']}"]
     found.append(f"step {values['step']} of {values['steps']}{loss}")
     found += [fork_words(values["fork"])] if values["fork"] else []
+    if values["failures"]:
+        found.append(f"peers that could not join, as they say: {failure_words(values['failures'])}")
     found.append("Settings that `run change` may change while the run is paused:")
     for it in values["settings"]:
         since = f"  (changed from step {it['from_step']} on)" if it["from_step"] > 1 else ""

@@ -53,6 +53,12 @@ class Metrics:
             [*run, "reason"],
             registry=self.registry,
         )
+        self.join_failures = Counter(
+            "swarmentum_join_failures_total",
+            "Peers that could not join, as they say, by reason and version",
+            [*run, "reason", "version"],
+            registry=self.registry,
+        )
         self.acts = Gauge("swarmentum_acts", "1: this coordinator acts; 0: it stands by", registry=self.registry)
         self.acts.set(1)
         self.step_seconds = Histogram(

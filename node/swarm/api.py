@@ -29,6 +29,7 @@ from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
 
 EVENTS_MAX = 256
+FAILURE_SECONDS_MAX = 5.0
 START_SECONDS_MAX = 90.0
 PACE_SECONDS_MAX = 600.0
 LINE_SECONDS = 20.0
@@ -105,6 +106,10 @@ class Swarm:
         facts = self._call(self._session.connect(), START_SECONDS_MAX, stoppable=True)
         self._wait_in_line(anchor=anchor, step=facts.head_step)
         return facts
+
+    def tell_failure(self, reason: pb.JoinFailure) -> None:
+        """Tell the operator what keeps this peer from joining. NetworkError, RefusedError."""
+        self._call(self._session.tell_failure(reason), FAILURE_SECONDS_MAX)
 
     def _wait_in_line(self, *, anchor: bool, step: int) -> bool:
         """Returns when the run has a place for this peer; False: it had one at once. Raises RefusedError and NetworkError."""

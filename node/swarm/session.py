@@ -203,6 +203,10 @@ class Session:
         self.parts.view.commits_first = config.trust.enabled or config.admission.mode == "open"
         return response
 
+    async def tell_failure(self, reason: pb.JoinFailure) -> None:
+        """See `CoordinatorClient.tell_failure`."""
+        await self.parts.client.tell_failure(reason)
+
     async def turn(self, *, anchor: bool) -> pb.MayJoinResponse:
         """Ask for a place of the run; if it is full, for a place in line. Raises RefusedError, before this peer builds a model,
         if the run does not admit it: it is excluded or not on the list, or its ticket is used up."""

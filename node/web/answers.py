@@ -92,6 +92,16 @@ class Feed(Answer):
     events: list[Happened]
 
 
+class Failure(Answer):
+    """How many peers say that they could not join, for one reason, with one version. Nobody signs it."""
+
+    reason: str
+    """version, device, memory, tokenizer, data, model, state, refused or other."""
+    version: str
+    count: int
+    """Since the coordinator started."""
+
+
 class HeldOut(Answer):
     """The held-out loss of the state after `step`, as volunteers signed it."""
 
@@ -144,6 +154,8 @@ class Run(Answer):
     """The newest, oldest first; at most 64."""
     held_out: list[HeldOut]
     """Oldest first; of many, every n-th: at most 120."""
+    failures: list[Failure]
+    """The most frequent first."""
     problem: str
     looked: float | None
     """When the coordinator last answered."""

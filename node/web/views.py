@@ -8,6 +8,7 @@ from node.web import answers
 from node.web.book import Happening, finite
 from node.web.followed import Followed
 from node.web.observed import here, peers_of
+from protos.failures import failure_values
 from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES
 from protos.phases import phase_word
@@ -87,6 +88,7 @@ def run_of(run: Followed) -> answers.Run:
         peers_connected=len(here(facts)),
         peers_known=len(facts.peers),
         events=[_event(it) for it in list(book.events)[-EVENTS_MAX:]],
+        failures=[answers.Failure(**row) for row in failure_values(facts.failures)],
         held_out=[answers.HeldOut(**it.values()) for it in book.held_out(HELD_OUT_MAX)],
         looked=run.looked,
     )

@@ -24,6 +24,19 @@ class PeerPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PEER_PHASE_READY: _ClassVar[PeerPhase]
     PEER_PHASE_ABSENT: _ClassVar[PeerPhase]
 
+class JoinFailure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOIN_FAILURE_UNSPECIFIED: _ClassVar[JoinFailure]
+    JOIN_FAILURE_VERSION: _ClassVar[JoinFailure]
+    JOIN_FAILURE_DEVICE: _ClassVar[JoinFailure]
+    JOIN_FAILURE_MEMORY: _ClassVar[JoinFailure]
+    JOIN_FAILURE_TOKENIZER: _ClassVar[JoinFailure]
+    JOIN_FAILURE_DATA: _ClassVar[JoinFailure]
+    JOIN_FAILURE_MODEL: _ClassVar[JoinFailure]
+    JOIN_FAILURE_STATE: _ClassVar[JoinFailure]
+    JOIN_FAILURE_REFUSED: _ClassVar[JoinFailure]
+    JOIN_FAILURE_OTHER: _ClassVar[JoinFailure]
+
 class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     NOTICE_KIND_UNSPECIFIED: _ClassVar[NoticeKind]
@@ -51,6 +64,16 @@ PEER_PHASE_UNSPECIFIED: PeerPhase
 PEER_PHASE_SYNCING: PeerPhase
 PEER_PHASE_READY: PeerPhase
 PEER_PHASE_ABSENT: PeerPhase
+JOIN_FAILURE_UNSPECIFIED: JoinFailure
+JOIN_FAILURE_VERSION: JoinFailure
+JOIN_FAILURE_DEVICE: JoinFailure
+JOIN_FAILURE_MEMORY: JoinFailure
+JOIN_FAILURE_TOKENIZER: JoinFailure
+JOIN_FAILURE_DATA: JoinFailure
+JOIN_FAILURE_MODEL: JoinFailure
+JOIN_FAILURE_STATE: JoinFailure
+JOIN_FAILURE_REFUSED: JoinFailure
+JOIN_FAILURE_OTHER: JoinFailure
 NOTICE_KIND_UNSPECIFIED: NoticeKind
 NOTICE_KIND_SNAPSHOT: NoticeKind
 NOTICE_KIND_RESYNC: NoticeKind
@@ -75,7 +98,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., bootstrap_only: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived", "in_line", "changed", "evaluations")
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived", "in_line", "changed", "evaluations", "failures")
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +121,7 @@ class GetRunResponse(_message.Message):
     IN_LINE_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     genesis: _log_pb2.Genesis
     phase: Phase
     head_step: int
@@ -120,7 +144,8 @@ class GetRunResponse(_message.Message):
     in_line: int
     changed: _containers.RepeatedCompositeFieldContainer[ChangedSetting]
     evaluations: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ..., in_line: _Optional[int] = ..., changed: _Optional[_Iterable[_Union[ChangedSetting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    failures: _containers.RepeatedCompositeFieldContainer[JoinFailures]
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ..., in_line: _Optional[int] = ..., changed: _Optional[_Iterable[_Union[ChangedSetting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ..., failures: _Optional[_Iterable[_Union[JoinFailures, _Mapping]]] = ...) -> None: ...
 
 class ChangedSetting(_message.Message):
     __slots__ = ("setting", "from_step")
@@ -199,6 +224,30 @@ class SnapshotRef(_message.Message):
     holders: _containers.RepeatedScalarFieldContainer[bytes]
     not_kept: bool
     def __init__(self, step: _Optional[int] = ..., root: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., holders: _Optional[_Iterable[bytes]] = ..., not_kept: _Optional[bool] = ...) -> None: ...
+
+class TellFailureRequest(_message.Message):
+    __slots__ = ("run_id", "reason", "software_version")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    reason: JoinFailure
+    software_version: str
+    def __init__(self, run_id: _Optional[bytes] = ..., reason: _Optional[_Union[JoinFailure, str]] = ..., software_version: _Optional[str] = ...) -> None: ...
+
+class TellFailureResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class JoinFailures(_message.Message):
+    __slots__ = ("reason", "software_version", "count")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    reason: JoinFailure
+    software_version: str
+    count: int
+    def __init__(self, reason: _Optional[_Union[JoinFailure, str]] = ..., software_version: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class GetChallengeRequest(_message.Message):
     __slots__ = ("run_id",)

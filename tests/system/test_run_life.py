@@ -118,6 +118,9 @@ def test_changed_settings_reach_peers_late_joiners_archives_and_forks(tmp_path: 
         then = _paused(swarm)  # a joiner loads a state after the change, and may replay no entry
         late = swarm.join("cyd")
         wait_for("the late joiner", lambda: len(_ready(swarm.status())) == 3)
+        assert swarm.join("eve", "--data", "/nowhere").finish(60)[0] == 2
+        [failure] = swarm.operate("run", "show", "short-lived")["failures"]
+        assert (failure["reason"], failure["count"]) == ("data", 1)
         last = then + 20
         assert swarm.operate("run", "change", "short-lived", f"clock.steps={last}")["steps"] == last
         swarm.operate("run", "resume", "short-lived")
