@@ -270,7 +270,7 @@ class _Peer:
         spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
         if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
             self.log.info("downloading the tokenizer, unless this machine has it", tokenizer=config.data.tokenizer)
-        text = open_text(config, self.settings, self.log, swarm.loaded, trains=self.trains or self.evaluates, step=step)
+        text = self._text(config, swarm, step)
         vocabulary = text.tokenizer.vocabulary
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
@@ -285,6 +285,17 @@ class _Peer:
             dtype=text.dtype,
         )
         return text, replica
+
+    def _text(self, config: RunConfig, swarm: Swarm, step: int) -> Text:
+        """The run's text. An anchor reads it for held-out losses only, and does without if it cannot."""
+        opened = partial(open_text, config, self.settings, self.log, swarm.loaded, step=step)
+        if self.trains or not self.evaluates:
+            return opened(trains=self.trains)
+        try:
+            return opened(trains=True)
+        except (OperatorError, NetworkError) as error:
+            self.log.warning("no held-out losses: this anchor cannot read the run's text", why=str(error))
+            return opened(trains=False)
 
     def _replica(self, spec: ModelSpec, config: RunConfig, vocabulary: int, size: int, device: torch.device) -> Replica:
         context, optimizer, settings = config.data.context, config.optimizer, self.settings

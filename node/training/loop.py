@@ -366,9 +366,9 @@ class Trainer:
         self.swarm.stored(manifest.step, root, manifest.total_bytes, kept)
 
     def finish(self) -> None:
-        """Write the waiting snapshots, and the momentum; finish the evaluation that goes on."""
+        """Write the waiting snapshots, and the momentum; at the end of the run, finish the evaluation of its last state."""
         self.keeper.flush()
-        if self.evaluator is not None:
+        if self.evaluator is not None and self.finished:
             self.evaluator.finish()
         self.replica.save_private(self.private_path)
 
