@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.commands import anchors, backups, checking, forks, health, invites, life, peers, snapshots
+from coordinator.commands import anchors, backups, checking, forks, health, invites, life, peers, showing, snapshots
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.console import configure_logging, exit_with
 from protos.identity import short
@@ -39,6 +39,8 @@ runs.command("check", epilog=EXIT_CODES)(checking.check)
 runs.command("pause", epilog=EXIT_CODES)(life.pause)
 runs.command("resume", epilog=EXIT_CODES)(life.resume)
 runs.command("finish", epilog=EXIT_CODES)(life.finish)
+runs.command("change", epilog=EXIT_CODES)(life.change)
+runs.command("show", epilog=EXIT_CODES)(showing.show)
 runs.command("decay", epilog=EXIT_CODES)(life.decay)
 runs.command("archive", epilog=EXIT_CODES)(life.archive)
 runs.command("delete", epilog=EXIT_CODES)(life.delete)
@@ -124,6 +126,12 @@ def create(
             "--layout/--no-layout", help="Fix the model's parameter layout now, if swarmentum[node] is installed."
         ),
     ] = True,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="Begin with a model: the start.json that `swarmentum start-from` wrote where the model is."
+        ),
+    ] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -131,6 +139,7 @@ def create(
     file = file or Path(os.devnull)
     config = checking.checked(file)
     from coordinator.commands.created import link_for_anchors, print_created, show_created
+    from coordinator.commands.models import model_start
     from coordinator.commands.operator import Operator
     from coordinator.commands.planning import layout_of_run, planned, recipe_of, room_for_votes
 
@@ -141,11 +150,14 @@ def create(
     room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
     said = "\n".join(filter(None, (recipe_of(config), said, room)))
     fixed = (facts.layout_digest, facts.parameters) if facts is not None else (b"", 0)
-    invite = operator.create_run(config, *fixed)
+    begins = None if start is None else model_start(start, fixed[0])
+    if begins is not None:
+        fixed = begins.layout_digest, begins.parameters
+    invite = operator.create_run(config, *fixed, None if begins is None else begins.start)
     genesis = operator.find(invite.run_id.hex()).genesis
     anchor_link = link_for_anchors(operator, genesis, config)
     if as_json:
-        print_created(invite, config, anchor_link, layout=bool(facts))
+        print_created(invite, config, anchor_link, layout=bool(fixed[0]), fork=fork_values(genesis))
         return
     if unknown:
         print(f"The layout of its model is not fixed yet: {unknown}. The first anchor fixes it, or the first peers do.")

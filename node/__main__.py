@@ -308,6 +308,36 @@ def layout(
     print(f"layout {facts.layout_digest}, {facts.parameters} parameters, {facts.votes} votes a payload")
 
 
+@app.command("start-from", epilog=EXIT_CODES)
+def start_from(
+    file: Annotated[Path, typer.Argument(metavar="RUN_TOML", help="The configuration of the run to be.")],
+    model: Annotated[Path, typer.Argument(help="A folder of a Hugging Face model, or a file of safetensors.")],
+    home: Annotated[
+        Path | None, typer.Option(help="Home of the peer that will serve the state (default: ~/.swarmentum/peer).")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file for `run create --from`.")] = Path("start.json"),
+    as_json: Json = False,
+) -> None:
+    """Store a model as the state that a new run starts from; `swarmentum-coordinator run create --from` names it in the run."""
+    need_node_extra()
+    with many_imports():
+        from node.commands.start_from import start_from as started
+        from node.config import load_settings
+    from protos import toml_file
+    from protos.disk import write_bytes
+    from protos.run_config import RunConfig
+
+    settings = load_settings(home=home)
+    values = started(toml_file.load(file, RunConfig), model, settings).values()
+    write_bytes(out, json.dumps(values, indent=1).encode())
+    if as_json:
+        print(json.dumps({**values, "file": str(out)}))
+        return
+    print(f"{model} is stored in {settings.home} as a starting state of {values['parameters']} parameters.")
+    print(f"Create the run: swarmentum-coordinator run create {file} --from {out}")
+    print("Then start a peer or an anchor with this --home: it gives the state to the others.")
+
+
 def main() -> None:
     """Entry point: errors become one clear message and a documented exit code."""
     exit_with(app)

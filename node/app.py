@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -37,8 +38,10 @@ from node.stop import Stop
 from node.swarm.api import Swarm
 from node.swarm.events import Event
 from node.swarm.session import Session
+from node.telling import Failing, telling
 from node.terminal.stage import Stage
 from node.text import BYTES_A_GB, Text, open_text
+from node.training.evaluation import Evaluator
 from node.training.lent import Lent
 from node.training.loop import Trainer
 from node.training.methods import demo_config, local_config
@@ -59,6 +62,10 @@ from protos.v1 import coordinator_pb2 as pb
 
 SERVE_SECONDS = 3600.0
 """An anchor of a finished run checks so often whether it has to stop; a signal wakes the anchor at once."""
+
+
+def _told_nobody(_reason: Failing) -> None:
+    """The owner wants no failures told."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,7 @@ class _Peer:
     ) -> None:
         self.invite, self.settings, self.stop, self.lead, self.anchor = invite, settings, stop, lead, anchor
         self.stage, self.copies, self.trains = stage, copies, not (anchor or copies)
+        self.evaluates = False
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
         self.folder = settings.home / "runs" / folder_of(invite.run_id)
@@ -145,21 +153,12 @@ class _Peer:
         with ExitStack() as ends:
             ends.callback(swarm.close, leaving=True)
             try:
-                # Rank 0 has to tell the other ranks of the peer before it ends.
-                with self.stop.nothing_to_save() if self.lead is None else nullcontext():
-                    facts = swarm.connect(anchor=self.anchor)
-                    config = check_genesis(facts.genesis, self.invite)
-                    self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
-                    asked = request(config, self.settings, os.path.exists, trains=self.trains)
-                    fork = fork_values(facts.genesis)
-                    agree(asked if fork is None else replace(asked, fork=fork_words(fork)))
-                    device = self._device()
-                    ranks = 1 if self.lead is None else self.lead.ranks
-                    micro_batch = fit.check(config, self.settings, self.folder, device, trains=self.trains, ranks=ranks)
-                    text, replica = self._build(config, device, swarm, facts.head_step)
-                    ends.callback(text.close)
+                facts, config, text, replica, micro_batch = self._start(swarm, agree)
+                ends.callback(text.close)
                 trainer = self._trainer(config, replica, swarm, text.samples, facts, micro_batch)
                 ends.callback(trainer.keeper.close)
+                if trainer.evaluator is not None:
+                    ends.callback(trainer.evaluator.close)
                 ends.callback(trainer.steps.close)
                 summary = trainer.summary
                 self.lent.watch(trainer, self.home.payloads, text.shelves)
@@ -187,6 +186,31 @@ class _Peer:
     def _device(self) -> torch.device:
         """The one that this process computes on. Raises DeviceError."""
         return pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
+
+    def _start(
+        self, swarm: Swarm, agree: Callable[[Request], None]
+    ) -> tuple[pb.GetRunResponse, RunConfig, Text, Replica, int]:
+        """Facts, settings, text, replica and micro-batch: all before this peer joins. What fails is told to the operator."""
+        # Rank 0 has to tell the other ranks of the peer before it ends.
+        saves = self.stop.nothing_to_save() if self.lead is None else nullcontext()
+        tell = swarm.tell_failure if self.settings.tell_failures else _told_nobody
+        with saves, telling(tell) as stage:
+            stage.reason = Failing.JOIN_FAILURE_VERSION
+            facts = swarm.connect(anchor=self.anchor)
+            config = check_genesis(facts.genesis, self.invite)
+            self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
+            self.evaluates = self._evaluates(config, facts)
+            asked = request(config, self.settings, os.path.exists, trains=self.trains or self.evaluates)
+            fork, stage.reason = fork_values(facts.genesis), None
+            agree(asked if fork is None else replace(asked, fork=fork_words(fork)))
+            stage.reason = Failing.JOIN_FAILURE_DEVICE
+            device = self._device()
+            ranks = 1 if self.lead is None else self.lead.ranks
+            stage.reason = Failing.JOIN_FAILURE_MEMORY
+            micro_batch = fit.check(config, self.settings, self.folder, device, trains=self.trains, ranks=ranks)
+            stage.reason = Failing.JOIN_FAILURE_OTHER
+            text, replica = self._build(config, device, swarm, facts.head_step)
+        return facts, config, text, replica, micro_batch
 
     def _session(self, emit: Callable[[Event], Awaitable[None]]) -> Session:
         settings = self.settings
@@ -252,7 +276,7 @@ class _Peer:
         spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
         if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
             self.log.info("downloading the tokenizer, unless this machine has it", tokenizer=config.data.tokenizer)
-        text = open_text(config, self.settings, self.log, swarm.loaded, trains=self.trains, step=step)
+        text = self._text(config, swarm, step)
         vocabulary = text.tokenizer.vocabulary
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
@@ -267,6 +291,17 @@ class _Peer:
             dtype=text.dtype,
         )
         return text, replica
+
+    def _text(self, config: RunConfig, swarm: Swarm, step: int) -> Text:
+        """The run's text. An anchor reads it for held-out losses only, and does without if it cannot."""
+        opened = partial(open_text, config, self.settings, self.log, swarm.loaded, step=step)
+        if self.trains or not self.evaluates:
+            return opened(trains=self.trains)
+        try:
+            return opened(trains=True)
+        except (OperatorError, NetworkError) as error:
+            self.log.warning("no held-out losses: this anchor cannot read the run's text", why=str(error))
+            return opened(trains=False)
 
     def _replica(self, spec: ModelSpec, config: RunConfig, vocabulary: int, size: int, device: torch.device) -> Replica:
         context, optimizer, settings = config.data.context, config.optimizer, self.settings
@@ -319,7 +354,7 @@ class _Peer:
             config,
             replica,
             swarm,
-            samples,
+            samples if self.trains else None,
             Summary(self.identity.peer_id, device_name(replica.device, ranks)),
             self.stop,
             patience_seconds=settings.overlay().patience_seconds,
@@ -334,7 +369,21 @@ class _Peer:
             start=start_of(facts.genesis),
             copy_at=facts.head_step if self.copies else None,
             throttle=self.lent.throttle,
+            evaluator=self._evaluator(config, replica, swarm, samples, micro_batch),
         )
+
+    def _evaluates(self, config: RunConfig, facts: pb.GetRunResponse) -> bool:
+        """Whether this peer reports held-out losses: an anchor, or, in a run without anchors, a peer with one device."""
+        wanted = bool(config.evaluation.every) and self.settings.evaluate
+        return wanted and not self.copies and self.lead is None and (self.anchor or not facts.anchored)
+
+    def _evaluator(
+        self, config: RunConfig, replica: Replica, swarm: Swarm, samples: Samples | None, micro_batch: int
+    ) -> Evaluator | None:
+        if not self.evaluates or samples is None:
+            return None
+        read = partial(samples.validation, config.evaluation.samples)
+        return Evaluator(config, replica, self.home.store, read, swarm.evaluated, micro_batch, self.log)
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:
         card: dict[str, object] = {

@@ -21,6 +21,7 @@ from node.swarm.counters import Counters
 from node.swarm.events import Event
 from node.swarm.session import REAL, Outside, Session, build
 from node.training.copier import Copier
+from node.training.evaluation import Evaluator
 from node.training.keeper import SNAPSHOTS_KEPT
 from node.training.loop import Trainer
 from node.training.recovery import Stopping
@@ -125,6 +126,7 @@ def assemble(
     start: StartingState | None = None,
     copy_at: int | None = None,
     throttle: Throttle | None = None,
+    evaluator: Evaluator | None = None,
 ) -> Trainer:
     """The peer's training side, once the model is built. See `Trainer` for the arguments; `copy_at`: a `Copier`.
 
@@ -155,4 +157,5 @@ def assemble(
         snapshots_kept=snapshots_kept,
         start=begins,
         throttle=throttle or Throttle(),
+        evaluator=evaluator,
     )

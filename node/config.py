@@ -112,6 +112,13 @@ class PeerSettings(LiveSettings, BaseSettings):
     track: Literal["tensorboard", "wandb", "trackio"] | None = None
     """Also write loss, learning rate, peers and tokens of each step to this experiment tracker, which has to be installed."""
 
+    tell_failures: bool = True
+    """If this peer cannot join, tell the run's operator why: one word (memory, data, ...) and the version, without a name."""
+
+    evaluate: bool = True
+    """Report the held-out loss of the states that this peer stores, if the run asks for it: as an anchor, or, in a run without
+    anchors, as a peer that the log draws to store the state. It takes memory for the parameters once more."""
+
     archive: bool = False
     """Keep the log, every payload and snapshots, so that `swarmentum verify` can replay the run from this machine."""
 

@@ -44,6 +44,9 @@ EXCLUSIONS_MAX = 4  # in one entry; further ones are in the next
 EVIDENCE_MAX = 16  # verdicts with an exclusion
 READMITTED_MAX = 64  # in one entry, and decisions that wait for one
 EXCLUSION_REASON_BYTES_MAX = 256  # of the operator's words
+EVALUATIONS_MAX = 8  # of one state, and in one entry
+EVALUATION_BYTES_MAX = 384  # an envelope of some 160 bytes, a hash, and some 40 more
+SETTING_BYTES_MAX = 64  # of the key, and of the value, of a setting that the operator changed
 END_BYTES_MAX = 512  # of the signed end of a run: a hash, the operator's words, and some 20 more
 EQUIVOCATIONS_MAX = 4  # in one report, and what a peer keeps to be reported
 

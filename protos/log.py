@@ -14,8 +14,10 @@ from functools import cached_property
 
 from protos import limits
 from protos.assignment import Range, Share
+from protos.changes import Settings, settings_body, settings_from_body
 from protos.envelope import Kind, open_envelope, parse, seal, seal_bytes
 from protos.errors import Reason, Refusal
+from protos.evaluation import evaluations_from
 from protos.identity import Identity
 from protos.v1 import envelope_pb2, log_pb2
 
@@ -89,6 +91,10 @@ class Entry:
     trials: tuple[Contribution, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
     readmitted: tuple[bytes, ...] = ()
+    settings: Settings = ()
+    """The settings of the run in this step that are not those of its genesis."""
+    evaluations: tuple[bytes, ...] = ()
+    """Held-out losses of earlier states, as their authors signed them (protos/evaluation.py)."""
 
     @property
     def lr(self) -> float:
@@ -164,6 +170,8 @@ def entry_body(entry: Entry) -> bytes:
         trials=[_contribution_body(c) for c in entry.trials],
         exclusions=[_exclusion_body(e) for e in entry.exclusions],
         readmitted=entry.readmitted,
+        settings=settings_body(entry.settings),
+        evaluations=entry.evaluations,
     ).SerializeToString(deterministic=True)
 
 
@@ -188,30 +196,12 @@ def equivocation_from_body(body: log_pb2.Equivocation) -> Equivocation:
 
 
 def _contribution_body(c: Contribution) -> log_pb2.Contribution:
-    return log_pb2.Contribution(
-        public_key=c.public_key,
-        payload_sha256=c.payload_sha256,
-        payload_bytes=c.payload_bytes,
-        samples=c.samples,
-        tokens=c.tokens,
-        loss=c.loss,
-        check_permille=c.check_permille,
-        arrival=c.arrival,
-    )
+    return log_pb2.Contribution(**vars(c))  # both have the same names
 
 
 def verdict_body(verdict: Verdict) -> log_pb2.Verdict:
     """A verdict as protobuf."""
-    return log_pb2.Verdict(
-        step=verdict.step,
-        checker=verdict.checker,
-        subject=verdict.subject,
-        payload_sha256=verdict.payload_sha256,
-        own=verdict.own,
-        difference=verdict.difference,
-        overlap=verdict.overlap,
-        like=verdict.like,
-    )
+    return log_pb2.Verdict(**vars(verdict))  # both have the same names
 
 
 def verdict_from_body(body: log_pb2.Verdict, checker: bytes | None = None) -> Verdict:
@@ -269,6 +259,8 @@ def _entry(data: bytes) -> Entry:
         trials=_contributions(body.trials),
         exclusions=tuple(_exclusion(e) for e in body.exclusions),
         readmitted=_readmitted(body.readmitted),
+        settings=settings_from_body(body.settings),
+        evaluations=evaluations_from(body.evaluations),
     )
 
 

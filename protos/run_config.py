@@ -257,6 +257,16 @@ class TrustConfig(Section):
         return anchors
 
 
+class EvaluationConfig(Section):
+    """The held-out loss: volunteers evaluate agreed states on samples that no peer trains on."""
+
+    every: int = Field(default=0, ge=0, le=1 << 32)
+    """Steps between two evaluations, a multiple of clock.snapshot_every; the last state is evaluated, too. 0: none."""
+
+    samples: int = Field(default=64, ge=1, le=1 << 16)
+    """Samples of the held-out end of the run's text: each has data.context tokens. Fewer, if the end has fewer."""
+
+
 class OverlayConfig(Section):
     """How peers find each other."""
 
@@ -279,6 +289,7 @@ class RunConfig(Section):
     clock: ClockConfig = ClockConfig()
     admission: AdmissionConfig = AdmissionConfig()
     trust: TrustConfig = TrustConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     overlay: OverlayConfig = OverlayConfig()
 
     @model_validator(mode="after")
@@ -291,6 +302,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"batch_samples {self.clock.batch_samples} is less than one sample for each of {self.optimizer.local.steps} "
                 f"local steps of {self.clock.min_peers} peers"
+            )
+        if self.evaluation.every % self.clock.snapshot_every:
+            raise ValueError(
+                f"evaluation.every {self.evaluation.every} is no multiple of clock.snapshot_every {self.clock.snapshot_every}: "
+                "only states of snapshots are evaluated"
             )
         if self.trust.enabled and self.optimizer.method == "paper":
             raise ValueError(

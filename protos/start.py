@@ -13,6 +13,10 @@ from protos.errors import Reason, Refusal
 from protos.v1 import log_pb2
 
 RUN_DIGITS_SHOWN = 16
+MODEL_KEY = bytes(limits.PUBLIC_KEY_BYTES)
+"""The coordinator's key of a starting state that is no run's, but a model's: `run_id` is then the hash of the model. ADR 55."""
+MODEL_STEP = 1
+"""The step that such a state is stored under: step 0 would mean a state that follows from a seed."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,14 @@ class StartingState:
     state_digest: bytes
     next_sample: int
 
+    @property
+    def is_model(self) -> bool:
+        """Whether this is a model's state, and no run's."""
+        return self.coordinator == MODEL_KEY
+
     def __str__(self) -> str:
+        if self.is_model:
+            return f"the model {self.run_id.hex()[:RUN_DIGITS_SHOWN]}"
         return f"step {self.step} of run {self.run_id.hex()[:RUN_DIGITS_SHOWN]}"
 
 
@@ -92,9 +103,40 @@ def start_body(start: StartingState) -> log_pb2.StartingState:
 def fork_values(genesis: log_pb2.Genesis) -> dict[str, object] | None:
     """The parent run and step of a fork as JSON values, None for any other run. Raises Refusal."""
     start = start_of(genesis)
-    return None if start is None else {"run": start.run_id.hex(), "step": start.step, "root": start.root.hex()}
+    if start is None:
+        return None
+    values: dict[str, object] = {"run": start.run_id.hex(), "step": start.step, "root": start.root.hex()}
+    return {**values, "model": True} if start.is_model else values
 
 
 def fork_words(fork: Mapping[str, object]) -> str:
     """`fork_values`, for people."""
+    if fork.get("model"):
+        return f"begins with the model {str(fork['run'])[:RUN_DIGITS_SHOWN]}"
     return f"fork of {str(fork['run'])[:RUN_DIGITS_SHOWN]} at step {fork['step']}"
+
+
+def start_values(start: StartingState) -> dict[str, object]:
+    """As JSON values, which `start_from_values` reads."""
+    return {"model": start.run_id.hex(), "root": start.root.hex(), "total_bytes": start.total_bytes} | {
+        "state_digest": start.state_digest.hex()
+    }
+
+
+def start_from_values(values: Mapping[str, object]) -> StartingState:
+    """A model's state. Raises Refusal for values that are none."""
+    try:
+        name, root, digest = (bytes.fromhex(str(values[key])) for key in ("model", "root", "state_digest"))
+        total = int(str(values["total_bytes"]))
+    except (LookupError, ValueError) as error:
+        raise Refusal(Reason.MALFORMED, f"no starting state: {error!r}") from error
+    body = log_pb2.StartingState(
+        run_id=name,
+        coordinator_public_key=MODEL_KEY,
+        step=MODEL_STEP,
+        entry_hash=name,
+        root=root,
+        total_bytes=max(total, 0),
+        state_digest=digest,
+    )
+    return start_from_body(body)

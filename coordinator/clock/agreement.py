@@ -62,7 +62,7 @@ def stored(run: Run, public_key: bytes, fact: SnapshotFact) -> Outcome:
         return run, []
     if fact.step > run.head_step:
         return run, [Refuse(public_key, f"snapshot of step {fact.step}: the head is {run.head_step}")]
-    if fact.step % run.config.clock.snapshot_every and fact.step != run.last_step:
+    if not run.snapshot_is_due(fact.step):
         return run, [Refuse(public_key, f"snapshot of step {fact.step}: none is due there")]
     reports = {**run.reported_snapshots.get(fact.step, {}), public_key: fact}
     reported = {**run.reported_snapshots, fact.step: reports}

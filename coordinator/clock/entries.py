@@ -15,7 +15,7 @@ from coordinator.clock.state import DURATIONS_KEPT, OpenStep, Outcome, Run
 from coordinator.clock.values import replace
 from protos.assignment import assign, merge
 from protos.checks import VERDICT_STEPS
-from protos.limits import OWNER_STEPS_MIN, POOL_RANGES_MAX
+from protos.limits import EVALUATIONS_MAX, OWNER_STEPS_MIN, POOL_RANGES_MAX
 from protos.log import Contribution, Entry, entry_body, entry_hash
 
 
@@ -95,6 +95,8 @@ def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim], trials: 
         trials=_contributions(run, current, trials),
         exclusions=trust.exclusions(run.standings),
         readmitted=trust.readmissions(run.standings),
+        settings=run.settings_at(tick.step),
+        evaluations=run.unlogged[:EVALUATIONS_MAX],
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.clock.records import EntryCommitted, SnapshotFact
+from protos.changes import Settings
 from protos.equivocation import Offence
 from protos.log import Verdict
 from protos.owner import NOBODY, Owner
@@ -101,6 +102,8 @@ class Reported:
     """Whether the peer's owner has paused it; None: as before."""
     owner: Owner | None = None
     """Whose machine the peer is now; None: as before."""
+    evaluations: tuple[bytes, ...] = ()
+    """Signed by this peer, and verified."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,14 @@ class DecayAsked:
     steps: int
 
 
-Steered = PauseAsked | ResumeAsked | FinishAsked | ArchiveAsked | DecayAsked
+@dataclass(frozen=True)
+class ChangeAsked:
+    """The operator wants these settings of a paused run to have other values from the next step on."""
+
+    settings: Settings
+
+
+Steered = PauseAsked | ResumeAsked | FinishAsked | ArchiveAsked | DecayAsked | ChangeAsked
 """The requests of the operator about the life of the run."""
 
 

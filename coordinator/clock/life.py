@@ -1,17 +1,25 @@
-"""The life of a run, as the operator steers it: a pause, a decay of its learning rate, its end, and after it.
+"""The life of a run, as the operator steers it: a pause, changes of settings in it, a decay of its learning rate, its end.
 
 A paused run opens no step. The open step is decided by its usual rules, because peers have computed for it. If its deadline
 passes without a payload that counts, the step waits for the end of the pause. The end comes at the newest entry: an open step
 is given up, and the coordinator signs no later entry. Refuses a request that the run's state does not allow, with its reason.
-ADRs 44 to 46.
+ADRs 44 to 46, 52.
 """
 
 from __future__ import annotations
 
-from coordinator.clock import memory, regained, rules
+from coordinator.clock import changes, memory, regained, rules
 from coordinator.clock.effects import Arm, EndStream, NoticeKind, Refuse, SendNotice
-from coordinator.clock.events import ArchiveAsked, DecayAsked, FinishAsked, PauseAsked, ResumeAsked, Steered
-from coordinator.clock.records import DecayStarted, RunArchived, RunEnded, RunPaused, RunResumed
+from coordinator.clock.events import (
+    ArchiveAsked,
+    ChangeAsked,
+    DecayAsked,
+    FinishAsked,
+    PauseAsked,
+    ResumeAsked,
+    Steered,
+)
+from coordinator.clock.records import DecayStarted, RunArchived, RunEnded, RunPaused, RunResumed, SettingsChanged
 from coordinator.clock.state import Outcome, Phase, Run
 from coordinator.clock.values import replace
 from protos.end import End
@@ -34,7 +42,10 @@ def asked(run: Run, event: Steered, now_ms: int) -> Outcome:
         case FinishAsked():
             return ended(run, event.reason, now_ms)
         case DecayAsked():
-            return memory.written(run, DecayStarted(_decided_next(run), event.steps))
+            return memory.written(run, DecayStarted(changes.decided_next(run), event.steps))
+        case ChangeAsked():
+            run, effects = memory.written(run, SettingsChanged(changes.decided_next(run), event.settings))
+            return run, [*effects, SendNotice(NoticeKind.WAITING, f"{words(run)}; {changes.said(run.changes[-1])}")]
         case ArchiveAsked():
             here = [key for key, peer in sorted(run.peers.items()) if peer.is_here]
             run, effects = memory.written(run, RunArchived(event.archived))
@@ -46,11 +57,6 @@ def ended(run: Run, reason: str, now_ms: int) -> Outcome:
     end = End(run.head_step, run.head_hash, reason)
     run, effects = memory.written(run, RunEnded(end), now_ms)
     return run, [*effects, SendNotice(NoticeKind.WAITING, str(end)), Arm(run.finish_by_ms)]
-
-
-def _decided_next(run: Run) -> int:
-    """The newest step whose learning rate is fixed: the open one has it in its tick."""
-    return run.head_step + (run.step is not None)
 
 
 def _overdue(run: Run, now_ms: int) -> Run:
@@ -74,6 +80,9 @@ def _refusal(run: Run, event: Steered) -> str:
             return "" if run.is_paused else "the run is not paused"
         case DecayAsked():
             return _no_decay(run, event)
+        case ChangeAsked():
+            missed = regained.is_missed(run)
+            return f"the settings cannot change yet: {missed}" if missed else changes.refusal(run, event.settings)
         case FinishAsked():  # a longer log may come back, and no entry may follow the end
             missed = regained.is_missed(run)
             return f"the run cannot end yet: {missed}" if missed else ""
@@ -86,7 +95,7 @@ def _no_archive(run: Run, event: ArchiveAsked) -> str:
 
 
 def _no_decay(run: Run, event: DecayAsked) -> str:
-    optimizer, steps, after = run.config.optimizer, run.config.clock.steps, _decided_next(run)
+    optimizer, steps, after = run.config.optimizer, run.config.clock.steps, changes.decided_next(run)
     if optimizer.schedule not in ("wsd", "constant"):
         return f"the run's optimizer.schedule is {optimizer.schedule}, which decays by itself; a decay needs wsd or constant"
     if run.decay is not None:

@@ -15,6 +15,7 @@ from coordinator.clock import admin, life, membership, memory, regained, reports
 from coordinator.clock.effects import Arm, Effect
 from coordinator.clock.events import (
     ArchiveAsked,
+    ChangeAsked,
     Connected,
     DecayAsked,
     Disconnected,
@@ -50,7 +51,14 @@ def new_run(
 
     The genesis of a fork names its starting state, too: that is its agreed snapshot of step 0, and nobody decides about it.
     """
-    run = Run(run_id=run_id, config=config, head_hash=run_id, layout_digest=layout_digest, parameters=parameters)
+    run = Run(
+        run_id=run_id,
+        config=config,
+        defined=config,
+        head_hash=run_id,
+        layout_digest=layout_digest,
+        parameters=parameters,
+    )
     if start is None:
         return run
     return replace(run, snapshots=(SnapshotFact(0, start.root, start.total_bytes),), next_sample=start.next_sample)
@@ -81,7 +89,7 @@ def step(run: Run, event: Event, now_ms: int) -> Outcome:
             effects = _early(run, now_ms)
         case TicketAsked() | RevocationAsked() | ExclusionAsked() | ReadmissionAsked() | WithdrawalAsked():
             run, effects = admin.asked(run, event)
-        case PauseAsked() | ResumeAsked() | FinishAsked() | ArchiveAsked() | DecayAsked():
+        case PauseAsked() | ResumeAsked() | FinishAsked() | ArchiveAsked() | DecayAsked() | ChangeAsked():
             run, effects = life.asked(run, event, now_ms)
     if isinstance(event, Reported) and _says_nothing_of_the_step(before, run, event, now_ms):
         return run, effects

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.clock import electorate, holdings, rules, transitions, trust
+from coordinator.clock import changes, electorate, holdings, rules, transitions, trust
 from coordinator.clock.effects import Append
 from coordinator.clock.records import (
     DecayStarted,
     EntryCommitted,
     Equivocated,
+    Evaluated,
     Judged,
     LayoutFixed,
     OwnerNamed,
@@ -25,6 +26,7 @@ from coordinator.clock.records import (
     RunEnded,
     RunPaused,
     RunResumed,
+    SettingsChanged,
     SnapshotAgreed,
     TicketMade,
     TicketRevoked,
@@ -34,6 +36,7 @@ from coordinator.clock.records import (
 )
 from coordinator.clock.state import (
     DIGEST_STEPS_KEPT,
+    EVALUATED_STEPS_KEPT,
     SNAPSHOT_STEPS_KEPT,
     SNAPSHOTS_KEPT,
     WITHDRAWN_KEPT,
@@ -50,6 +53,7 @@ from coordinator.clock.values import replace
 from protos import figures
 from protos.assignment import merge
 from protos.checks import VERDICT_STEPS
+from protos.evaluation import reopen_evaluation
 from protos.limits import POOL_RANGES_MAX
 from protos.log import Entry, Tick
 
@@ -81,11 +85,14 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
             )
             run = replace(run, standings=standings, recent_checks=recent, checks=checks)
             return _sent_away(run, {verdict.subject for verdict in record.verdicts})
+        case Evaluated():
+            run = _evaluated(run, record.step, record.public_key, record.envelope)
+            return replace(run, unlogged=(*run.unlogged, record.envelope))
         case TicketMade() | TicketUsed() | TicketRevoked():
             return _remember_ticket(run, record)
         case Equivocated() | PeerExcluded() | PeerReadmitted():
             return _remember_standing(run, record)
-        case RunPaused() | RunResumed() | RunEnded() | RunArchived() | DecayStarted():
+        case RunPaused() | RunResumed() | RunEnded() | RunArchived() | DecayStarted() | SettingsChanged():
             return _remember_life(run, record, now_ms)
         case OwnerNamed():
             before, named = run.peers.get(record.public_key, Peer(record.public_key)), record.owner
@@ -94,7 +101,7 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
 
 
 def _remember_life(
-    run: Run, record: RunPaused | RunResumed | RunEnded | RunArchived | DecayStarted, now_ms: int
+    run: Run, record: RunPaused | RunResumed | RunEnded | RunArchived | DecayStarted | SettingsChanged, now_ms: int
 ) -> Run:
     match record:
         case RunPaused():
@@ -107,6 +114,23 @@ def _remember_life(
             return replace(run, archived=record.archived)
         case DecayStarted():
             return replace(run, decay=record)
+        case SettingsChanged():
+            return changes.applied(run, (*run.changes, record))
+
+
+def _evaluated(run: Run, step: int, author: bytes, envelope: bytes) -> Run:
+    """With one more evaluation; those of the last states stay."""
+    found = {**run.evaluations, step: {**run.evaluations.get(step, {}), author: envelope}}
+    return replace(run, evaluations={at: found[at] for at in sorted(found)[-EVALUATED_STEPS_KEPT:]})
+
+
+def _remember_evaluations(run: Run, entry: Entry) -> Run:
+    """The entry has these evaluations: the next one need not. An entry that came back may bring some that were lost."""
+    for envelope in entry.evaluations:
+        if envelope not in run.unlogged:
+            made = reopen_evaluation(envelope)
+            run = _evaluated(run, made.step, made.author, envelope)
+    return replace(run, unlogged=tuple(it for it in run.unlogged if it not in entry.evaluations))
 
 
 def _remember_ticket(run: Run, record: TicketMade | TicketUsed | TicketRevoked) -> Run:
@@ -194,7 +218,9 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
     entry = record.entry
     assert entry.step == run.head_step + 1, f"entry {entry.step} after head {run.head_step}"
     assert entry.parent_hash == run.head_hash, f"entry {entry.step} does not follow the head"
-    run = replace(run, roster=_roster_of(run, entry))
+    if entry.evaluations:
+        run = _remember_evaluations(run, entry)
+    run = replace(changes.adopted(run, entry), roster=_roster_of(run, entry))
     peers = dict(run.peers)
     for c in entry.contributions:
         peer = electorate.served(run, peers.get(c.public_key, Peer(c.public_key)), entry.step)
@@ -247,9 +273,7 @@ def _roster_of(run: Run, entry: Entry) -> tuple[bytes, ...]:
 
 def _voted(run: Run, entry: Entry) -> dict[int, Voted]:
     """Rosters of the last steps, and of the last steps with a snapshot: peers report about these for a while."""
-    every, last = run.config.clock.snapshot_every, run.last_step
-    steps = sorted([*run.voted, entry.step])
-    due = [step for step in steps if step % every == 0 or step == last][-SNAPSHOT_STEPS_KEPT:]
+    due = [step for step in sorted([*run.voted, entry.step]) if run.snapshot_is_due(step)][-SNAPSHOT_STEPS_KEPT:]
     kept = {step: run.voted[step] for step in run.voted if step >= entry.step - 1 or step in due}
     return {**kept, entry.step: Voted(run.roster, frozenset(c.public_key for c in entry.contributions))}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protos.changes import Settings
 from protos.end import End
 from protos.equivocation import Offence
 from protos.log import Entry, Tick, Verdict
@@ -158,6 +159,23 @@ class DecayStarted:
 
 
 @dataclass(frozen=True)
+class SettingsChanged:
+    """The operator changed these settings of the run, and no others: they count for the steps after this one."""
+
+    after_step: int
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A peer evaluated the state after `step`: the envelope that it signed. `public_key`: the peer's."""
+
+    step: int
+    public_key: bytes
+    envelope: bytes
+
+
+@dataclass(frozen=True)
 class RunArchived:
     """The operator archived the finished run, so that nobody is served; or took it out of the archive (not `archived`)."""
 
@@ -193,4 +211,6 @@ Record = (
     | RunArchived
     | DecayStarted
     | OwnerNamed
+    | SettingsChanged
+    | Evaluated
 )

@@ -6,7 +6,7 @@ parts about states and snapshots.
 
 from __future__ import annotations
 
-from coordinator.clock import agreement, claims, holdings, memory, transitions, trust
+from coordinator.clock import agreement, claims, evaluations, holdings, memory, transitions, trust
 from coordinator.clock.effects import Effect, Refuse, SendAnnouncement, SendNotice
 from coordinator.clock.events import HeldPlaces, Reported
 from coordinator.clock.records import Equivocated
@@ -28,11 +28,7 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
     if peer is None or peer.phase is PeerPhase.ABSENT:
         return run, [Refuse(event.public_key, "you are not connected: join and follow first")]
     effects: list[Effect] = []
-    run = _paused(_checked(run, event), event, now_ms)
-    if event.addresses:
-        run = transitions.with_peer(run, replace(run.peers[event.public_key], addresses=event.addresses))
-    if event.owner is not None:
-        run = transitions.with_peer(run, replace(run.peers[event.public_key], owner=event.owner))
+    run = _about_itself(_paused(_checked(run, event), event, now_ms), event)
     for at_step, digest in event.applied:
         run, more = agreement.applied(run, event.public_key, at_step, digest)
         effects += more
@@ -43,6 +39,9 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
         effects += more
     for fact in event.bad_snapshots:
         run, more = agreement.found_bad(run, event.public_key, fact)
+        effects += more
+    for envelope in event.evaluations:
+        run, more = evaluations.reported(run, event.public_key, envelope)
         effects += more
     for offence in event.offences:
         run, more = _accused(run, event.public_key, offence)
@@ -56,6 +55,15 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
             return run, effects
     run, more = _holds(_abstained(run, event), event)
     return run, effects + more
+
+
+def _about_itself(run: Run, event: Reported) -> Run:
+    """The peer's addresses and its owner, where it names them anew."""
+    peer = run.peers[event.public_key]
+    if not event.addresses and event.owner is None:
+        return run
+    owner = peer.owner if event.owner is None else event.owner
+    return transitions.with_peer(run, replace(peer, addresses=event.addresses or peer.addresses, owner=owner))
 
 
 def _paused(run: Run, event: Reported, now_ms: int) -> Run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache, reduce
@@ -10,9 +10,10 @@ from operator import or_
 
 from coordinator.clock.effects import Effect
 from coordinator.clock.events import Claim
-from coordinator.clock.records import DecayStarted, SnapshotFact, Withdrawn
+from coordinator.clock.records import DecayStarted, SettingsChanged, SnapshotFact, Withdrawn
 from coordinator.clock.trust import Recent, Standing, StepChecks
 from protos.assignment import Range
+from protos.changes import SNAPSHOT_EVERY, Settings, merged
 from protos.end import End
 from protos.identity import public_key_of
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
@@ -32,6 +33,9 @@ PEERS_KEPT = 4 * ENTRY_CONTRIBUTIONS_MAX
 # Limits of a run in admission mode `invite`. Nothing is forgotten: a guest stays a guest after its ticket has ended.
 TICKETS_MAX = 4096
 GUESTS_MAX = 16 * ENTRY_CONTRIBUTIONS_MAX
+# Changes of settings that a run remembers, with the steps since which they count.
+CHANGES_MAX = 64
+EVALUATED_STEPS_KEPT = 4
 
 
 class Phase(Enum):
@@ -215,6 +219,9 @@ class Run:
 
     run_id: bytes
     config: RunConfig
+    """The settings in force: those of the genesis, and the operator's changes."""
+    defined: RunConfig | None = None
+    """The settings of the genesis; None: the same as `config`."""
     phase: Phase = Phase.WAITING
     reason: str = "no peer has joined yet"
     # These fields come from the journal.
@@ -245,6 +252,10 @@ class Run:
     """The operator ended the run before its last planned step."""
     decay: DecayStarted | None = None  # of the learning rate, as the operator started it
     archived: bool = False
+    changes: tuple[SettingsChanged, ...] = ()  # of settings, oldest first
+    evaluations: Mapping[int, Mapping[bytes, bytes]] = field(default_factory=dict)
+    """Signed evaluations of the last evaluated states, by step and author."""
+    unlogged: tuple[bytes, ...] = ()  # evaluations that no entry has yet
     # These fields come from the peers.
     peers: Mapping[bytes, Peer] = field(default_factory=dict)
     step: OpenStep | None = None
@@ -295,6 +306,16 @@ class Run:
         """The steps that the run will have, as far as is known: to its last step, or to the end of a decay."""
         return self.last_step if self.decay is None else min(self.last_step, self.decay.last_step)
 
+    def settings_at(self, step: int) -> Settings:
+        """The settings of a step that are not those of the genesis."""
+        return changed_settings(change for change in self.changes if change.after_step < step)
+
+    def snapshot_is_due(self, step: int) -> bool:
+        """Whether peers store the state after this step, by the settings of that step."""
+        every = dict(self.settings_at(step)).get(SNAPSHOT_EVERY)
+        clock = (self.defined or self.config).clock
+        return step % (clock.snapshot_every if every is None else int(every)) == 0 or step == self.last_step
+
     @property
     def is_paused(self) -> bool:
         """Whether the operator paused the run."""
@@ -323,6 +344,14 @@ class Run:
     def is_withdrawn(self, step: int) -> bool:
         """Whether a withdrawal covers the state after this step."""
         return any(gone.from_step <= step <= gone.to_step for gone in self.withdrawn)
+
+
+def changed_settings(changes: Iterable[SettingsChanged]) -> Settings:
+    """The settings after these changes, in this order."""
+    found: Settings = ()
+    for change in changes:
+        found = merged(found, change.settings)
+    return found
 
 
 _public_key_of = lru_cache(maxsize=256)(public_key_of)

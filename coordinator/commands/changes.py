@@ -74,6 +74,14 @@ def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     return result
 
 
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as values by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
 def forked(parent: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """The settings of a fork. OperatorError for a wrong value, and for one that the parent run's state does not fit."""
     values = merged(parent.model_dump(mode="json"), changes)

@@ -55,7 +55,7 @@ def fork(
     found = parent(operator, run)
     start = found.state_at(STEP_MAX if from_step is None else from_step)
     named = {"name": name} if name else {"name": _name(found.config.name, start.step)} | wanted
-    config = forked(found.config, wanted | named)
+    config = forked(found.config_at(start.step), wanted | named)
     invite = operator.create_run(config, found.layout_digest, found.parameters, start)
     genesis = operator.find(invite.run_id.hex()).genesis
     anchor_link = link_for_anchors(operator, genesis, config)

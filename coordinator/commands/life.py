@@ -1,4 +1,4 @@
-"""The operator steers the life of a run: `run pause`, `resume`, `decay`, `finish`, `archive` and `delete`."""
+"""The operator steers the life of a run: `run pause`, `resume`, `change`, `decay`, `finish`, `archive` and `delete`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from coordinator.commands.options import Home, Json, RunName, settings
-from protos.errors import OperatorError
+from protos.changes import changed_values, settings_of
+from protos.errors import OperatorError, Refusal
 from protos.log import run_id_of
 from protos.run_config import config_from_json
 from protos.start import RUN_DIGITS_SHOWN
@@ -85,6 +86,41 @@ def decay(
         print(json.dumps({**_named(found), "steps": steps, "last_step": found.total_steps}))
         return
     _say(f"{_shown(found)}: the learning rate decays over {steps} steps, and the run ends at step {found.total_steps}.")
+
+
+def change(
+    run: RunName,
+    changes: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY=VALUE...", help="Settings with their new values, for example clock.steps=2000."),
+    ],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Change settings of a paused run, from its next step on: its length, its learning rate, its batch, its limits.
+
+    Each later entry of the signed log names the values. Only a paused run changes. A setting that the state depends on needs
+    `run fork`.
+    """
+    from coordinator.commands.changes import changes_of, flat
+    from coordinator.commands.operator import Operator
+
+    try:
+        wanted = settings_of(flat(changes_of(changes)))
+    except Refusal as refusal:
+        raise OperatorError(refusal.detail) from refusal
+    operator = Operator(settings(home=home).home)
+    genesis = operator.find(run).genesis
+    operator.change(genesis, wanted)
+    found = operator.find(run_id_of(genesis).hex())
+    keys = {key for key, _ in wanted}
+    now = [row for row in changed_values(found.changed) if row["key"] in keys]
+    if as_json:
+        print(json.dumps({**_named(found), "changed": now, "steps": found.total_steps}))
+        return
+    for row in now:
+        _say(f"{row['key']} = {json.dumps(row['value'])} from step {row['from_step']} on")
+    _say(f"{_shown(found)} is changed, and still paused: `run resume` goes on with these values.")
 
 
 def archive(

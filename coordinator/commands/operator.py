@@ -10,6 +10,7 @@ import grpc
 
 from coordinator.serving.server import Serving
 from coordinator.serving.tls import TLS_NAME, load_or_create
+from protos.changes import Settings, settings_body
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError
 from protos.identity import Identity
@@ -128,6 +129,16 @@ class Operator:
         """One change in the life of a run."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         body = pb.SteerRunBody(run_id=run_id_of(genesis), nonce=nonce, change=change, reason=reason, steps=steps)
+        self._call("SteerRun", pb.SteerRunRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
+
+    def change(self, genesis: log_pb2.Genesis, settings: Settings) -> None:
+        """Other values of settings of a paused run."""
+        body = pb.SteerRunBody(
+            run_id=run_id_of(genesis),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            change=pb.RunChange.RUN_CHANGE_SETTINGS,
+            settings=settings_body(settings),
+        )
         self._call("SteerRun", pb.SteerRunRequest(envelope=seal(self._identity, Kind.KIND_ADMIN, NO_RUN, body)))
 
     def find_ticket(self, genesis: log_pb2.Genesis, name: str) -> pb.TicketStatus:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from coordinator.commands.operator import Operator
+from protos.changes import in_force
 from protos.errors import NetworkError, OperatorError, RefusedError
 from protos.invite import SCHEME, Invite
 from protos.limits import HASH_BYTES
@@ -37,6 +38,11 @@ class Parent:
     parameters: int
     states: tuple[StartingState, ...]
     held: frozenset[int]
+    changed: tuple[pb.ChangedSetting, ...] = ()
+
+    def config_at(self, step: int) -> RunConfig:
+        """The settings of the run in `step`: its operator may have changed some since. Raises Refusal."""
+        return in_force(self.config, self.changed, step)
 
     def state_at(self, from_step: int) -> StartingState:
         """The newest agreed state at or before a step. OperatorError with the steps that there are."""
@@ -63,6 +69,7 @@ def parent(operator: Operator, run: str) -> Parent:
         answer.parameters,
         tuple(start_from_body(state) for state in answer.states),
         _held(facts),
+        tuple(facts.changed),
     )
 
 
@@ -93,6 +100,7 @@ def _of_invite(invite: Invite) -> Parent:
         genesis.parameters,
         tuple(states),
         _held(facts),
+        tuple(facts.changed),
     )
 
 

@@ -15,6 +15,7 @@ from protos.address import usable
 from protos.envelope import Kind, VerifiedEnvelope, check, parse
 from protos.equivocation import prove
 from protos.errors import Reason, Refusal
+from protos.evaluation import evaluations_from, open_evaluation
 from protos.holdings import mask_from_bytes
 from protos.identity import peer_id
 from protos.log import entry_body, equivocation_from_body, open_entry, verdict_from_body
@@ -122,7 +123,17 @@ def reported(opened: VerifiedEnvelope, body: pb.ReportBody) -> Reported:
         abstained=_abstained(body.abstained) if body.HasField("abstained") else None,
         paused=body.paused if body.HasField("paused") else None,
         owner=owner_from_body(body.owner, opened.public_key) if body.HasField("owner") else None,
+        evaluations=_evaluations(opened, body.evaluations),
     )
+
+
+def _evaluations(opened: VerifiedEnvelope, parts: Iterable[bytes]) -> tuple[bytes, ...]:
+    """The reporter's own evaluations: somebody else's figure would be signed, and taken from them."""
+    found = evaluations_from(parts)
+    for data in found:
+        if open_evaluation(data, run_id=opened.run_id).author != opened.public_key:
+            raise Refusal(Reason.UNKNOWN_SIGNER, "an evaluation that another peer signed")
+    return found
 
 
 def _addresses(addresses: Iterable[str], public_key: bytes) -> tuple[str, ...]:

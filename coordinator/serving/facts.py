@@ -5,6 +5,7 @@ from __future__ import annotations
 from coordinator.clock.effects import NoticeKind, SendNotice
 from coordinator.clock.records import SnapshotFact
 from coordinator.clock.state import PeerPhase, Run
+from protos.changes import settings_body
 from protos.end import seal_end
 from protos.identity import Identity
 from protos.v1 import coordinator_pb2 as pb
@@ -42,6 +43,15 @@ def snapshot_ref(run: Run, fact: SnapshotFact) -> pb.SnapshotRef:
 def end_of(run: Run, identity: Identity) -> envelope_pb2.SignedEnvelope | None:
     """The signed end of a run that the operator ended; None for any other run."""
     return None if run.ended is None else seal_end(identity, run.run_id, run.ended)
+
+
+def changed_of(run: Run) -> list[pb.ChangedSetting]:
+    """Every change of a setting by the operator, oldest first."""
+    return [
+        pb.ChangedSetting(setting=setting, from_step=change.after_step + 1)
+        for change in run.changes
+        for setting in settings_body(change.settings)
+    ]
 
 
 def notice(run: Run, effect: SendNotice, identity: Identity) -> pb.Notice:

@@ -31,6 +31,7 @@ _LANES = {
     "GetRun": Lane.READING,
     "ListEntries": Lane.READING,
     "GetChallenge": Lane.JOINING,
+    "TellFailure": Lane.JOINING,
     "MayJoin": Lane.JOINING,
     "Join": Lane.JOINING,
     "Follow": Lane.PEERS,

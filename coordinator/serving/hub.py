@@ -17,6 +17,7 @@ from coordinator.clock.state import Peer, PeerPhase, Phase, Run
 from coordinator.clock.trust import Standing
 from coordinator.serving import facts
 from coordinator.serving.clocks import monotonic_ms
+from coordinator.serving.failures import Failures
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.reading import Reading
 from coordinator.serving.runtime import RunRuntime
@@ -67,6 +68,8 @@ class Hub:
         """Why this coordinator does not act; None while it does."""
         self.coordinators: tuple[str, ...] = ()
         """The addresses of all coordinators, the acting one first; empty if there is only one."""
+        self.failures = Failures(metrics)
+        """What kept peers from joining."""
         self.lines = Lines(None, 0)
         """The lines before full runs."""
         self._genesis: dict[bytes, log_pb2.Genesis] = {}
@@ -146,6 +149,7 @@ class Hub:
         self._genesis.pop(run_id, None)
         self._described.pop(run_id, None)
         self.metrics.forget(run_id)
+        self.failures.forget(run_id)
         self.lines.keep(run_id, {})
         if runtime is not None:
             runtime.abandon()
@@ -196,6 +200,7 @@ class Hub:
             self._described[run.run_id] = run, made, now_ms
         answer = pb.GetRunResponse()
         answer.CopyFrom(made)
+        answer.failures.extend(self.failures.of(run.run_id))
         answer.in_line = len(waiting(self.lines.of(run.run_id), run, now_ms))
         return answer
 
@@ -221,6 +226,8 @@ class Hub:
             paused=run.is_paused,
             end=facts.end_of(run, self.identity),
             archived=run.archived,
+            changed=facts.changed_of(run),
+            evaluations=[envelope for _, by in sorted(run.evaluations.items()) for envelope in by.values()],
         )
 
 

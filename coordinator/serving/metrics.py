@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from coordinator.clock.effects import Denial
 from coordinator.clock.state import Peer, PeerPhase, Phase, Run
 from protos.errors import Reason
+from protos.evaluation import figure, reopen_evaluation
 from protos.identity import short
 from protos.log import FORMAT_VERSION, Entry
 from protos.phases import PAUSED
@@ -50,6 +51,12 @@ class Metrics:
             "swarmentum_joins_refused_total",
             "Peers that asked to join and were not admitted",
             [*run, "reason"],
+            registry=self.registry,
+        )
+        self.join_failures = Counter(
+            "swarmentum_join_failures_total",
+            "Peers that could not join, as they say, by reason and version",
+            [*run, "reason", "version"],
             registry=self.registry,
         )
         self.acts = Gauge("swarmentum_acts", "1: this coordinator acts; 0: it stands by", registry=self.registry)
@@ -124,6 +131,9 @@ def _figures(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
         "peers_needed": "Peers that a step needs",
         "samples_per_second": "Samples that the peers of the next step compute in a second",
         "snapshot_step": "Step of the newest agreed snapshot; -1 without one",
+        "held_out_loss_nats": "Median of the held-out losses a token that peers reported of the last evaluated state",
+        "held_out_step": "Step of the last evaluated state",
+        "held_out_spread_nats": "Largest difference between held-out losses of one kind of device",
     }
     made = {name: GaugeMetricFamily(f"swarmentum_{name}", text, labels=["run"]) for name, text in families.items()}
     for name, run in runs:
@@ -136,6 +146,13 @@ def _figures(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
             "samples_per_second": sum(peer.samples_per_second for peer in run.ready),
             "snapshot_step": -1 if run.snapshot is None else run.snapshot.step,
         }
+        if run.evaluations:
+            newest = figure([reopen_evaluation(it) for it in run.evaluations[max(run.evaluations)].values()])
+            values |= {
+                "held_out_loss_nats": newest.loss,
+                "held_out_step": newest.step,
+                "held_out_spread_nats": newest.spread,
+            }
         for key, value in values.items():
             made[key].add_metric([name], value)
     yield from made.values()

@@ -11,6 +11,7 @@ from coordinator.clock import admission, life
 from coordinator.clock.events import (
     ArchiveAsked,
     Asked,
+    ChangeAsked,
     DecayAsked,
     ExclusionAsked,
     FinishAsked,
@@ -25,6 +26,7 @@ from coordinator.clock.events import (
 from coordinator.serving import clocks, doors
 from coordinator.serving.calls import Calls, Context, DeclinedError, answered
 from protos import limits
+from protos.changes import settings_from_body
 from protos.envelope import Kind, parse
 from protos.errors import Reason, Refusal
 from protos.log import FORMAT_VERSION, run_id_of
@@ -242,6 +244,8 @@ def _steered(body: pb.SteerRunBody) -> Steered:
             if not 1 <= body.steps <= limits.STEP_MAX:
                 raise Refusal(Reason.OUT_OF_RANGE, f"a decay of {body.steps} steps: give at least 1")
             return DecayAsked(body.steps)
+        case pb.RunChange.RUN_CHANGE_SETTINGS:
+            return ChangeAsked(settings_from_body(body.settings))
         case pb.RunChange.RUN_CHANGE_FINISH:
             return FinishAsked(reason)
         case pb.RunChange.RUN_CHANGE_ARCHIVE | pb.RunChange.RUN_CHANGE_UNARCHIVE:

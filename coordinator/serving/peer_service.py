@@ -32,11 +32,15 @@ from coordinator.serving.runtime import RunRuntime
 from coordinator.serving.sessions import Sessions
 from protos import limits, version
 from protos.address import block_of, network_of, site
+from protos.changes import settings_body
 from protos.envelope import Kind, VerifiedEnvelope, parse
+from protos.errors import Reason, Refusal
 from protos.holdings import mask_bytes
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2
+
+REFUSED = pb.JoinFailure.JOIN_FAILURE_REFUSED
 
 
 class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
@@ -70,6 +74,19 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         return pb.GetChallengeResponse(challenge=challenge, seen_from="" if seen is None else str(seen))
 
     @answered
+    async def TellFailure(  # noqa: N802
+        self, request: pb.TellFailureRequest, context: Context
+    ) -> pb.TellFailureResponse:
+        """Count what kept a peer from joining. The coordinator counts by itself whom it refuses."""
+        runtime = self.runtime(request.run_id)
+        if request.reason == pb.JoinFailure.JOIN_FAILURE_REFUSED:
+            raise Refusal(Reason.OUT_OF_RANGE, "the coordinator counts by itself whom it refuses")
+        if not self.hub.failures.may_tell(site(network_of(context.peer())), clocks.monotonic_ms()):
+            raise BusyError("too many failures are told; this one is not counted")
+        self.hub.failures.count(runtime.run.run_id, request.reason, request.software_version)
+        return pb.TellFailureResponse()
+
+    @answered
     async def MayJoin(self, request: pb.MayJoinRequest, context: Context) -> pb.MayJoinResponse:  # noqa: N802
         """Whether the run admits a peer, asked before the peer builds its model. Nothing is kept: Join decides."""
         runtime = self.runtime(request.envelope.run_id)
@@ -89,7 +106,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             turn = self._turn(runtime, opened.public_key, network, may_enter=denial is None)
             return turn or pb.MayJoinResponse(place=1, length=1, reason=reason)
         if denial is not None:
-            self.hub.metrics.not_admitted(runtime.run, denial)
+            self._count_refused(runtime, denial, body)
             raise NotAdmittedError(reason)
         return pb.MayJoinResponse()
 
@@ -119,6 +136,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         event = doors.joined(opened, body, coordinator, clocks.unix_ms(), block_of(network))
         self._check_turn(runtime, opened.public_key, anchor=body.anchor)
         if refusals := await runtime.handle(event):
+            self.hub.failures.count(runtime.run.run_id, REFUSED, body.software_version)
             raise NotAdmittedError(refusals[0])
         self.hub.metrics.refused_addresses(len(body.addresses) - len(event.addresses))
         run = runtime.run
@@ -130,6 +148,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             earlier=facts.earlier_snapshots(run),
             withdrawn=facts.withdrawn_of(run),
             bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
+            settings=settings_body(run.settings_at(run.head_step)),
         )
 
     def _places_free(self, run: Run, public_key: bytes, waiting: line.Line, now_ms: int) -> int:
@@ -158,9 +177,14 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         self.sessions.answer(body.challenge, clocks.monotonic_ms())
         speaks = body.format_version or version.UNNAMED_FORMAT
         if why := version.misfit(self.hub.genesis(runtime.run.run_id), speaks, body.software_version):
-            self.hub.metrics.not_admitted(runtime.run, Denial.VERSION)
+            self._count_refused(runtime, Denial.VERSION, body)
             raise NotAdmittedError(why)
         return opened, body
+
+    def _count_refused(self, runtime: RunRuntime, denial: Denial, body: pb.JoinBody) -> None:
+        self.hub.metrics.not_admitted(runtime.run, denial)
+        failure = pb.JoinFailure.JOIN_FAILURE_VERSION if denial is Denial.VERSION else REFUSED
+        self.hub.failures.count(runtime.run.run_id, failure, body.software_version)
 
     def _bootstrap(self, runtime: RunRuntime, context: Context, without: bytes) -> list[str]:
         """Addresses of other peers that this peer can dial when it starts."""

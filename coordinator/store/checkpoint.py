@@ -15,7 +15,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator.clock.state import Phase, Run
+from coordinator.clock.state import Phase, Run, changed_settings
+from protos.changes import with_settings
+from protos.errors import Refusal
 
 CHECKPOINT_EVERY = 250
 """Entries between two checkpoints: at most so many steps are folded after a restart. With 64 peers a step takes 0.85 ms to
@@ -23,7 +25,7 @@ fold and a checkpoint 3.3 ms to make (`python -m tests.bench restart`). This is 
 cost."""
 VERSION = 2
 """The version grows when the fold of the same records gives another `Run`; tests/unit/coordinator/test_checkpoint.py checks."""
-_OF_GENESIS = ("run_id", "config")
+_OF_GENESIS = ("run_id", "config", "defined")
 _COMPUTED = ("electors",)
 """Fields that follow from others."""
 _NAMES_IN_FILE = {"checks": "audits"}
@@ -60,9 +62,11 @@ def load(fresh: Run, body: bytes) -> Run:
         fields = _plain(found["run"])
         fields |= {name: fields.pop(in_file) for name, in_file in _NAMES_IN_FILE.items()}
         run = _runs().validate_python({**fields, "run_id": fresh.run_id, "config": fresh.config})
-    except (ValidationError, ValueError, LookupError, TypeError, RecursionError) as error:
+        settings = changed_settings(run.changes)
+        config = with_settings(fresh.config, settings) if settings else fresh.config
+    except (Refusal, ValidationError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UnfitError(str(error) or repr(error)) from error
-    return replace(run, config=fresh.config)
+    return replace(run, config=config, defined=fresh.config)
 
 
 @cache

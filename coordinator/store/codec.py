@@ -15,6 +15,7 @@ from coordinator.clock.records import (
     DecayStarted,
     EntryCommitted,
     Equivocated,
+    Evaluated,
     Judged,
     LayoutFixed,
     OwnerNamed,
@@ -26,6 +27,7 @@ from coordinator.clock.records import (
     RunEnded,
     RunPaused,
     RunResumed,
+    SettingsChanged,
     SnapshotAgreed,
     SnapshotFact,
     TicketMade,
@@ -34,9 +36,11 @@ from coordinator.clock.records import (
     TickOpened,
     Withdrawn,
 )
+from protos.changes import settings_body, settings_from_body
 from protos.end import open_end, seal_end
 from protos.envelope import parse
 from protos.equivocation import prove
+from protos.evaluation import open_evaluation
 from protos.identity import Identity
 from protos.limits import PUBLIC_KEY_BYTES, TICKET_ID_BYTES
 from protos.log import (
@@ -274,6 +278,22 @@ def _read_owner(_: Context, step: int, body: bytes) -> OwnerNamed:
     return OwnerNamed(step, body[:PUBLIC_KEY_BYTES], Owner(said.name, said.public_key, said.signature))
 
 
+def _write_changed(_: Context, record: SettingsChanged) -> bytes:
+    return log_pb2.LogEntry(settings=settings_body(record.settings)).SerializeToString(deterministic=True)
+
+
+def _read_changed(_: Context, step: int, body: bytes) -> SettingsChanged:
+    return SettingsChanged(step, settings_from_body(parse(log_pb2.LogEntry, body).settings))
+
+
+def _write_evaluated(_: Context, record: Evaluated) -> bytes:
+    return record.envelope
+
+
+def _read_evaluated(context: Context, step: int, body: bytes) -> Evaluated:
+    return Evaluated(step, open_evaluation(body, run_id=context.run_id).author, body)
+
+
 KINDS = (
     Kind("layout", LayoutFixed, _no_step, _write_layout, _read_layout),
     Kind("tick", TickOpened, lambda record: record.tick.step, _write_tick, _read_tick),
@@ -294,6 +314,8 @@ KINDS = (
     Kind("archived", RunArchived, _no_step, _write_archived, _read_archived),
     Kind("decay", DecayStarted, lambda record: record.after_step, _write_decay, _read_decay),
     Kind("owner", OwnerNamed, lambda record: record.step, _write_owner, _read_owner),
+    Kind("changed", SettingsChanged, lambda record: record.after_step, _write_changed, _read_changed),
+    Kind("evaluated", Evaluated, lambda record: record.step, _write_evaluated, _read_evaluated),
 )
 _BY_NAME = {kind.name: kind for kind in KINDS}
 _BY_TYPE = {kind.type: kind for kind in KINDS}

@@ -24,6 +24,7 @@ from node.training.replica import BASE_PREFIX
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
 from protos.announcement import open_announcement
+from protos.changes import Settings, with_settings
 from protos.checks import VERDICTS_NEEDED
 from protos.end import End, open_end
 from protos.envelope import parse
@@ -66,6 +67,8 @@ class Replayed:
     excluded_proven: int
     excluded_by_operator: int = 0
     readmitted: int = 0
+    changed: Settings = ()
+    """Settings that the operator changed, and that count from this step on."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,7 @@ class Replay:
         self.demo = optimizer_of(
             tensors, optimizer, optimizer.vote_size, self.genesis.run_id, self.genesis.layout.kinds
         )
+        self.settings: Settings | None = () if self.segments[0].step == 0 else None
         self._door = UpdateDoor(
             self.genesis.run_id, self.genesis.layout.digest(), self.demo.layout.chunks, self.demo.form
         )
@@ -229,7 +233,7 @@ class Replay:
                 f"signed, says {entry.parent_state_digest.hex()[:16]}",
                 self.genesis.coordinator,
             )
-        excluded_proven = _check_exclusions(self.genesis, signed)
+        excluded_proven, changed = _check_exclusions(self.genesis, signed), self._changed(signed)
         updates, proven = [], 0
         for contribution in entry.contributions:
             update, signed_by_author = self._vote(entry.step, contribution, payloads)
@@ -250,7 +254,24 @@ class Replay:
             excluded_proven,
             sum(exclusion.by_operator for exclusion in entry.exclusions),
             len(entry.readmitted),
+            changed,
         )
+
+    def _changed(self, signed: SignedEntry) -> Settings:
+        """The settings that change with an entry. Raises BadStepError for settings that the run cannot have there."""
+        entry, genesis = signed.entry, self.genesis
+        lost = {key for key, _ in self.settings or ()} - {key for key, _ in entry.settings}
+        try:
+            steps = with_settings(genesis.config, entry.settings).clock.steps
+            why = f"{min(lost)} was changed, and is not named any more" if lost else ""
+            why = f"the run has {steps} steps" if entry.step > steps else why
+        except Refusal as refusal:
+            why = refusal.detail
+        if why:
+            raise BadStepError(entry.step, f"the settings of its entry: {why}", genesis.coordinator)
+        # an archive that begins later does not have the entry before
+        before, self.settings = self.settings, entry.settings
+        return tuple(it for it in entry.settings if before is not None and it not in before)
 
     def _vote(
         self, step: int, contribution: Contribution, payloads: Iterator[archive_pb2.ArchivedPayload]

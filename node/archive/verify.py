@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,15 @@ from node.archive.files import find
 from node.archive.replay import BadStepError, Replay, Replayed
 from node.commands.export import MARK
 from node.training.replica import BASE_PREFIX
+from protos.changes import values_of, words
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
 from protos.start import RUN_DIGITS_SHOWN
 
 WEIGHTS = "model.safetensors"
+
+
+CHANGES_SHOWN_MAX = 64
 
 
 @dataclass
@@ -54,6 +58,8 @@ class Verification:
     ended_step: int | None = None
     """Where the operator ended the run, as the coordinator signed it. None: the archive has no such end."""
     ended_reason: str = ""
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    """Settings that the operator changed, each with the first step that it counts for; the first CHANGES_SHOWN_MAX changes."""
     from_start: bool = False
     """Whether the replay began with the state that the genesis of a fork names."""
 
@@ -120,6 +126,8 @@ def line(step: Replayed) -> str:
         excluded += f"  {step.excluded_by_operator} peers excluded on the operator's word"
     if step.readmitted:
         excluded += f"  {step.readmitted} peers readmitted by the operator"
+    if step.changed:
+        excluded += f"  changed by the operator: {words(step.changed)}"
     return (
         f"step {step.step:>6}  chain ok, coordinator's signature ok  {step.votes} payloads ok ({own} signed by their author)  "
         f"entry {step.entry_hash.hex()[:16]}  state before: {digest}  state {step.digest.hex()[:16]}{excluded}"
@@ -132,7 +140,7 @@ def text(result: Verification) -> str:
         return (
             f"OK: steps {result.first_step} to {result.last_step} of run {result.run[:16]} hold: {result.votes} payloads "
             f"({result.votes_signed_by_author} signed by their author), {result.digests_checked} digests as the log says.\n"
-            f"{_fork(result)}{_ended(result)}{_exclusions(result)}"
+            f"{_fork(result)}{_ended(result)}{_changes(result)}{_exclusions(result)}"
             f"State digest {result.state_digest[:16]}; weights: {result.weights}."
         )
     signer = f" Signed by {result.signed_by}." if result.signed_by else ""
@@ -154,6 +162,16 @@ def _ended(result: Verification) -> str:
     why = f": {result.ended_reason}" if result.ended_reason else ""
     lacks = "" if result.last_step == result.ended_step else f" This archive ends before, at step {result.last_step}."
     return f"The operator ended the run at step {result.ended_step}, as the coordinator signed{why}.{lacks}\n"
+
+
+def _changes(result: Verification) -> str:
+    if not result.changes:
+        return ""
+    rows = []
+    for it in result.changes:
+        values = ", ".join(f"{key} = {value}" for key, value in it.items() if key != "step")
+        rows.append(f"from step {it['step']} on: {values}")
+    return f"The operator changed the run, as the coordinator signed; {'; '.join(rows)}.\n"
 
 
 def _exclusions(result: Verification) -> str:
@@ -184,6 +202,8 @@ def _replay(replay: Replay, result: Verification, told: Callable[[Replayed, int]
         result.exclusions_proven += step.excluded_proven
         result.exclusions_by_operator += step.excluded_by_operator
         result.readmissions += step.readmitted
+        if step.changed and len(result.changes) < CHANGES_SHOWN_MAX:
+            result.changes.append({"step": step.step, **values_of(step.changed)})
         told(step, total)
     if not result.steps:
         raise OperatorError("the archive holds no step to verify; name the archive of a run that has made steps")

@@ -18,7 +18,9 @@ from node import patience
 from node.link.client import CoordinatorClient
 from node.terminal.stage import can_show
 from protos.amounts import amount
+from protos.changes import changed_values
 from protos.errors import NetworkError, Refusal, RefusedError
+from protos.evaluation import figures
 from protos.figures import loss_of
 from protos.identity import peer_id
 from protos.invite import Invite
@@ -32,6 +34,7 @@ from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 
 LINE_SECONDS = 2.0
+FIGURES_READ_MAX = 64
 
 
 async def fetch(invite: Invite) -> tuple[pb.GetRunResponse, RunConfig]:
@@ -61,6 +64,8 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
         "payload_bytes": facts.payload_bytes_total,
         "anchored": facts.anchored,
         "fork": fork_values(facts.genesis),
+        "changed": changed_values(facts.changed),
+        "held_out": [{**it.values(), "text": str(it)} for it in figures(facts.evaluations[:FIGURES_READ_MAX], run_id)],
         "snapshot": None if snapshot is None else {"step": snapshot.step, "root": snapshot.root.hex()},
         "peers": [
             {
@@ -131,6 +136,11 @@ def show(values: dict[str, Any]) -> None:
     )
     if values["fork"] is not None:
         console.print(fork_words(values["fork"]), highlight=False)
+    if values["held_out"]:
+        console.print(f"held-out loss {values['held_out'][-1]['text']}", highlight=False)
+    for row in values["changed"]:
+        since = f"{row['key']} = {row['value']}, changed by the operator from step {row['from_step']} on"
+        console.print(since, highlight=False, markup=False)
     table = Table(
         "peer", "owner", "phase", "device", "step", "state digest", "votes", "samples/s", "loss", "standing", "score"
     )

@@ -5,3 +5,7 @@ from protos.errors import OperatorError
 
 class DataError(OperatorError):
     """The data that the operator named cannot be trained on."""
+
+
+class TokenizerError(DataError):
+    """The tokenizer that the run names cannot be loaded."""

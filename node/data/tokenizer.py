@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from node.data.errors import DataError
+from node.data.errors import TokenizerError
 
 BYTES_VOCABULARY = 256
 
@@ -80,7 +80,7 @@ class HuggingFaceTokenizer:
             # without the last word it asks whether it may run what the tokenizer brought, and hears a "y" on stdin
             self._inner = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
-            raise DataError(
+            raise TokenizerError(
                 f"data.tokenizer = {name!r}: transformers cannot load it: {str(error).splitlines()[0]} "
                 "Give 'bytes', a folder with a tokenizer, or a name that this machine can download"
             ) from error

@@ -205,6 +205,11 @@ class CoordinatorClient:
         response: pb.MayJoinResponse = await self._call("MayJoin", request)
         return response
 
+    async def tell_failure(self, reason: pb.JoinFailure) -> None:
+        """Tell the operator what keeps this peer from joining: no name, no key. NetworkError or RefusedError if not taken."""
+        request = pb.TellFailureRequest(run_id=self._invite.run_id, reason=reason, software_version=software_version())
+        await self._call("TellFailure", request)
+
     async def join(self, body: pb.JoinBody) -> pb.JoinResponse:
         """Open a session. RefusedError if the coordinator does not admit this peer."""
         await self._prepare(body)

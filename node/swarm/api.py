@@ -22,6 +22,7 @@ from node.swarm.events import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import About
 from node.swarm.session import Session
 from protos.errors import NetworkError, RefusedError, StoppedError
+from protos.evaluation import Evaluation
 from protos.log import SignedEntry, Verdict
 from protos.owner import Owner
 from protos.text import printable
@@ -29,6 +30,7 @@ from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
 
 EVENTS_MAX = 256
+FAILURE_SECONDS_MAX = 5.0
 START_SECONDS_MAX = 90.0
 PACE_SECONDS_MAX = 600.0
 LINE_SECONDS = 20.0
@@ -107,6 +109,10 @@ class Swarm:
         facts = self._call(self._session.connect(), START_SECONDS_MAX, stoppable=True)
         self._wait_in_line(anchor=anchor, step=facts.head_step)
         return facts
+
+    def tell_failure(self, reason: pb.JoinFailure) -> None:
+        """Tell the operator what keeps this peer from joining. NetworkError, RefusedError."""
+        self._call(self._session.tell_failure(reason), FAILURE_SECONDS_MAX)
 
     def _wait_in_line(self, *, anchor: bool, step: int) -> bool:
         """Returns when the run has a place for this peer; False: it had one at once. Raises RefusedError and NetworkError."""
@@ -231,6 +237,10 @@ class Swarm:
     def found(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the coordinator the verdicts of this peer's checks of other peers' votes."""
         self._call(self._session.found(verdicts), START_SECONDS_MAX)
+
+    def evaluated(self, made: Evaluation) -> None:
+        """Sign the held-out loss of a state, and tell the coordinator. From any thread."""
+        self._call(self._session.evaluated(made), START_SECONDS_MAX)
 
     def restarted(self) -> None:
         """The state starts again from a snapshot."""

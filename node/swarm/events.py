@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from node.wire.codec import Update
 from protos.assignment import Range
+from protos.changes import Settings
 from protos.end import End
 from protos.errors import SwarmentumError
 from protos.log import SignedEntry, Tick
@@ -102,3 +103,5 @@ class Welcome:
     snapshots: tuple[Snapshot, ...]
     """The agreed snapshots, newest first; none before the first."""
     head_step: int
+    settings: Settings = ()
+    """As in the entry of `head_step`."""

@@ -96,6 +96,24 @@ class Owned:
     owner: Owner
 
 
+@dataclass(frozen=True)
+class EvaluatedState:
+    """This peer has evaluated the state after a step."""
+
+    step: int
+
+
 Fact: TypeAlias = (
-    Published | Abstained | Held | Applied | Stored | FoundBad | Checked | Accused | Reachable | Paused | Owned
+    Published
+    | Abstained
+    | Held
+    | Applied
+    | Stored
+    | FoundBad
+    | Checked
+    | EvaluatedState
+    | Accused
+    | Reachable
+    | Paused
+    | Owned
 )

@@ -14,6 +14,7 @@ from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots, snapshot_of
 from node.swarm.view import View
+from protos.changes import settings_from_body
 from protos.owner import owner_body
 from protos.v1 import coordinator_pb2 as pb
 
@@ -64,7 +65,7 @@ class Membership:
         )
         response = await self._client.join(body)
         self._view.admitted_at_step = response.head_step
-        return Welcome(self._offered(response), response.head_step)
+        return Welcome(self._offered(response), response.head_step, settings_from_body(response.settings))
 
     async def offered(self, patience_seconds: float) -> tuple[Snapshot, ...]:
         """Ask the coordinator for the agreed snapshots, newest first. NetworkError if it stays silent for so long."""

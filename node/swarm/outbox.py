@@ -16,6 +16,7 @@ from node.swarm.facts import (
     Accused,
     Applied,
     Checked,
+    EvaluatedState,
     Fact,
     FoundBad,
     Held,
@@ -63,6 +64,8 @@ class Outbox:
     bad_snapshots: dict[int, tuple[FoundBad, int]] = field(default_factory=dict)
     verdicts: dict[Checked, Verdict] = field(default_factory=dict)
     equivocations: dict[bytes, Equivocation] = field(default_factory=dict)
+    evaluations: dict[int, bytes] = field(default_factory=dict)
+    """Signed evaluations of the last states, by step."""
     addresses: tuple[str, ...] = ()
     paused: Paused | None = None
     owner: Owner = NOBODY
@@ -129,6 +132,14 @@ class Outbox:
     def add_verdicts(self, verdicts: Sequence[Verdict]) -> None:
         """Verdicts of this peer's checks of other peers' votes."""
         self.verdicts.update({Checked(verdict.step, verdict.subject): verdict for verdict in verdicts})
+        self._news.set()
+
+    def add_evaluation(self, step: int, envelope: bytes) -> None:
+        """This peer has evaluated a state; only the newest EVALUATIONS_MAX are kept."""
+        self.evaluations[step] = envelope
+        for old in sorted(self.evaluations)[: -limits.EVALUATIONS_MAX]:
+            self._told.discard(EvaluatedState(old))
+            del self.evaluations[old]
         self._news.set()
 
     def accuse(self, author: bytes, equivocation: Equivocation) -> bool:
@@ -204,6 +215,10 @@ class Outbox:
         self._taken_in = self._generation
         return (body, facts) if facts else None
 
+    def goodbye(self) -> pb.ReportBody:
+        """The last report. It has the evaluations again: that of the run's last state may be minutes old."""
+        return pb.ReportBody(leaving=True, evaluations=self.evaluations.values())
+
     def patience_seconds(self, public_key: bytes) -> float:
         """How long new facts may wait for more; 0: not at all, or no fact is new. `public_key`: this peer's."""
         _, facts = self._untold()
@@ -223,6 +238,9 @@ class Outbox:
         for checked, verdict in list(self.verdicts.items())[-limits.VERDICTS_MAX :]:
             if self._new(checked, facts):
                 body.verdicts.append(verdict_body(replace(verdict, checker=b"")))
+        for step, envelope in self.evaluations.items():
+            if self._new(EvaluatedState(step), facts):
+                body.evaluations.append(envelope)
         for author, equivocation in self.equivocations.items():
             if self._new(Accused(author), facts):
                 body.equivocations.append(equivocation_body(equivocation))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import View
 from node.swarm.witness import Witness
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
+from protos.evaluation import Evaluation, seal_evaluation
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import SignedEntry, Verdict
@@ -203,6 +204,10 @@ class Session:
         self.parts.view.commits_first = config.trust.enabled or config.admission.mode == "open"
         return response
 
+    async def tell_failure(self, reason: pb.JoinFailure) -> None:
+        """See `CoordinatorClient.tell_failure`."""
+        await self.parts.client.tell_failure(reason)
+
     async def turn(self, *, anchor: bool) -> pb.MayJoinResponse:
         """Ask for a place of the run; if it is full, for a place in line. Raises RefusedError, before this peer builds a model,
         if the run does not admit it: it is excluded or not on the list, or its ticket is used up."""
@@ -259,7 +264,7 @@ class Session:
         """Tell the coordinator that this peer leaves (bounded), and stop everything."""
         if leaving and self._following is not None:
             try:
-                await asyncio.wait_for(self.parts.client.report(pb.ReportBody(leaving=True)), GOODBYE_SECONDS_MAX)
+                await asyncio.wait_for(self.parts.client.report(self.parts.outbox.goodbye()), GOODBYE_SECONDS_MAX)
             except (SwarmentumError, TimeoutError):
                 self.parts.runtime.log.info(
                     "leaving without telling the coordinator, which does not answer", step=self.committed_step
@@ -346,6 +351,12 @@ class Session:
     async def paused(self, paused: bool) -> None:
         """This peer's owner has paused it, or lets it take part again."""
         self.parts.outbox.pause(paused)
+
+    async def evaluated(self, made: Evaluation) -> None:
+        """Sign and report the held-out loss of a state; the author is this peer."""
+        identity = self.parts.host.identity
+        envelope = seal_evaluation(identity, self.parts.invite.run_id, replace(made, author=identity.public_key))
+        self.parts.outbox.add_evaluation(made.step, envelope)
 
     async def found(self, verdicts: Sequence[Verdict]) -> None:
         """Report the verdicts of this peer's checks of other peers' votes."""

@@ -36,12 +36,14 @@ from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished,
 from node.swarm.membership import About
 from node.training.checker import Checker
 from node.training.ending import LastStep, heed
+from node.training.evaluation import Evaluator
 from node.training.keeper import SNAPSHOTS_KEPT, Keeper
 from node.training.ready import Ready
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
 from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
+from node.training.terms import Terms
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.codec import payload_hash
@@ -78,24 +80,21 @@ class Trainer:
     ready: Ready | None = None
     vote_size: VoteSize | None = None
     archive: Recorder | None = None
-    entered: bool = False
-    """Whether this peer's momentum is loaded, so that it may be saved."""
-    behind: bool = True
-    """Whether a thread of its own writes snapshots and momentum."""
+    evaluator: Evaluator | None = None
+    entered: bool = False  # this peer's momentum is loaded, so it may be saved
+    behind: bool = True  # a thread of its own writes snapshots and momentum
     snapshots_kept: int = SNAPSHOTS_KEPT
-    start: Start | None = None
-    """Of a fork: the state of another run that it begins at."""
+    start: Start | None = None  # of a fork: the state of another run that it begins at
     wishes: Wishes = field(default_factory=Wishes)
     standing: Standing = field(default_factory=Standing)
     throttle: Throttle = field(default_factory=Throttle)
-    paused: bool = False
-    """Whether the coordinator knows that the owner paused this peer."""
-    opened: Opened | None = None
-    """The open step, until this peer has done its part."""
+    paused: bool = False  # the coordinator knows that the owner paused this peer
+    opened: Opened | None = None  # the open step, until this peer has done its part
     finished: bool = False
 
     def __post_init__(self) -> None:
         self.source, self.last = Source(), LastStep(self.config.clock.steps)
+        self.terms = Terms(self.config, self.last)
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
         self.keeper = Keeper(
             self.replica, self.store, self.private_path, self._stored, self.log, behind=self.behind,
@@ -118,13 +117,12 @@ class Trainer:
         """Whether this peer applies votes only."""
         return self.samples is None
 
-    # ---- the run -----------------------------------------------------------------------------------------------------
-
     def enter(self, bootstrap: Sequence[str]) -> None:
         """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
         replica = self.replica
         about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, self.is_anchor)
         welcome = self.swarm.join(about, bootstrap)
+        self.terms.told(welcome.settings, welcome.head_step, quiet=True)
         self.recovery.begin(welcome.snapshots, welcome.head_step)
         self.keeper.take_up()
         self.entered = True
@@ -161,8 +159,10 @@ class Trainer:
             case Committed():
                 self._apply(event)
             case Agreed():
-                root = event.snapshot.root
-                self.keeper.agreed(event.snapshot.step, root if self.start is None else self.start.stored(root))
+                root = event.snapshot.root if self.start is None else self.start.stored(event.snapshot.root)
+                self.keeper.agreed(event.snapshot.step, root)
+                if self.evaluator is not None:
+                    self.evaluator.agreed(event.snapshot.step, root, self.last.step)
                 self.log.info("snapshot agreed", step=self.replica.step, snapshot=event.snapshot.step)
             case Resync():
                 self.opened = None
@@ -192,8 +192,6 @@ class Trainer:
             self.ready = None
             self.replica.rest()
         self.log.info(self.wishes.words(), step=self.replica.step)
-
-    # ---- our votes ---------------------------------------------------------------------------------------------------
 
     def _contribute(self, opened: Opened) -> None:
         """Compute the gradient, then the votes, and publish them; abstain if the step is decided first.
@@ -243,13 +241,13 @@ class Trainer:
             return self.stopping() or self.wishes.paused or (not late and self.swarm.committed_step >= tick.step)
 
         stops, factor = self.throttle.resting_until(decided), tick.lr / self.config.optimizer.lr
-        read_before = samples.reading_seconds
+        before = samples.reading_seconds
         try:
             result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, stops, factor)
         except NonFiniteGradient as error:
             self._abstain(tick.step, error, tell=not late)
             return None
-        self._note_reading(samples.reading_seconds - read_before, time.monotonic() - started)
+        self._note_reading(samples.reading_seconds - before, time.monotonic() - started)
         if not result.samples or decided():
             why = self.wishes.words() if self.wishes.paused else "too late for this step"
             self.log.info(f"no votes: {why}", step=tick.step, samples=result.samples)
@@ -275,8 +273,7 @@ class Trainer:
             self.swarm.abstained(step, str(error))
 
     def _publish(self, opened: Opened, ready: Ready) -> None:
-        tick, result = opened.tick, ready.result
-        started = time.monotonic()
+        tick, result, started = opened.tick, ready.result, time.monotonic()
         if self.vote_size is not None:
             before, arrivals = self.replica.size, self.swarm.counters.arrivals
             size = self.vote_size.fit(arrivals.milliseconds, 1000 * ready.seconds)
@@ -323,6 +320,7 @@ class Trainer:
             return
         if self.checker is not None:
             self.checker.check(event)
+        self.terms.told(entry.settings, entry.step)
         accepted = replica.apply(event.signed, event.updates)
         if self.archive is not None:
             self.keeper.archive(self.archive, event.signed, event.payloads, event.announcements)
@@ -352,7 +350,7 @@ class Trainer:
 
         A peer that replays the log stores no snapshot if the log is already past the next one.
         """
-        clock, step = self.config.clock, self.replica.step
+        clock, step = self.terms.clock, self.replica.step
         self.last.reached(step, self.replica.head)
         if step == self.last.step:
             self.keeper.snapshot(kept=True)
@@ -368,8 +366,10 @@ class Trainer:
         self.swarm.stored(manifest.step, root, manifest.total_bytes, kept)
 
     def finish(self) -> None:
-        """Write the waiting snapshots, and the momentum."""
+        """Write the waiting snapshots, and the momentum; at the end of the run, finish the evaluation of its last state."""
         self.keeper.flush()
+        if self.evaluator is not None and self.finished:
+            self.evaluator.finish()
         self.replica.save_private(self.private_path)
 
     def _resync(self, event: Resync) -> None:

@@ -101,7 +101,7 @@ class _Follower:
         """Watch until there is nothing more to watch. Returns why it ended."""
         while True:
             if self._scene.total_steps is not None and self._watch.head[0] >= self._scene.total_steps:
-                return "the run is finished"
+                return str(self._scene.end) if self._scene.end is not None else "the run is finished"
             if steps is not None and self._watch.tally.entries_all >= steps:
                 return f"{steps} steps were seen"
             self._screen.tick()
@@ -140,7 +140,8 @@ class _Follower:
         self._watch.told_head(news.head_step)
         if isinstance(news, Facts):
             self._scene.coordinator = news.reason or "answers"
-            self._scene.total_steps = news.config.clock.steps
+            self._scene.end = news.end
+            self._scene.total_steps = news.total_steps if news.end or news.total_steps else news.config.clock.steps
             self._overlay.dial(tuple(dict.fromkeys([*self._invite.bootstrap, *news.bootstrap])))
             return self._watch.begin()
         return [event for entry in news.entries for event in self._watch.receive_listed(entry)]

@@ -16,6 +16,7 @@ import grpc
 
 from node.link.client import check_genesis
 from protos import limits
+from protos.end import End, open_end
 from protos.errors import NetworkError, Refusal, RefusedError
 from protos.invite import Invite
 from protos.pinned import TLS_NAME, fetch_certificate
@@ -47,6 +48,10 @@ class Facts:
     head_step: int
     reason: str
     bootstrap: tuple[str, ...]
+    total_steps: int
+    """As the coordinator says: the operator may change them, or end the run."""
+    end: End | None = None
+    """The signed end of a run that its operator ended early."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,19 @@ class LogReader(threading.Thread):
             raise RefusedError(f"the run's configuration cannot be read: {refusal.detail}") from refusal
         bootstrap = tuple(a for a in response.bootstrap[:BOOTSTRAP_MAX] if len(a) <= limits.ADDRESS_BYTES_MAX)
         reason = response.reason if response.phase == pb.Phase.PHASE_WAITING else ""
-        return Facts(config, response.head_step, reason, bootstrap)
+        return Facts(config, response.head_step, reason, bootstrap, response.total_steps, self._end(response))
+
+    def _end(self, response: pb.GetRunResponse) -> End | None:
+        """The end that the answer has, verified. RefusedError for one that the coordinator did not sign."""
+        if not response.HasField("end"):
+            return None
+        data, invite = response.end.SerializeToString(deterministic=True), self._invite
+        try:
+            return open_end(data, run_id=invite.run_id, coordinator=invite.coordinator_public_key)
+        except Refusal as refusal:
+            raise RefusedError(
+                f"the coordinator shows an end of the run that does not hold: {refusal.detail}"
+            ) from refusal
 
     def _page(self, step: int) -> Page:
         request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=step)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from node.watch.supervisor import OverlayStatus
 from node.watch.view import AnnouncementSeen, EntrySeen, Event, Refused, Watch
+from protos.end import End
 from protos.identity import peer_id, short
 from protos.text import printable
 
@@ -29,6 +30,7 @@ class Scene:
     name: str
     watch: Watch
     total_steps: int | None = None
+    end: End | None = None
     overlay: OverlayStatus = OverlayStatus(0, 0)  # noqa: RUF009 - frozen
     coordinator: str = "asking"
 

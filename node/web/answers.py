@@ -96,6 +96,29 @@ class Feed(Answer):
     events: list[Happened]
 
 
+class Failure(Answer):
+    """How many peers say that they could not join, for one reason, with one version. Nobody signs it."""
+
+    reason: str
+    """version, device, memory, tokenizer, data, model, state, refused or other."""
+    version: str
+    count: int
+    """Since the coordinator started."""
+
+
+class HeldOut(Answer):
+    """The held-out loss of the state after `step`, as volunteers signed it."""
+
+    step: int
+    loss: float
+    """The median of `peers` evaluations of the same samples."""
+    peers: int
+    spread: float
+    """The largest difference between evaluations on one kind of device."""
+    agrees: bool
+    """Whether the spread is at most 0.001: the states are equal, so a larger one is a fault or a lie."""
+
+
 class Run(Answer):
     """One run."""
 
@@ -133,6 +156,10 @@ class Run(Answer):
     peers_known: int
     events: list[Happened]
     """The newest, oldest first; at most 64."""
+    held_out: list[HeldOut]
+    """Oldest first; of many, every n-th: at most 120."""
+    failures: list[Failure]
+    """The most frequent first."""
     problem: str
     looked: float | None
     """When the coordinator last answered."""

@@ -8,18 +8,25 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from protos.accounts import Account, Accounts
+from protos.changes import Settings, words
+from protos.errors import Refusal
+from protos.evaluation import Evaluation, Figure, figure, open_evaluation
 from protos.figures import loss_of
 from protos.identity import peer_id
+from protos.limits import EVALUATIONS_MAX
 from protos.log import Entry
 from protos.text import printable
 
 STEPS_MAX: Final = 8_000_000
 """Steps of one run that the page keeps figures of: some 60 bytes each."""
 EVENTS_MAX: Final = 512
+EVALUATED_STEPS_MAX: Final = 4096
+"""Evaluated states that the page keeps figures of: the newest."""
 SPEED_LOOKS: Final = 61
 """Looks that found new entries, over which the page measures the speed of a run: a minute of a fast run."""
 STILL_TIMES: Final = 3.0
@@ -64,6 +71,9 @@ class Book:
         self.events: deque[Happening] = deque(maxlen=EVENTS_MAX)
         self.votes = 0
         self._happened = 0
+        self._settings: Settings = ()
+        self._run_id = run_id
+        self._evaluated: dict[int, dict[bytes, Evaluation]] = {}
         self._loss, self._seen = array("d"), array("d")
         # Sums over the steps so far: a mean over any steps costs two look-ups.
         self._tokens, self._bytes, self._peers = array("Q", [0]), array("Q", [0]), array("Q", [0])
@@ -114,8 +124,32 @@ class Book:
         for one in self.accounts.exclusions[excluded:]:
             by = " by the operator" if one.by_operator else ""
             self.tell("excluded", f"{one.id} is excluded{by}: {one.reason}", seen)
+        self.take(entry.evaluations)
+        if entry.settings != self._settings:
+            changed = tuple(item for item in entry.settings if item not in self._settings)
+            self._settings = entry.settings
+            self.tell("changed", f"the operator changed the run from step {entry.step} on: {words(changed)}", seen)
         for key in entry.readmitted:
             self.tell("readmitted", f"the operator admits {peer_id(key)} again", seen)
+
+    def take(self, envelopes: Iterable[bytes]) -> None:
+        """Add held-out losses that peers signed, from an entry or from the facts. Those that do not verify are left out."""
+        for envelope in envelopes:
+            try:
+                found = open_evaluation(envelope, run_id=self._run_id)
+            except Refusal:
+                continue
+            known = self._evaluated.setdefault(found.step, {})
+            if found.author in known or len(known) < EVALUATIONS_MAX:
+                known.setdefault(found.author, found)
+            while len(self._evaluated) > EVALUATED_STEPS_MAX:
+                del self._evaluated[min(self._evaluated)]
+
+    def held_out(self, points_max: int) -> list[Figure]:
+        """The held-out losses, oldest first; of many, every n-th, and always the newest."""
+        steps = sorted(self._evaluated)
+        width = max(-(-len(steps) // points_max), 1)
+        return [figure(list(self._evaluated[step].values())) for step in steps[::-1][::width][::-1]]
 
     def tell(self, kind: str, text: str, seen: float | None) -> None:
         """Add an event to the feed; the oldest events leave a full feed. Of snapshots in a row only the newest stays."""

@@ -29,6 +29,8 @@ LOOK_SECONDS: Final = 1.0
 FINISHED_LOOK_SECONDS: Final = 15.0
 AGAIN_SECONDS_MIN: Final = 0.5
 AGAIN_SECONDS_MAX: Final = 15.0
+EVALUATIONS_READ_MAX: Final = 64
+"""Evaluations of the last states, which the coordinator tells beside the log: the last of a run are in no entry."""
 LIVE_ENTRIES_MAX: Final = 64
 """Entries that one look finds are seen live if they are at most so many, and the look before was up to date."""
 ENTRIES_AT_ONCE: Final = 32
@@ -104,6 +106,7 @@ class Followed:
         facts, config = await client.get_run()
         self.config, self.head_step = config, facts.head_step
         await self._catch_up(client)
+        self.book.take(facts.evaluations[:EVALUATIONS_READ_MAX])
         before, self.facts = self.facts, facts
         self.looked = time.time()
         self.book.looked(self.looked)

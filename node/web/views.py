@@ -10,6 +10,7 @@ from node.web.book import Happening, finite
 from node.web.followed import Followed
 from node.web.observed import here, peers_of
 from protos.accounts import Account
+from protos.failures import failure_values
 from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES
 from protos.owner import NOBODY, Owner, groups, owners_of
@@ -22,6 +23,7 @@ ALLREDUCE_BYTES_PER_PARAMETER: Final = 8
 """A ring sends each fp32 twice: once to reduce, once to gather."""
 PEERS_MAX: Final = 256
 EVENTS_MAX: Final = 64
+HELD_OUT_MAX: Final = 120
 EXCLUSIONS_MAX: Final = 256
 OWNERS_MAX: Final = 256
 STEPS_OF_A_RUN_MAX: Final = 1 << 40
@@ -55,9 +57,9 @@ def line_of(run: Followed) -> answers.RunLine:
 
 
 def _steps_of(run: Followed) -> int:
-    """As the run's settings say, or the step at which its operator ended it."""
-    planned = 0 if run.config is None else min(run.config.clock.steps, STEPS_OF_A_RUN_MAX)
-    return planned if run.facts is None or not run.facts.HasField("end") else min(run.facts.total_steps, planned)
+    """As the run's settings say now, or the step at which its operator ended it."""
+    planned = 0 if run.config is None else run.config.clock.steps
+    return min(planned if run.facts is None else run.facts.total_steps, STEPS_OF_A_RUN_MAX)
 
 
 def run_of(run: Followed) -> answers.Run:
@@ -90,6 +92,8 @@ def run_of(run: Followed) -> answers.Run:
         peers_connected=len(here(facts)),
         peers_known=len(facts.peers),
         events=[_event(it) for it in list(book.events)[-EVENTS_MAX:]],
+        failures=[answers.Failure(**row) for row in failure_values(facts.failures)],
+        held_out=[answers.HeldOut(**it.values()) for it in book.held_out(HELD_OUT_MAX)],
         looked=run.looked,
     )
 

@@ -24,6 +24,19 @@ class PeerPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PEER_PHASE_READY: _ClassVar[PeerPhase]
     PEER_PHASE_ABSENT: _ClassVar[PeerPhase]
 
+class JoinFailure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOIN_FAILURE_UNSPECIFIED: _ClassVar[JoinFailure]
+    JOIN_FAILURE_VERSION: _ClassVar[JoinFailure]
+    JOIN_FAILURE_DEVICE: _ClassVar[JoinFailure]
+    JOIN_FAILURE_MEMORY: _ClassVar[JoinFailure]
+    JOIN_FAILURE_TOKENIZER: _ClassVar[JoinFailure]
+    JOIN_FAILURE_DATA: _ClassVar[JoinFailure]
+    JOIN_FAILURE_MODEL: _ClassVar[JoinFailure]
+    JOIN_FAILURE_STATE: _ClassVar[JoinFailure]
+    JOIN_FAILURE_REFUSED: _ClassVar[JoinFailure]
+    JOIN_FAILURE_OTHER: _ClassVar[JoinFailure]
+
 class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     NOTICE_KIND_UNSPECIFIED: _ClassVar[NoticeKind]
@@ -42,6 +55,7 @@ class RunChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_CHANGE_UNARCHIVE: _ClassVar[RunChange]
     RUN_CHANGE_DELETE: _ClassVar[RunChange]
     RUN_CHANGE_DECAY: _ClassVar[RunChange]
+    RUN_CHANGE_SETTINGS: _ClassVar[RunChange]
 PHASE_UNSPECIFIED: Phase
 PHASE_WAITING: Phase
 PHASE_OPEN: Phase
@@ -50,6 +64,16 @@ PEER_PHASE_UNSPECIFIED: PeerPhase
 PEER_PHASE_SYNCING: PeerPhase
 PEER_PHASE_READY: PeerPhase
 PEER_PHASE_ABSENT: PeerPhase
+JOIN_FAILURE_UNSPECIFIED: JoinFailure
+JOIN_FAILURE_VERSION: JoinFailure
+JOIN_FAILURE_DEVICE: JoinFailure
+JOIN_FAILURE_MEMORY: JoinFailure
+JOIN_FAILURE_TOKENIZER: JoinFailure
+JOIN_FAILURE_DATA: JoinFailure
+JOIN_FAILURE_MODEL: JoinFailure
+JOIN_FAILURE_STATE: JoinFailure
+JOIN_FAILURE_REFUSED: JoinFailure
+JOIN_FAILURE_OTHER: JoinFailure
 NOTICE_KIND_UNSPECIFIED: NoticeKind
 NOTICE_KIND_SNAPSHOT: NoticeKind
 NOTICE_KIND_RESYNC: NoticeKind
@@ -63,6 +87,7 @@ RUN_CHANGE_ARCHIVE: RunChange
 RUN_CHANGE_UNARCHIVE: RunChange
 RUN_CHANGE_DELETE: RunChange
 RUN_CHANGE_DECAY: RunChange
+RUN_CHANGE_SETTINGS: RunChange
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id", "bootstrap_only")
@@ -73,7 +98,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., bootstrap_only: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived", "in_line")
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived", "in_line", "changed", "evaluations", "failures")
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +119,9 @@ class GetRunResponse(_message.Message):
     END_FIELD_NUMBER: _ClassVar[int]
     ARCHIVED_FIELD_NUMBER: _ClassVar[int]
     IN_LINE_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     genesis: _log_pb2.Genesis
     phase: Phase
     head_step: int
@@ -114,7 +142,18 @@ class GetRunResponse(_message.Message):
     end: _envelope_pb2.SignedEnvelope
     archived: bool
     in_line: int
-    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ..., in_line: _Optional[int] = ...) -> None: ...
+    changed: _containers.RepeatedCompositeFieldContainer[ChangedSetting]
+    evaluations: _containers.RepeatedScalarFieldContainer[bytes]
+    failures: _containers.RepeatedCompositeFieldContainer[JoinFailures]
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ..., in_line: _Optional[int] = ..., changed: _Optional[_Iterable[_Union[ChangedSetting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ..., failures: _Optional[_Iterable[_Union[JoinFailures, _Mapping]]] = ...) -> None: ...
+
+class ChangedSetting(_message.Message):
+    __slots__ = ("setting", "from_step")
+    SETTING_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    setting: _log_pb2.Setting
+    from_step: int
+    def __init__(self, setting: _Optional[_Union[_log_pb2.Setting, _Mapping]] = ..., from_step: _Optional[int] = ...) -> None: ...
 
 class Withdrawn(_message.Message):
     __slots__ = ("from_step", "to_step")
@@ -198,6 +237,30 @@ class SnapshotRef(_message.Message):
     not_kept: bool
     def __init__(self, step: _Optional[int] = ..., root: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., holders: _Optional[_Iterable[bytes]] = ..., not_kept: _Optional[bool] = ...) -> None: ...
 
+class TellFailureRequest(_message.Message):
+    __slots__ = ("run_id", "reason", "software_version")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    reason: JoinFailure
+    software_version: str
+    def __init__(self, run_id: _Optional[bytes] = ..., reason: _Optional[_Union[JoinFailure, str]] = ..., software_version: _Optional[str] = ...) -> None: ...
+
+class TellFailureResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class JoinFailures(_message.Message):
+    __slots__ = ("reason", "software_version", "count")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    reason: JoinFailure
+    software_version: str
+    count: int
+    def __init__(self, reason: _Optional[_Union[JoinFailure, str]] = ..., software_version: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
 class GetChallengeRequest(_message.Message):
     __slots__ = ("run_id",)
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -261,7 +324,7 @@ class JoinBody(_message.Message):
     def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ..., ticket: _Optional[bytes] = ..., anchor: _Optional[bool] = ..., format_version: _Optional[int] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("session_id", "head_step", "head_hash", "snapshot", "bootstrap", "earlier", "withdrawn")
+    __slots__ = ("session_id", "head_step", "head_hash", "snapshot", "bootstrap", "earlier", "withdrawn", "settings")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
     HEAD_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +332,7 @@ class JoinResponse(_message.Message):
     BOOTSTRAP_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     head_step: int
     head_hash: bytes
@@ -276,7 +340,8 @@ class JoinResponse(_message.Message):
     bootstrap: _containers.RepeatedScalarFieldContainer[str]
     earlier: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
     withdrawn: _containers.RepeatedCompositeFieldContainer[Withdrawn]
-    def __init__(self, session_id: _Optional[bytes] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ...) -> None: ...
+    settings: _containers.RepeatedCompositeFieldContainer[_log_pb2.Setting]
+    def __init__(self, session_id: _Optional[bytes] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., settings: _Optional[_Iterable[_Union[_log_pb2.Setting, _Mapping]]] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("envelope",)
@@ -363,7 +428,7 @@ class ReportRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused", "owner")
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused", "owner", "evaluations")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +444,7 @@ class ReportBody(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     sequence: int
     announcement: _envelope_pb2.SignedEnvelope
@@ -394,7 +460,8 @@ class ReportBody(_message.Message):
     held: HeldPlaces
     paused: bool
     owner: Owner
-    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ...) -> None: ...
+    evaluations: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class HeldPlaces(_message.Message):
     __slots__ = ("step", "attempt", "places", "payloads_sha256")
@@ -681,18 +748,20 @@ class SteerRunRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class SteerRunBody(_message.Message):
-    __slots__ = ("run_id", "nonce", "change", "reason", "steps")
+    __slots__ = ("run_id", "nonce", "change", "reason", "steps", "settings")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
     nonce: bytes
     change: RunChange
     reason: str
     steps: int
-    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., change: _Optional[_Union[RunChange, str]] = ..., reason: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
+    settings: _containers.RepeatedCompositeFieldContainer[_log_pb2.Setting]
+    def __init__(self, run_id: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., change: _Optional[_Union[RunChange, str]] = ..., reason: _Optional[str] = ..., steps: _Optional[int] = ..., settings: _Optional[_Iterable[_Union[_log_pb2.Setting, _Mapping]]] = ...) -> None: ...
 
 class SteerRunResponse(_message.Message):
     __slots__ = ()

@@ -45,6 +45,11 @@ class CoordinatorServiceStub:
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.GetChallengeRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_coordinator__pb2.GetChallengeResponse.FromString,
                 _registered_method=True)
+        self.TellFailure = channel.unary_unary(
+                '/swarmentum.v1.CoordinatorService/TellFailure',
+                request_serializer=protos_dot_v1_dot_coordinator__pb2.TellFailureRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_coordinator__pb2.TellFailureResponse.FromString,
+                _registered_method=True)
         self.MayJoin = channel.unary_unary(
                 '/swarmentum.v1.CoordinatorService/MayJoin',
                 request_serializer=protos_dot_v1_dot_coordinator__pb2.MayJoinRequest.SerializeToString,
@@ -95,6 +100,13 @@ class CoordinatorServiceServicer:
 
     def GetChallenge(self, request, context):
         """A single-use challenge for Join.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TellFailure(self, request, context):
+        """What kept a peer from joining, for the operator's counts. Without a key or a name; nothing follows from it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,6 +174,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.GetChallenge,
                     request_deserializer=protos_dot_v1_dot_coordinator__pb2.GetChallengeRequest.FromString,
                     response_serializer=protos_dot_v1_dot_coordinator__pb2.GetChallengeResponse.SerializeToString,
+            ),
+            'TellFailure': grpc.unary_unary_rpc_method_handler(
+                    servicer.TellFailure,
+                    request_deserializer=protos_dot_v1_dot_coordinator__pb2.TellFailureRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_coordinator__pb2.TellFailureResponse.SerializeToString,
             ),
             'MayJoin': grpc.unary_unary_rpc_method_handler(
                     servicer.MayJoin,
@@ -254,6 +271,33 @@ class CoordinatorService:
             '/swarmentum.v1.CoordinatorService/GetChallenge',
             protos_dot_v1_dot_coordinator__pb2.GetChallengeRequest.SerializeToString,
             protos_dot_v1_dot_coordinator__pb2.GetChallengeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TellFailure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmentum.v1.CoordinatorService/TellFailure',
+            protos_dot_v1_dot_coordinator__pb2.TellFailureRequest.SerializeToString,
+            protos_dot_v1_dot_coordinator__pb2.TellFailureResponse.FromString,
             options,
             channel_credentials,
             insecure,

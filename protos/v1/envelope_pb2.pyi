@@ -18,6 +18,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_ADMIN: _ClassVar[Kind]
     KIND_TICKET: _ClassVar[Kind]
     KIND_RUN_END: _ClassVar[Kind]
+    KIND_EVALUATION: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 KIND_ANNOUNCEMENT: Kind
 KIND_LOG_ENTRY: Kind
@@ -29,6 +30,7 @@ KIND_PEER_RECORD: Kind
 KIND_ADMIN: Kind
 KIND_TICKET: Kind
 KIND_RUN_END: Kind
+KIND_EVALUATION: Kind
 
 class SignedEnvelope(_message.Message):
     __slots__ = ("kind", "run_id", "public_key", "body", "signature")

@@ -87,7 +87,7 @@ class Judged(_message.Message):
     def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., arrival: _Optional[_Iterable[bytes]] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LogEntry(_message.Message):
-    __slots__ = ("step", "parent_hash", "contributions", "lr_bits", "parent_state_digest", "returned_samples", "next_sample", "trials", "exclusions", "readmitted")
+    __slots__ = ("step", "parent_hash", "contributions", "lr_bits", "parent_state_digest", "returned_samples", "next_sample", "trials", "exclusions", "readmitted", "settings", "evaluations")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,8 @@ class LogEntry(_message.Message):
     TRIALS_FIELD_NUMBER: _ClassVar[int]
     EXCLUSIONS_FIELD_NUMBER: _ClassVar[int]
     READMITTED_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     step: int
     parent_hash: bytes
     contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
@@ -108,7 +110,31 @@ class LogEntry(_message.Message):
     trials: _containers.RepeatedCompositeFieldContainer[Contribution]
     exclusions: _containers.RepeatedCompositeFieldContainer[Exclusion]
     readmitted: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ..., trials: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., readmitted: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    settings: _containers.RepeatedCompositeFieldContainer[Setting]
+    evaluations: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ..., trials: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., readmitted: _Optional[_Iterable[bytes]] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("step", "loss", "tokens", "set_sha256", "device")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SET_SHA256_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    loss: float
+    tokens: int
+    set_sha256: bytes
+    device: str
+    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., set_sha256: _Optional[bytes] = ..., device: _Optional[str] = ...) -> None: ...
+
+class Setting(_message.Message):
+    __slots__ = ("key", "value_json")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_JSON_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value_json: str
+    def __init__(self, key: _Optional[str] = ..., value_json: _Optional[str] = ...) -> None: ...
 
 class RunEnd(_message.Message):
     __slots__ = ("step", "entry_hash", "reason")

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import io
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -44,9 +45,11 @@ from node.wire.codec import Update, encode_update
 from node.wire.validate import UpdateDoor
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, Share
+from protos.changes import changed_values, settings_body, settings_from_body, settings_of, with_settings
 from protos.end import open_end
 from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse, seal_bytes
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
+from protos.evaluation import figures, open_evaluation, reopen_evaluation
 from protos.identity import Identity
 from protos.invite import SCHEME, Invite
 from protos.log import Contribution, Entry, Exclusion, Tick, entry_body, lr_to_bits, open_entry, open_tick, tick_body
@@ -378,6 +381,25 @@ def _archived_records(data: bytes) -> None:
         files.unpacked(parse(archive_pb2.ArchivedPayload, record).payload_zstd)
 
 
+def evaluation(data: bytes) -> None:
+    """A held-out loss: its body with a good signature, and as a coordinator that signs entries may give it."""
+    signed = seal_bytes(STRANGER, Kind.KIND_EVALUATION, RUN, data).SerializeToString()
+    with suppress(Refusal):
+        reopen_evaluation(data)
+    figures([signed, data], RUN)
+    found = open_evaluation(signed, run_id=RUN)
+    assert 0 <= found.loss < math.inf
+
+
+def settings(data: bytes) -> None:
+    """The changed settings of an entry, and what they make of a run; and those of the facts, for people."""
+    body = parse(log_pb2.LogEntry, data)
+    shown_ = changed_values(coordinator_pb2.ChangedSetting(setting=it, from_step=1) for it in body.settings)
+    assert all(row["key"].isprintable() for row in shown_)
+    config_ = with_settings(RunConfig(), settings_from_body(body.settings))
+    assert config_.model_dump_json()
+
+
 DOORS: dict[str, Door] = {
     "envelope": envelope,
     "announcement": announcement,
@@ -399,6 +421,8 @@ DOORS: dict[str, Door] = {
     "archive": archive,
     "starting-state": starting_state,
     "end": end,
+    "evaluation": evaluation,
+    "settings": settings,
     "pushed-votes": pushed_votes,
     "control": control,
     "reach": reach_stream,
@@ -470,6 +494,14 @@ def seeds() -> dict[str, list[bytes]]:
         "pushed-votes": [bytes([len(pushed)]) + pushed + b"votes"],
         "reach": [b"\x02\x00\x50\x01\xbb", b"\x01\x0811.0.0.2\x01\x00", b"\x00\x0484.1"],
         "control": [b'"command": "me", "steps": 3}', b'{"command": "me"}'],
+        "evaluation": [
+            log_pb2.Evaluation(step=5, loss=2.5, tokens=64, set_sha256=HASH, device="cpu").SerializeToString()
+        ],
+        "settings": [
+            log_pb2.LogEntry(
+                settings=settings_body(settings_of({"clock.steps": 9, "optimizer.lr": 0.5, "admission.mode": "invite"}))
+            ).SerializeToString()
+        ],
         "starting-state": [start_body(StartingState(RUN, HASH, STEP, HASH, HASH, 64, HASH, 9)).SerializeToString()],
     }
 

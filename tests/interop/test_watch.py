@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from node.watch.app import topic_of
+from protos.end import End, seal_end
 from protos.envelope import Kind, seal
 from protos.identity import Identity, peer_id
 from protos.invite import Invite
@@ -90,6 +91,19 @@ async def test_it_follows_a_run_to_its_end(tmp_path: Path) -> None:
     announced = [line for line in watch.lines if line["event"] == "announcement"]
     assert len(announced) == summary["announcements"] == 12
     assert {line["peer"] for line in announced} == {peer_id(p.public_key) for p in here.log.peers}
+
+
+async def test_it_ends_where_the_operator_ended_the_run_and_says_why(tmp_path: Path) -> None:
+    async with world(tmp_path) as here, watching(here.invite.link()) as watch:
+        await watch.overlay()
+        for step in (1, 2):
+            await here.step()
+            await watch.entry(step)
+        end = End(2, here.log.head, "the loss is good enough")
+        here.coordinator.end = seal_end(here.log.coordinator, here.invite.run_id, end)
+        code, summary, _ = await watch.end()
+    assert (code, summary["why"]) == (0, "the operator ended the run at step 2: the loss is good enough")
+    assert (summary["head_step"], summary["total_steps"]) == (2, 2)
 
 
 async def test_it_fetches_what_gossip_did_not_bring(tmp_path: Path) -> None:

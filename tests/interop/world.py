@@ -51,9 +51,14 @@ class FakeCoordinator(rpc.CoordinatorServiceServicer):
         self.entries: list[SignedEntry] = []
         self.bootstrap: tuple[str, ...] = ()
         self.lists = 0
+        self.end: envelope_pb2.SignedEnvelope | None = None
 
     async def GetRun(self, request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:  # noqa: N802
-        return pb.GetRunResponse(genesis=self.genesis, head_step=len(self.entries), bootstrap=self.bootstrap)
+        facts = pb.GetRunResponse(genesis=self.genesis, head_step=len(self.entries), bootstrap=self.bootstrap)
+        if self.end is not None:
+            facts.end.CopyFrom(self.end)
+            facts.total_steps = len(self.entries)
+        return facts
 
     async def ListEntries(self, request: pb.ListEntriesRequest, context: Any) -> pb.ListEntriesResponse:  # noqa: N802
         self.lists += 1

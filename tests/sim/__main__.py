@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from itertools import pairwise
 from pathlib import Path
 
 SHM = Path("/dev/shm")
@@ -88,13 +89,21 @@ def _check(world, finished: bool, names: list[str] | None) -> None:  # type: ign
         f"{world.coordinator.hub.runs[world.coordinator.run_id].run.reason}; "
         f"peers at {[(p.name, p.replica.step if p.replica else None, p.finished) for p in world.peers]}"
     )
-    assert head == world.config.clock.steps, f"the run ended at step {head}"
+    run = world.coordinator.hub.runs[world.coordinator.run_id].run
+    assert head == run.config.clock.steps, f"the run ended at step {head}"
     final = {peer.replica.whole_digest() for peer in world.peers if peer.finished}
     assert len(final) == 1, "the final states differ"
     journal = Journal(world.coordinator.url, world.coordinator.identity)
     try:
         world.checkers.journal(journal.records(world.coordinator.run_id), world.coordinator.run_id, world.config)
         entries = [r.entry for r in journal.records(world.coordinator.run_id) if isinstance(r, EntryCommitted)]
+        named = [entry.settings for entry in entries]
+        assert named == [run.settings_at(entry.step) for entry in entries], (
+            "an entry names other settings than the journal"
+        )
+        changed = sum(one != before for before, one in pairwise([(), *named]))
+        if changed:
+            world.note(f"{changed} changes of settings are in the log; the run ended at step {head}")
         empty = sum(c.payload_sha256 in world.misnamed for entry in entries for c in entry.contributions)
         if world.misnamed:
             world.note(

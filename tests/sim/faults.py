@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from coordinator.clock.events import ExclusionAsked, ReadmissionAsked
+from coordinator.clock.events import ChangeAsked, ExclusionAsked, PauseAsked, ReadmissionAsked, ResumeAsked
+from protos.changes import settings_of
 from tests.sim.network import COORDINATOR, Weather
 from tests.sim.world import World
 
@@ -107,6 +108,19 @@ def exclude(world: World, fault: Fault) -> Callable[[], None]:
     return lambda: world.operate(ReadmissionAsked(key))
 
 
+def change(world: World, fault: Fault) -> Callable[[], None]:
+    """The operator pauses the run, and lets it go on with another length, other snapshots, and another rate and batch."""
+    values = {
+        "clock.steps": world.config.clock.steps + 2 * fault.who,
+        "clock.snapshot_every": (2, 3, 7)[fault.who % 3],
+        "clock.batch_samples": 12 + 4 * fault.who,
+        "optimizer.lr": 1e-3 * (1 + fault.who),
+    }
+    world.operate(PauseAsked("other settings"))
+    world.operate(ChangeAsked(settings_of(values)))
+    return lambda: world.operate(ResumeAsked())
+
+
 def full_peer_disk(world: World, fault: Fault) -> Callable[[], None]:
     peer = world.peers[fault.who]
     peer.full = True
@@ -126,7 +140,7 @@ FAULTS = {
 }
 """By name; each returns what ends it."""
 
-ALONE = {"bit-flip": bit_flip, "misname": misname, "exclude": exclude}
+ALONE = {"bit-flip": bit_flip, "misname": misname, "exclude": exclude, "change": change}
 """Those that are only drawn when they are asked for: where memory is bad and others crash, the wrong replica may be all that is
 left; where nobody names the right length, every step is empty; and an operator's decisions are no faults."""
 

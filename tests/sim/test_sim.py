@@ -106,3 +106,10 @@ def test_a_hundred_strangers_harm_nothing_in_a_run_of_fifty_with_an_anchor() -> 
     assert (besieged.stranger_votes, besieged.wrong_digests, besieged.lost_honest) == (0, 0, 0)
     assert besieged.seconds <= 1.25 * calm.seconds, "of virtual time"
     assert besieged.distance <= 1.05 * calm.distance
+
+
+def test_changed_settings_reach_every_replica_whatever_crashes() -> None:
+    """Peers that join late and a coordinator that starts again have them, and every entry names those of the journal."""
+    told = finished(start("--seed", "3", "--faults", "change", "crash-peer", "crash-coordinator"))
+    assert re.search(r"[1-9]\d* changes of settings are in the log", told), told
+    finished(start("--seeds", "4", "8", "--faults", "change", "crash-peer", "crash-coordinator"))

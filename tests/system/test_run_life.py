@@ -99,6 +99,55 @@ def test_a_run_is_paused_goes_on_ends_early_and_is_loaded_by_a_late_joiner(swarm
     assert code == 2, "no such run"
 
 
+@pytest.mark.long
+def test_changed_settings_reach_peers_late_joiners_archives_and_forks(tmp_path: Path) -> None:
+    """The run also has held-out losses, which the peers that store a state report."""
+    run = RUN.replace("snapshot_every = 1000", "snapshot_every = 5") + "[evaluation]\nevery = 10\nsamples = 8\n"
+    swarm = LocalSwarm(tmp_path, run)
+    try:
+        ada, bob = swarm.join("ada", "--archive"), swarm.join("bob")
+        swarm.wait_step("ada", 5)
+        at = _paused(swarm)
+        changes = ("clock.snapshot_every=10", "clock.batch_samples=24", "optimizer.lr=0.004")
+        done = swarm.operate("run", "change", "short-lived", *changes)
+        assert {row["from_step"] for row in done["changed"]} == {at + 1}
+        swarm.processes["coordinator"].kill()
+        swarm.serve(swarm.serving["port"])
+        swarm.operate("run", "resume", "short-lived")
+        swarm.wait_step("ada", at + 12)
+        then = _paused(swarm)  # a joiner loads a state after the change, and may replay no entry
+        late = swarm.join("cyd")
+        wait_for("the late joiner", lambda: len(_ready(swarm.status())) == 3)
+        assert swarm.join("eve", "--data", "/nowhere").finish(60)[0] == 2
+        [failure] = swarm.operate("run", "show", "short-lived")["failures"]
+        assert (failure["reason"], failure["count"]) == ("data", 1)
+        last = then + 20
+        assert swarm.operate("run", "change", "short-lived", f"clock.steps={last}")["steps"] == last
+        swarm.operate("run", "resume", "short-lived")
+        for peer in (ada, bob, late):
+            code, summary = peer.finish(120)
+            assert code == 0, peer.log.read_text()[-2000:]
+            assert summary["step"] == last
+        same = digests_by_step(swarm.steps("ada"), swarm.steps("bob"), swarm.steps("cyd"))
+        assert all(len(found) == 1 for found in same.values())
+        status = swarm.status()
+        assert (status["phase"], status["steps"], status["snapshot"]["step"]) == ("finished", last, last)
+        held_out = status["held_out"][-1]
+        assert (held_out["step"], held_out["agrees"]) == (last, True)
+        assert 0 < held_out["loss"] < 6
+        assert held_out["peers"] >= 2, "drawn peers that store the state of the last step"
+        assert {row["key"]: row["value"] for row in status["changed"]}["clock.batch_samples"] == 24
+        code, verdict = swarm.start("verify", "node", "verify", str(swarm.folder / "ada"), "--json").finish()
+        assert (code, verdict["ok"], verdict["last_step"]) == (0, True, last), verdict
+        first = {"step": at + 1, "clock.snapshot_every": 10, "clock.batch_samples": 24, "optimizer.lr": 0.004}
+        assert verdict["changes"] == [first, {"step": then + 1, "clock.steps": last}]
+        fork = swarm.operate("run", "fork", "short-lived", "--name", "after")
+        shown = {row["key"]: row["value"] for row in swarm.operate("run", "show", fork["run"])["settings"]}
+        assert (shown["optimizer.lr"], shown["clock.snapshot_every"]) == (0.004, 10)
+    finally:
+        swarm.close()
+
+
 @pytest.mark.nightly
 def test_a_decay_by_hand_reaches_every_replica_and_ends_the_run(tmp_path: Path) -> None:
     run = RUN + '[optimizer]\nschedule = "wsd"\nwarmup_steps = 2\nlr = 0.01\nlr_final_ratio = 0.0\n'
@@ -119,6 +168,13 @@ def test_a_decay_by_hand_reaches_every_replica_and_ends_the_run(tmp_path: Path) 
         assert swarm.status()["reason"].endswith(": its learning rate has decayed")
     finally:
         swarm.close()
+
+
+def _paused(swarm: LocalSwarm) -> int:
+    """Pause the run; its newest step."""
+    swarm.operate("run", "pause", "short-lived")
+    step: int = wait_for("a paused run", lambda: (now := swarm.status())["phase"] == "paused" and now)["step"]
+    return step
 
 
 def _ready(status: dict[str, object]) -> list[object]:

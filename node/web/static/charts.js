@@ -3,6 +3,7 @@ import { cell, element, figures } from "./words.js";
 
 const HEIGHT = 240;
 const ROWS_MAX = 60;
+const BESIDE = "held out";
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -29,19 +30,25 @@ export class Chart {
     return Math.max(this.place.clientWidth, 200);
   }
 
-  // `x`: {label, values, time, show}; `y`: values, null where there is none.
-  draw(x, y) {
+  // `x`: {label, values, time, show}; `y`: values, null where there is none; `beside`: more values, as points.
+  draw(x, y, beside = []) {
     const fits = y.map((value, index) => index).filter((index) => y[index] !== null && x.values[index] !== null);
     this.x = { ...x, values: fits.map((index) => x.values[index]) };
     this.y = fits.map((index) => y[index]);
+    const more = fits.map((index) => beside[index] ?? null);
+    this.beside = more.some((value) => value !== null) ? more : null;
     const last = this.y.at(-1);
     const words = last === undefined ? "no values yet" : `last value ${this.show(last)}`;
     this.picture.setAttribute("aria-label", `${this.label} against ${x.label}: ${words}. The table below has the values.`);
-    const key = `${x.label} ${x.time}`;
+    const key = `${x.label} ${x.time} ${this.beside !== null}`;
     if (this.plot === null || this.key !== key) this.again();
-    else this.plot.setData([this.x.values, this.y]);
+    else this.plot.setData(this.columns());
     this.key = key;
     if (this.details.open) this.rows();
+  }
+
+  columns() {
+    return this.beside === null ? [this.x.values, this.y] : [this.x.values, this.y, this.beside];
   }
 
   again() {
@@ -62,16 +69,24 @@ export class Chart {
         { label: this.label, stroke: colour("--one"), width: 2, points: { show: this.y.length < 3 }, value: (_, it) => (it == null ? "-" : this.show(it)) },
       ],
     };
+    if (this.beside !== null) {
+      options.series.push({ label: BESIDE, stroke: colour("--two"), width: 2, spanGaps: true, points: { show: true }, value: (_, it) => (it == null ? "-" : this.show(it)) });
+    }
     if (this.x.time) delete options.axes[0].values;
-    this.plot = new window.uPlot(options, [this.x.values, this.y], this.picture);
+    this.plot = new window.uPlot(options, this.columns(), this.picture);
   }
 
   rows() {
     if (!this.details.open || this.x === undefined) return;
     const width = Math.max(Math.ceil(this.y.length / ROWS_MAX), 1);
-    const picked = this.y.map((_, index) => index).filter((index) => (this.y.length - 1 - index) % width === 0);
+    const picked = this.y.map((_, index) => index).filter((index) => (this.y.length - 1 - index) % width === 0 || (this.beside ?? [])[index] != null);
     const head = element("tr", {}, cell("th", this.x.label, { scope: "col" }), cell("th", this.label, { scope: "col" }));
-    const body = picked.map((index) => element("tr", {}, cell("td", this.x.show(this.x.values[index])), cell("td", this.show(this.y[index]))));
+    if (this.beside !== null) head.append(cell("th", BESIDE, { scope: "col" }));
+    const body = picked.map((index) => {
+      const row = element("tr", {}, cell("td", this.x.show(this.x.values[index])), cell("td", this.show(this.y[index])));
+      if (this.beside !== null) row.append(cell("td", this.beside[index] === null ? "-" : this.show(this.beside[index])));
+      return row;
+    });
     const caption = element("caption", {}, width === 1 ? "All values" : `Every ${width}th value`);
     this.table.replaceChildren(caption, element("thead", {}, head), element("tbody", {}, ...body));
   }

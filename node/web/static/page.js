@@ -150,7 +150,18 @@ class Page {
   drawLoss() {
     const name = document.querySelector("input[name=x]:checked").value;
     by("no-time").hidden = name !== "seen";
-    this.charts.loss.draw({ ...X[name], time: X[name].time === true, values: this.steps[name] }, this.steps.loss);
+    this.charts.loss.draw({ ...X[name], time: X[name].time === true, values: this.steps[name] }, this.steps.loss, this.heldOut());
+  }
+
+  // The held-out losses, each in the row of the chart that its step is in.
+  heldOut() {
+    const rows = this.steps.steps;
+    const found = rows.map(() => null);
+    for (const it of this.facts?.held_out ?? []) {
+      const row = rows.findIndex((step) => step >= it.step);
+      if (row >= 0) found[row] = it.loss;
+    }
+    return found;
   }
 
   show(facts) {
@@ -189,8 +200,10 @@ class Page {
     const each = facts.payload_bytes_each;
     const reduce = facts.allreduce_bytes_each;
     const times = each !== null && reduce !== null && each > 0 ? `${figures(reduce / each)} times less` : "-";
+    const held = facts.held_out.at(-1);
     const lines = [
       ["loss", loss(facts.loss)],
+      ["held-out loss", held === undefined ? "-" : `${loss(held.loss)} at step ${whole(held.step)}, ${held.peers} peers${held.agrees ? "" : `, which differ by ${held.spread.toFixed(4)}: a peer is wrong, or lies`}`],
       ["peers connected", whole(facts.peers_connected)],
       ["votes that counted", whole(facts.votes)],
       ["tokens", figures(facts.tokens)],

@@ -19,6 +19,7 @@ from node.archive.verify import Verification, text, verify
 from node.archive.verify import line as line_of
 from node.training.replica import Replica
 from node.wire.validate import UpdateDoor
+from protos.changes import Settings
 from protos.envelope import Kind, seal
 from protos.errors import OperatorError, Refusal
 from protos.identity import Identity, peer_id
@@ -53,6 +54,8 @@ class Life:
     false_digest_at: int = 0
     exclusions: dict[int, Exclusion] = field(default_factory=dict)
     readmitted: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+    settings: Settings = ()
+    """Of the next steps."""
 
     def __post_init__(self) -> None:
         made = log_pb2.Genesis(
@@ -96,7 +99,16 @@ class Life:
         out = (self.exclusions[step],) if step in self.exclusions else ()
         back = self.readmitted.get(step, ())
         entry = Entry(
-            step, self.ada.head, contributions, lr_to_bits(LR), digest, (), step, exclusions=out, readmitted=back
+            step,
+            self.ada.head,
+            contributions,
+            lr_to_bits(LR),
+            digest,
+            (),
+            step,
+            exclusions=out,
+            readmitted=back,
+            settings=self.settings,
         )
         signed = seal_entry(COORDINATOR, self.run_id, entry)
         door = UpdateDoor(self.run_id, self.ada.layout_digest, self.ada.demo.layout.chunks, self.ada.demo.form)

@@ -228,7 +228,7 @@ class Harness:
             agreed = [r.snapshot for r in self.journal if isinstance(r, SnapshotAgreed)]
             assert effect.snapshot in agreed
         if isinstance(effect, SendNotice) and effect.kind is NoticeKind.FINISHED:
-            assert len(self.entries) == (self.settings.clock.steps if self.ended is None else self.ended)
+            assert len(self.entries) == (self.run.config.clock.steps if self.ended is None else self.ended)
 
     # ---- what always holds -------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from coordinator.clock import admission, holdings, rules, transitions
 from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendAnnouncement, SendEntry, SendNotice, SendTick
 from coordinator.clock.events import (
+    ChangeAsked,
     Claim,
     Connected,
     DecayAsked,
@@ -30,11 +31,13 @@ from coordinator.clock.events import (
 from coordinator.clock.records import Equivocated, SnapshotAgreed, SnapshotFact
 from coordinator.clock.state import PeerPhase, Phase
 from protos.assignment import Range
+from protos.changes import settings_of
 from protos.equivocation import Offence
 from protos.holdings import digest_of as digest_over
 from protos.holdings import mask_of
 from protos.log import Equivocation, Exclusion, Tick
 from protos.optimizer_config import OptimizerConfig
+from protos.run_config import EvaluationConfig
 from tests.unit.coordinator.driver import (
     LAYOUT,
     RUN_ID,
@@ -72,7 +75,7 @@ def happenings(draw: st.DrawFn) -> tuple[str, int, int, int, int]:
         "report",
         "good",
     ]
-    kinds += ["exclude", "readmit", "pause", "run pause", "run resume", "run finish", "run decay"]
+    kinds += ["exclude", "readmit", "pause", "run pause", "run resume", "run finish", "run decay", "run change"]
     return (
         draw(st.sampled_from([*kinds, "good", "good", "all good", "all good", "all good"])),
         draw(number),
@@ -129,6 +132,9 @@ def event_of(harness: Harness, kind: str, peer: int, a: int, b: int) -> list[Eve
             return [FinishAsked("")][: a > 2 and b > 1]  # not so often that nothing else happens
         case "run decay":
             return [DecayAsked(b + 1)]
+        case "run change":
+            values = {"clock.steps": a + b + 1, "clock.snapshot_every": b + 1, "clock.batch_samples": 8 + a}
+            return [PauseAsked(""), ChangeAsked(settings_of(values)), ResumeAsked()][: 2 + (a > 0)]
         case "run resume":
             return [ResumeAsked()]
         case "readmit":
@@ -248,7 +254,17 @@ def test_restored_equals_lived(clock: object, events: list[tuple[str, int, int, 
     harness.restart()
     again = harness.run
     names = ["phase", "head_step", "head_hash", "roster", "next_sample", "returned_samples", "snapshot"]
-    names += ["layout_digest", "parameters", "payload_bytes_total", "standings", "pause", "ended", "decay"]
+    names += [
+        "layout_digest",
+        "parameters",
+        "payload_bytes_total",
+        "standings",
+        "pause",
+        "ended",
+        "decay",
+        "config",
+        "changes",
+    ]
     for name in names:
         assert getattr(lived, name) == getattr(again, name), name
     assert (lived.step and lived.step.tick) == (again.step and again.step.tick)
@@ -269,10 +285,17 @@ def opened(peers: int = 3, **clock: object) -> Harness:
     return harness
 
 
-def opened_together(peers: int = 3, optimizer: OptimizerConfig | None = None, **clock: object) -> Harness:
+def opened_together(
+    peers: int = 3,
+    optimizer: OptimizerConfig | None = None,
+    evaluation: EvaluationConfig | None = None,
+    **clock: object,
+) -> Harness:
     """The same where the run could go on with a peer less, or with `min_peers`."""
     settings = config(**{"min_peers": peers - 1, "snapshot_every": 2, **clock})
-    harness = Harness(settings if optimizer is None else settings.model_copy(update={"optimizer": optimizer}))
+    sections = {"optimizer": optimizer, "evaluation": evaluation}
+    update = {name: section for name, section in sections.items() if section is not None}
+    harness = Harness(settings.model_copy(update=update))
     for n in range(peers):
         harness.feed(joined(n))
         harness.feed(Connected(key(n)))

@@ -16,6 +16,7 @@ from coordinator.clock.records import (
     DecayStarted,
     EntryCommitted,
     Equivocated,
+    Evaluated,
     Judged,
     LayoutFixed,
     OwnerNamed,
@@ -27,6 +28,7 @@ from coordinator.clock.records import (
     RunEnded,
     RunPaused,
     RunResumed,
+    SettingsChanged,
     SnapshotAgreed,
     SnapshotFact,
     TicketMade,
@@ -37,9 +39,11 @@ from coordinator.clock.records import (
 )
 from coordinator.store.journal import Journal
 from protos.assignment import Range, Share
+from protos.changes import settings_of
 from protos.end import End
 from protos.envelope import Kind, seal
 from protos.equivocation import prove
+from protos.evaluation import Evaluation, seal_evaluation
 from protos.identity import Identity
 from protos.log import Contribution, Entry, Equivocation, Exclusion, Tick, Verdict, entry_body, entry_hash, lr_to_bits
 from protos.owner import Owner
@@ -71,6 +75,10 @@ def equivocation() -> Equivocation:
 
 def verdict(like: bytes = b"") -> Verdict:
     return Verdict(3, a(1), a(2), a(3), own=1.5, difference=-2.25, overlap=0.5, like=like)
+
+
+def evaluation() -> bytes:
+    return seal_evaluation(Identity.from_seed(a(5)), RUN_ID, Evaluation(b"", 50, 2.5, 512, a(6), "cpu"))
 
 
 def entry() -> EntryCommitted:
@@ -120,6 +128,8 @@ def records() -> dict[str, Record]:
         "decay": DecayStarted(700, 300),
         "owner": OwnerNamed(17, a(3), Owner("Ada, ☕", a(4), bytes([5]) * 64)),
         "no owner": OwnerNamed(117, a(3), Owner()),
+        "evaluated": Evaluated(50, Identity.from_seed(a(5)).public_key, evaluation()),
+        "changed": SettingsChanged(700, settings_of({"clock.steps": 2000, "optimizer.lr": 5e-4})),
     }
 
 

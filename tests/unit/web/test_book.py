@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from node.web.book import EVENTS_MAX, SHARE_STEPS, Book
+from protos.evaluation import Evaluation, seal_evaluation
 from protos.figures import loss_of
 from protos.identity import peer_id
 from protos.log import Exclusion
@@ -125,3 +126,14 @@ def test_of_snapshots_in_a_row_only_the_newest_is_told() -> None:
     for step in range(5):
         book.tell("snapshot", f"snapshot {step}", None)
     assert [event.text for event in book.events] == ["snapshot 4"]
+
+
+def test_held_out_losses_of_entries_and_facts_are_thinned_and_damaged_ones_left_out() -> None:
+    book = Book(bytes(32))
+    for step in range(1, 301):
+        for number, peer in enumerate(PEERS[:2]):
+            made = Evaluation(b"", step, 2.0 + 0.002 * number, 64, bytes(32), "cpu")
+            book.take([seal_evaluation(peer, bytes(32), made), b"damaged"])
+    shown = book.held_out(120)
+    assert len(shown) == 100
+    assert (shown[-1].step, shown[-1].count, shown[-1].agrees) == (300, 2, False)

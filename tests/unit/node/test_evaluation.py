@@ -1,0 +1,112 @@
+"""The held-out loss of a stored state: its value, that it is of that state and not of the training's. ADR 53."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import torch
+from torch.nn import functional
+
+from node.data.errors import DataError
+from node.data.samples import Batch
+from node.snapshot.store import SnapshotStore
+from node.training.evaluation import Evaluator, held_out_loss, set_sha256
+from node.training.replica import Replica
+from protos.evaluation import AGREE_NATS, Evaluation
+from protos.limits import SNAPSHOT_PIECE_BYTES
+from protos.run_config import ClockConfig, EvaluationConfig, RunConfig
+from tests.unit.node.test_checks_of_a_trainer import RUN, Table, samples
+
+CONFIG = RunConfig(clock=ClockConfig(snapshot_every=5), evaluation=EvaluationConfig(every=5, samples=16))
+
+
+class Peer:
+    """A replica, its store, and an evaluator; `found` has what it reported."""
+
+    def __init__(self, folder: Path, read: Any = None) -> None:
+        self.replica = Replica(RUN, Table(), CONFIG.optimizer, 8)
+        self.store = SnapshotStore(folder, 1 << 30)
+        self.found: list[Evaluation] = []
+        self.told = threading.Event()
+        read = read or (lambda: samples().validation(CONFIG.evaluation.samples))
+        log = structlog.get_logger("test")
+        self.evaluator = Evaluator(CONFIG, self.replica, self.store, read, self.tell, 8, log)
+
+    def tell(self, made: Evaluation) -> None:
+        self.found.append(made)
+        self.told.set()
+
+    def keep(self) -> bytes:
+        image = self.replica.image()
+        pieces = list(image.pieces(SNAPSHOT_PIECE_BYTES))
+        describe = self.replica.describer(image.total_bytes)
+        manifest = describe(tuple(hashlib.sha256(piece).digest() for piece in pieces))
+        self.store.write(iter(pieces), image.total_bytes, describe)
+        return manifest.root
+
+
+def expected(table: torch.Tensor) -> float:
+    rows = torch.as_tensor(samples().validation(16))
+    logits = table[rows[:, :-1]]
+    return float(functional.cross_entropy(logits.flatten(0, 1).double(), rows[:, 1:].flatten()))
+
+
+def test_the_loss_is_of_the_stored_state_while_the_training_goes_on(tmp_path: Path) -> None:
+    peer = Peer(tmp_path)
+    table = peer.replica.demo.parameters[0].detach()
+    wanted, root = expected(table), peer.keep()
+    table.mul_(50.0)  # the training is past that state
+    peer.evaluator.agreed(5, root, 100)
+    assert peer.told.wait(30)
+    peer.evaluator.finish()
+    [made] = peer.found
+    assert (made.step, made.device, made.tokens) == (5, "cpu", samples().validation(16)[:, 1:].size)
+    assert made.loss == pytest.approx(wanted, abs=AGREE_NATS / 10)
+    assert made.set_sha256 == set_sha256(samples().validation(16))
+
+
+def test_two_peers_of_one_kind_agree_whatever_their_micro_batch() -> None:
+    model, batch = Table(), samples().validation(16)
+    found = [held_out_loss(model, batch, torch.device("cpu"), size, lambda: False, 0.0) for size in (1, 3, 16)]
+    assert max(found) - min(found) < AGREE_NATS / 100  # type: ignore[type-var,operator]
+
+
+def test_states_that_are_not_due_or_not_here_are_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.training.evaluation.STORE_SECONDS_MAX", 0.0)
+    peer = Peer(tmp_path)
+    peer.evaluator.agreed(7, peer.keep(), 100)
+    peer.evaluator.agreed(5, bytes(32), 100)
+    peer.evaluator.finish()
+    assert not peer.found
+
+
+def test_samples_that_are_not_here_yet_leave_a_state_out(tmp_path: Path) -> None:
+    asked = []
+
+    def read() -> Batch:
+        asked.append(None)
+        if len(asked) == 1:
+            raise DataError("the shard is on its way")
+        return samples().validation(16)
+
+    peer = Peer(tmp_path, read)
+    root = peer.keep()
+    peer.evaluator.agreed(5, root, 100)
+    with peer.evaluator._changed:
+        peer.evaluator._changed.wait_for(lambda: bool(asked) and not peer.evaluator._busy, 30)
+    peer.evaluator.agreed(10, root, 100)
+    assert peer.told.wait(30)
+    peer.evaluator.finish()
+    assert [made.step for made in peer.found] == [10]
+
+
+def test_a_set_has_its_own_name() -> None:
+    batch = samples().validation(16)
+    other = batch.copy()
+    other[0, 0] ^= 1
+    assert len({set_sha256(batch), set_sha256(other), set_sha256(batch[:-1])}) == 3

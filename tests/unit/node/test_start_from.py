@@ -1,0 +1,119 @@
+"""A model's weights as a starting state: their exact bits, and what does not fit. ADR 55."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from coordinator.commands.models import model_start
+from node.assemble import PIECES, folder_of
+from node.commands.start_from import INDEX, WEIGHTS, start_from
+from node.config import PeerSettings
+from node.snapshot.pieces import load
+from node.snapshot.start import check_start
+from node.snapshot.store import SnapshotStore
+from node.training.replica import Replica
+from protos.errors import OperatorError
+from protos.run_config import ModelConfig, RunConfig
+from protos.start import fork_words
+
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+CONFIG = RunConfig(model=ModelConfig(config=TINY))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY)).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
+
+
+def test_the_state_has_the_bits_of_the_model_and_passes_the_door_of_every_peer(tmp_path: Path, model: Path) -> None:
+    made = start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
+    folder = tmp_path / "home" / "runs" / folder_of(made.start.run_id) / PIECES
+    store = SnapshotStore(folder, 1 << 30)
+    [manifest] = store.manifests()
+    check_start(manifest, made.start, made.layout_digest)
+    other = AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY))
+    replica = Replica(bytes(32), other, CONFIG.optimizer, CONFIG.optimizer.vote_size)
+    load(store.file(manifest.root), replica.state)
+    for name, tensor in weights(model).items():
+        assert torch.equal(dict(other.named_parameters())[name], tensor)
+    again = start_from(CONFIG, model, PeerSettings(home=tmp_path / "other"))
+    assert again == made, "the same model is the same state on every machine"
+    assert "begins with the model" in fork_words({"run": made.start.run_id.hex(), "model": True})
+
+
+def test_a_model_in_several_files_and_in_half_precision(tmp_path: Path, model: Path) -> None:
+    found = {name: tensor.bfloat16() for name, tensor in weights(model).items()}
+    (model / WEIGHTS).unlink()
+    names = sorted(found)
+    parts = {"a.safetensors": names[:2], "b.safetensors": names[2:]}
+    for file, some in parts.items():
+        save_file({name: found[name] for name in some}, model / file)
+    index = {"weight_map": {name: file for file, some in parts.items() for name in some}}
+    (model / INDEX).write_text(json.dumps(index))
+    assert start_from(CONFIG, model, PeerSettings(home=tmp_path / "home")).parameters > 0
+    index["weight_map"][names[0]] = "../a.safetensors"
+    (model / INDEX).write_text(json.dumps(index))
+    with pytest.raises(OperatorError, match="is not a file beside it"):
+        start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.pop("model.norm.weight"), "lacks 1 parameters of run.toml's model: model.norm.weight"),
+        (lambda w: w.update(extra=torch.zeros(1)), "holds 'extra', which run.toml's model does not have"),
+        (
+            lambda w: w.update({"model.norm.weight": torch.zeros(3)}),
+            r"has the shape \[3\], and run.toml's model \[64\]",
+        ),
+        (lambda w: w["model.norm.weight"].fill_(float("nan")), "contains NaN or infinity"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path: Path, model: Path, change: object, words: str) -> None:
+    found = weights(model)
+    change(found)  # type: ignore[operator]
+    save_file(found, model / WEIGHTS)
+    with pytest.raises(OperatorError, match=words):
+        start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
+
+
+def test_what_is_no_model_and_no_start(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(OperatorError, match="neither a safetensors file nor a folder"):
+        start_from(CONFIG, tmp_path, PeerSettings(home=tmp_path / "home"))
+    (tmp_path / "bad.safetensors").write_bytes(b"?" * 64)
+    with pytest.raises(OperatorError, match="is no safetensors file"):
+        start_from(CONFIG, tmp_path / "bad.safetensors", PeerSettings(home=tmp_path / "home"))
+    with pytest.raises(OperatorError, match="swarmentum start-from RUN_TOML MODEL"):
+        model_start(tmp_path / "none.json", b"")
+    (tmp_path / "start.json").write_text('{"model": "zz"}')
+    with pytest.raises(OperatorError, match=r"is no start\.json"):
+        model_start(tmp_path / "start.json", b"")
+    made = start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
+    (tmp_path / "start.json").write_text(json.dumps(made.values()))
+    assert model_start(tmp_path / "start.json", made.layout_digest).start == made.start
+    with pytest.raises(OperatorError, match="another parameter layout"):
+        model_start(tmp_path / "start.json", bytes(32))
