@@ -35,7 +35,7 @@ def test_each_reason_has_a_word() -> None:
 def test_free_identities_make_neither_labels_nor_memory_grow() -> None:
     metrics = Metrics()
     found = Failures(metrics)
-    for number in range(10_000):
+    for number in range(500):
         found.count(RUN, number % 50, f"{number}.0.0")
         found.count(RUN, MEMORY, "<script>" * number)
     found.count(RUN, MEMORY, software_version())
@@ -44,7 +44,7 @@ def test_free_identities_make_neither_labels_nor_memory_grow() -> None:
     assert {OTHER, software_version()} <= versions
     assert len(found.of(RUN)) <= len(REASONS) * (VERSIONS_KEPT + 2)
     assert labels(metrics) == len(found.of(RUN))
-    assert sum(row.count for row in found.of(RUN)) == 20_001
+    assert sum(row.count for row in found.of(RUN)) == 1_001
 
 
 def test_an_address_and_all_together_may_tell_only_so_often() -> None:
