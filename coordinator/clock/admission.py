@@ -128,6 +128,15 @@ def places_free(run: Run, public_key: bytes) -> int:
     return max(run.config.clock.max_peers - len(_others(run, public_key)), 0)
 
 
+def may_return(run: Run) -> int:
+    """Members of the last roster that this coordinator has not heard of since its start. Before a run's first step, any place
+    may be that of a member."""
+    if not run.roster:
+        return run.config.clock.max_peers
+    members = (run.peers.get(key) for key in run.roster)
+    return sum(peer is None or (peer.phase is PeerPhase.ABSENT and not peer.gone) for peer in members)
+
+
 def _others(run: Run, public_key: bytes) -> list[Peer]:
     """The peers that have a place of the run, without this one. Anchors need none."""
     return [

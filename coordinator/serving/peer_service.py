@@ -153,9 +153,10 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
 
     def _places_free(self, run: Run, public_key: bytes, waiting: line.Line, now_ms: int) -> int:
         """Places of the run that a peer in the line may get now."""
+        free = admission.places_free(run, public_key)
         if waiting and self.hub.lines.waits_for_members(now_ms):
-            return 0
-        return admission.places_free(run, public_key)
+            free -= admission.may_return(run)
+        return max(free, 0)
 
     def _check_turn(self, runtime: RunRuntime, public_key: bytes, *, anchor: bool) -> None:
         """Raises NotAdmittedError if all free places are kept for peers in the line before the run."""

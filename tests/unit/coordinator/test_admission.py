@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.clock import admission
+from coordinator.clock.state import PeerPhase
 from protos.identity import peer_id
 from protos.run_config import AdmissionConfig
 from tests.unit.coordinator.driver import LAYOUT, joined, key, sha
@@ -20,3 +21,12 @@ def test_admit_says_why_not() -> None:
     only = replace(run_of(), config=run.config.model_copy(update={"admission": listed}))
     assert admission.admit(only, joined(1, LAYOUT))[0] is None
     assert "allow-list" in admission.admit(only, joined(2, LAYOUT))[1]
+
+
+def test_after_a_start_places_are_kept_for_members_that_were_not_heard_of() -> None:
+    run = run_of(READY, SYNCING, PeerPhase.ABSENT)
+    assert admission.may_return(run) == run.config.clock.max_peers, "before its first step, nothing is known"
+    run = replace(run, roster=tuple(key(n) for n in range(4)))
+    assert admission.may_return(run) == 2, "key 2 is away, and key 3 is unknown"
+    hung_up = replace(run.peers[key(2)], gone=True)
+    assert admission.may_return(replace(run, peers={**run.peers, key(2): hung_up})) == 1
