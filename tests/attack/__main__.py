@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.attack.attacks import all_attacks
-from tests.system.local_swarm import GUARD, TINY_MODEL, LocalSwarm, digests_by_step
+from tests.system.local_swarm import GUARD, PLAIN_MODEL, LocalSwarm, digests_by_step
 
 HONEST = ("ada", "bob", "cyd")
 AFTER_SECONDS_MAX = 60.0
@@ -27,7 +27,7 @@ STEPS_AFTER = 5
 WIDTH = 160
 RUN = f"""
 name = "attacked"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "stdlib"
 context = 32

@@ -18,14 +18,14 @@ import pytest
 
 from node.archive.ledger import log_of
 from tests.attack.fakes import poison
-from tests.system.local_swarm import GUARD, TINY_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import GUARD, PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 HONEST = ("ada", "bob", "cyd")
 RUN = f"""
 name = "open"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "{os.__file__}"
 context = 32
@@ -72,7 +72,7 @@ def play(folder: Path, steps: int, attack: str | None) -> tuple[LocalSwarm, floa
         raise
 
 
-@pytest.mark.parametrize("steps", [80, pytest.param(200, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("steps", [50, pytest.param(200, marks=pytest.mark.nightly)])
 @pytest.mark.long
 def test_eight_fakes_harm_nothing_in_a_run_of_three_with_an_anchor(tmp_path: Path, steps: int) -> None:
     started = time.monotonic()

@@ -14,6 +14,7 @@ pytest.importorskip("atheris", reason="the fuzzer is not installed: it comes wit
 SECONDS = 20
 
 
+@pytest.mark.long
 def test_no_door_breaks_in_a_short_run(tmp_path: Path) -> None:
     flags = ("--seconds", str(SECONDS), "--artifacts", str(tmp_path))
     done = subprocess.run(

@@ -67,12 +67,14 @@ def test_who_announces_two_payloads_is_excluded_and_nobody_else() -> None:
     assert finished(start("--seeds", "0", "12", "--faults", "equivocate")).count("seed ") == 12
 
 
+@pytest.mark.long
 def test_whom_the_operator_excludes_is_out_and_whom_it_readmits_goes_on() -> None:
     """Whatever crashes meanwhile: past the entry that excluded it, to the same weights."""
     faults = ("exclude", "crash-peer", "crash-coordinator", "full-disk", "partition", "equivocate")
     assert finished(start("--seeds", "1", "9", "--faults", *faults)).count("seed ") == 8
 
 
+@pytest.mark.long
 def test_a_peer_that_is_killed_silently_costs_the_others_a_step_at_most() -> None:
     """Two after two of these kills, and more in CI, when they waited a second for what the dead one had sent to some."""
     line = finished(start("1", module="tests.sim.kills")).splitlines()[-1]
@@ -80,11 +82,13 @@ def test_a_peer_that_is_killed_silently_costs_the_others_a_step_at_most() -> Non
     assert int(line.split(" kills, ")[1].split()[0]) <= 1
 
 
+@pytest.mark.long
 def test_a_thousand_peers_stay_equal() -> None:
     """Few steps here; `python -m tests.sim.crowd` plays 50 (docs/benchmarks.md)."""
     assert "1000 peers, 4 steps" in finished(start("--steps", "4", module="tests.sim.crowd"))
 
 
+@pytest.mark.long
 def test_a_peer_that_does_not_work_is_excluded_with_the_reason() -> None:
     """From the training threads' checks to the journal; only it (tests/sim/adversaries.py asserts who)."""
     lines = finished(start("0", "1", module="tests.sim.adversaries")).splitlines()

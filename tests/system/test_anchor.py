@@ -40,7 +40,7 @@ def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
         swarm.close()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_with_an_anchor_lives_on_it_when_all_peers_have_left(swarm: LocalSwarm) -> None:
     assert swarm.created["layout"], "this package is installed: the layout is the genesis'"
     peers = [swarm.join("ada"), swarm.join("bob")]

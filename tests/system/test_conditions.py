@@ -49,6 +49,7 @@ def owner(swarm: LocalSwarm, name: str, command: str, *words: str, code: int = 0
     return values
 
 
+@pytest.mark.long
 def test_hours_pause_a_peer_and_a_restart_keeps_what_set_changed(swarm: LocalSwarm) -> None:
     swarm.join("ada")
     swarm.join("eve", "--nice", "1")
@@ -135,7 +136,7 @@ def test_a_duty_cycle_bounds_the_time_of_the_training_thread(swarm: LocalSwarm) 
     assert 0.1 < part < 0.33
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_download_that_is_used_up_loads_nothing_until_there_is_room_again(swarm: LocalSwarm) -> None:
     swarm.join("ada")
     swarm.join("eve")

@@ -227,7 +227,7 @@ def test_kill_9(swarm: Coordinators) -> None:
     swarm.check()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_stopped_coordinator_that_goes_on(swarm: Coordinators) -> None:
     """SIGSTOP, and SIGCONT when the other acts: it stands by. The last time it stops right before it writes an entry.
 

@@ -17,13 +17,13 @@ import pytest
 
 from node.archive import ledger
 from protos.identity import Identity, peer_id
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, processes_with, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 RUN = f"""
 name = "faults"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32
@@ -112,6 +112,7 @@ def test_a_data_source_that_is_gone_or_cut_off_is_said_at_once(
     assert "Traceback" not in told
 
 
+@pytest.mark.long
 def test_a_data_source_that_is_cut_off_meanwhile_ends_its_peer_with_a_clear_error(
     swarm: LocalSwarm, tmp_path: Path
 ) -> None:
@@ -278,6 +279,7 @@ def test_a_full_disk_is_a_clear_error_and_nothing_is_corrupted(swarm: LocalSwarm
     all_equal(swarm, "ada", "bob", "cyd", "dot")
 
 
+@pytest.mark.long
 def test_a_read_only_disk_is_a_clear_error(swarm: LocalSwarm, small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     (swarm.folder / "eve").symlink_to(small_disk)

@@ -13,13 +13,13 @@ import pytest
 from protos.invite import Invite
 from protos.start import start_of
 from protos.v1 import log_pb2
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, Process, digests_by_step, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, TINY_MODEL, LocalSwarm, Process, digests_by_step, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 RUN = f"""
 name = "parent"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "{os.__file__}"
 context = 32
@@ -70,7 +70,7 @@ def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
         swarm.close()
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm: LocalSwarm) -> None:
     anchor, peers = swarm.anchor(), [swarm.join("ada"), swarm.join("bob")]
     for peer in peers:
@@ -120,7 +120,7 @@ def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm
     }  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_of_nan_names_the_command_that_goes_back_and_the_command_works(tmp_path: Path) -> None:
     swarm = AllowsCode(tmp_path, DIVERGES, "--anchor")
     try:

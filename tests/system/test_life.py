@@ -130,7 +130,7 @@ def test_a_killed_coordinator_goes_on_at_the_same_step(swarm: LocalSwarm) -> Non
     equal_so_far(swarm, *PEERS)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_archives_prove_the_run_while_it_goes_on(swarm: LocalSwarm) -> None:
     """Ada's from the first step; that of cyd, who was killed and came back, from its newest gap on."""
     for name in ("ada", "cyd"):

@@ -278,7 +278,7 @@ def test_two_homes_train_through_nothing_but_a_relay_over_tcp(internet: Internet
     assert processes_with(str(tmp_path)) == [], "something was left running"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_relay_keeps_to_what_its_owner_gives(internet: Internet, tmp_path: Path) -> None:
     """p2pd counts what it relays. Once that is more than the bucket holds, the relay takes nobody any more."""
     swarm = NatSwarm(tmp_path, internet, min_peers=2, relay_flags=("--relay-mbit", "0.02"))

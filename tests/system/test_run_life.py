@@ -99,7 +99,7 @@ def test_a_run_is_paused_goes_on_ends_early_and_is_loaded_by_a_late_joiner(swarm
     assert code == 2, "no such run"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_changed_settings_reach_peers_late_joiners_archives_and_forks(tmp_path: Path) -> None:
     """The run also has held-out losses, which the peers that store a state report."""
     run = RUN.replace("snapshot_every = 1000", "snapshot_every = 5") + "[evaluation]\nevery = 10\nsamples = 8\n"

@@ -14,13 +14,13 @@ import pytest
 
 from protos.identity import Identity
 from protos.invite import Invite
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 RUN = f"""
 name = "ranks"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32
@@ -211,7 +211,7 @@ def test_a_rank_or_torchrun_that_dies_ends_the_peer_and_nobody_waits(make: Make)
     swarm.wait_step("ada", swarm.last_step("ada") + 5)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_method_for_one_device_is_refused_and_nobody_waits(make: Make) -> None:
     swarm = make('method = "paper"')
     swarm.join("ada")

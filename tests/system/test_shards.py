@@ -15,13 +15,13 @@ import pytest
 
 from node.data.build import Source, build
 from node.data.tokenizer import ByteTokenizer
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 RUN = f"""
 name = "shards"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "SOURCE"
 sha256 = "HASH"
@@ -82,6 +82,7 @@ def test_peers_train_on_shards_that_they_download_and_are_equal(tmp_path: Path, 
         swarm.close()
 
 
+@pytest.mark.long
 def test_a_stranger_s_run_downloads_nothing_that_nobody_agreed_to(tmp_path: Path, web: tuple[str, Path]) -> None:
     url, folder = web
     built = build(Source(json.__path__[0]), ByteTokenizer(), "bytes", folder / "set", shard_tokens=2048)

@@ -17,7 +17,7 @@ import pytest
 
 from protos.identity import Identity
 from protos.invite import Invite
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm
+from tests.system.local_swarm import PLAIN_MODEL, TINY_MODEL, LocalSwarm
 from tests.system.terminal import CTRL_C, Terminal, daemons_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
@@ -25,8 +25,10 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 STOP_SECONDS_MAX = 5.0
 """It takes some 0.1 s where nothing else runs; p2pd's second life took 11 s and more."""
 
+OURS = ("--allow-code", "--yes")
+"""For runs whose model is code of these tests."""
 EVERY_WAY = ("ctrl-c", "sigterm", "hang-up")
-# While nothing is there to be saved, one way stands for all; `make nightly` tries each.
+# One way stands for all; `make nightly` tries each.
 WAYS = ("ctrl-c", *(pytest.param(way, marks=pytest.mark.nightly) for way in EVERY_WAY[1:]))
 RUN = """
 name = "stopping"
@@ -125,7 +127,7 @@ def test_while_it_builds(swarm: LocalSwarm, tmp_path: Path, way: str) -> None:
     mark = tmp_path / "building"
     model = f'[model]\nfactory = "tests.system.slow_model:never"\nkwargs = {{ mark = "{mark}" }}\n'
     with join(
-        another_run(swarm, tmp_path, model + RUN.replace('name = "stopping"\n', "")), tmp_path, "--allow-code", "--yes"
+        another_run(swarm, tmp_path, model + RUN.replace('name = "stopping"\n', "")), tmp_path, *OURS
     ) as terminal:
         terminal.wait_for("building", mark.exists)
         check_end(terminal, tmp_path, way)
@@ -135,8 +137,8 @@ def test_while_it_builds(swarm: LocalSwarm, tmp_path: Path, way: str) -> None:
 def test_while_p2pd_starts(swarm: LocalSwarm, tmp_path: Path, silent: socket.socket, way: str) -> None:
     stranger = Identity.from_seed(bytes(32)).peer_id
     nobody = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{stranger}"
-    link = another_run(swarm, tmp_path, RUN.replace("[BOOTSTRAP]", f'["{nobody}"]') + TINY_MODEL)
-    with join(link, tmp_path) as terminal:
+    link = another_run(swarm, tmp_path, RUN.replace("[BOOTSTRAP]", f'["{nobody}"]') + PLAIN_MODEL)
+    with join(link, tmp_path, *OURS) as terminal:
         terminal.wait_for("p2pd", lambda: daemons_of(tmp_path))
         terminal.wait_for("its dial", lambda: connected(silent))
         check_end(terminal, tmp_path, way)
@@ -151,13 +153,13 @@ seconds = 0.8
 """ + TINY_MODEL.partition("[model.config]")[2]
 
 
-@pytest.mark.parametrize("way", ["ctrl-c", *(pytest.param(way, marks=pytest.mark.long) for way in EVERY_WAY[1:])])
+@pytest.mark.parametrize("way", ["ctrl-c", *(pytest.param(way, marks=pytest.mark.nightly) for way in EVERY_WAY[1:])])
 def test_while_it_trains_and_its_momentum_is_kept(swarm: LocalSwarm, tmp_path: Path, way: str) -> None:
     """In a forward pass of 0.8 s: a p2pd that heard the signal would be dead, and started again, when that is over."""
     link = another_run(swarm, tmp_path, RUN + PACED)
     folder = tmp_path / "runs" / Invite.parse(link).run_id.hex()[:16]
     steps = folder / "steps.jsonl"
-    with join(link, tmp_path, "--allow-code", "--yes") as terminal:
+    with join(link, tmp_path, *OURS) as terminal:
         terminal.wait_for("training", lambda: steps.exists() and steps.read_text().count("\n") > 1)
         assert daemons_of(tmp_path)
         check_end(terminal, tmp_path, way)
@@ -165,12 +167,12 @@ def test_while_it_trains_and_its_momentum_is_kept(swarm: LocalSwarm, tmp_path: P
 
 
 def test_while_it_waits_for_votes_that_nobody_has(swarm: LocalSwarm, tmp_path: Path) -> None:
-    link = another_run(swarm, tmp_path, RUN + TINY_MODEL)
+    link = another_run(swarm, tmp_path, RUN + PLAIN_MODEL)
     steps = tmp_path / "first" / "runs" / Invite.parse(link).run_id.hex()[:16] / "steps.jsonl"
-    with join(link, tmp_path / "first") as terminal:
+    with join(link, tmp_path / "first", *OURS) as terminal:
         terminal.wait_for("training", lambda: steps.exists() and steps.read_text().count("\n") > 5)
         check_end(terminal, tmp_path / "first", "ctrl-c")
-    with join(link, tmp_path / "second") as terminal:
+    with join(link, tmp_path / "second", *OURS) as terminal:
         terminal.wait_for("the log's votes", lambda: "payload missing" in terminal.look())
         check_end(terminal, tmp_path / "second", "ctrl-c")
 

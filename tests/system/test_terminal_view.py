@@ -180,6 +180,7 @@ def test_every_way_to_end_it_is_quiet(swarm: LocalSwarm, tmp_path: Path, way: st
     assert (folder / "private.pt").exists()
 
 
+@pytest.mark.long
 def test_a_view_that_is_killed_costs_the_peer_nothing(swarm: LocalSwarm, tmp_path: Path) -> None:
     with join(another_run(swarm, tmp_path, 1000000), tmp_path) as terminal:
         before = terminal.modes()

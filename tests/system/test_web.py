@@ -30,7 +30,7 @@ from protos.invite import Invite
 from protos.log import SignedEntry
 from protos.v1 import coordinator_pb2 as pb
 from tests.system.browser import CHROMIUM, MISSING, chromium, soon, tab
-from tests.system.local_swarm import TINY_MODEL, LocalSwarm, processes_with, wait_for
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, processes_with, wait_for
 from tests.unit.coordinator.driver import LAYOUT
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -40,7 +40,7 @@ T = TypeVar("T")
 STEPS = 20
 RUN = f"""
 name = "page"
-{TINY_MODEL}
+{PLAIN_MODEL}
 [data]
 source = "DATA"
 context = 32

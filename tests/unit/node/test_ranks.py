@@ -30,6 +30,7 @@ def test_two_ranks_hold_and_say_what_one_device_does(tmp_path: Path) -> None:
     assert "several ranks cannot train this model" in (tmp_path / "refused").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_rank_waits_for_a_rank_0_that_is_there_and_for_no_other(tmp_path: Path) -> None:
     run_ranks(tmp_path, "patience")

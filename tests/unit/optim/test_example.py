@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "train_with_torchrun.py"
 
 
+@pytest.mark.long
 def test_the_example_trains_with_torchrun() -> None:
     command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE))
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=EXAMPLE.parents[2])

@@ -227,6 +227,7 @@ def test_late_tensors_of_cores_and_of_the_pool_enter_the_momentum_at_their_size(
         torch.testing.assert_close(tensor, torch.ones_like(tensor), rtol=1e-3, atol=1e-3, msg=name)
 
 
+@pytest.mark.long
 def test_without_a_compiler_the_step_is_torch() -> None:
     program = (
         "import torch; from node.optim.demo import DeMo, DeMoConfig\n"

@@ -203,6 +203,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 @pytest.mark.usefixtures("one_thread")
 def test_a_peer_of_two_ranks_votes_and_moves_as_one_device_does(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def test_kernels_in_the_interpreter_give_the_portable_paths_bits() -> None:
     assert run(CHECK, TRITON_INTERPRET="1") == "all the same\n"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_kernels_compile_for_every_kind_of_gpu_and_keep_their_numbers_in_registers() -> None:
     lines = run(COMPILE, TRITON_ALWAYS_COMPILE="1", TRITON_DUMP_PTXAS_LOG="1").splitlines()
