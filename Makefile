@@ -6,8 +6,11 @@
 # make docs    the docs as a site, in swarmentum-out/site
 # make install only the virtual environment (.venv/bin/swarmentum, .venv/bin/swarmentum-coordinator)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt
+# --no-compile: pip would compile all of torch and transformers on one core, which takes longer than all else together
+PIP = .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c deploy/constraints.txt
 BIN = .venv/bin
+# Of join --track. Triton's kernels run in its interpreter here; with a CUDA build of torch, triton comes by itself.
+TRACKERS = tensorboard wandb trackio
 
 .PHONY: help install demo test nightly attack sim check docs protos format watch clean
 .DEFAULT_GOAL := help
@@ -25,6 +28,7 @@ help: ## Show this help.
 .venv/.node: .venv/bin/python pyproject.toml deploy/constraints.txt
 	@echo "Installing swarmentum and what it needs into .venv (a few minutes) ..."
 	$(PIP) --editable '.[node]'
+	@$(BIN)/python -c 'import coordinator.__main__, node.app, node.optim.demo, transformers.models.llama.modeling_llama, textual.app'
 	@touch $@
 
 .venv/.dev: .venv/.node
@@ -34,6 +38,11 @@ help: ## Show this help.
 .venv/.watch: .venv/.node
 	$(PIP) --editable '.[node,watch]'
 	@touch $@
+
+# What CI installs: one call of pip for all extras that need no compiler.
+.venv/.ci: .venv/.node
+	$(PIP) --editable '.[node,dev,docs,data]' $(TRACKERS) triton==3.9.0
+	@touch .venv/.dev .venv/.docs $@
 
 .venv/.docs: .venv/.node
 	$(PIP) --editable '.[node,docs]'
