@@ -140,7 +140,8 @@ class Peer:
         folder.mkdir()
         self._options, self._invite = options, invite
         identity = Identity.load_or_create(folder / "identity.key")
-        overlay = OverlaySettings(listen_host="127.0.0.1", reachability="public")
+        # without relaying, which reads p2pd's figures over the same loopback interface
+        overlay = OverlaySettings(listen_host="127.0.0.1", reachability="public", relay_for_others=False)
         self.session = build(
             invite,
             identity,
@@ -161,7 +162,7 @@ class Peer:
         await self.session.enter(About(LAYOUT, 1, "cpu"))
         await self.session.follow_from(0, self._invite.run_id)
         await self.session.applied(0, self._state(0))
-        await self.session.stored(0, ROOT, 1000)
+        await self.session.stored(0, ROOT, 1000, kept=True)
         self.addresses, self.joined = await self.session.host.addresses(), True
 
     async def _take(self, event: Event) -> None:

@@ -86,7 +86,7 @@ def virtual_time(seed: int) -> Iterator[VirtualLoop]:
         "perf_counter": loop.time,
         "time": lambda: 1.7e9 + loop.now + wall.uniform(-30.0, 30.0),
     }
-    with mock.patch.multiple(time, **clocks):
+    with mock.patch.multiple(time, **clocks):  # type: ignore[call-overload]
         asyncio.set_event_loop(loop)
         try:
             yield loop

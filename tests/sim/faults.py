@@ -96,7 +96,7 @@ def bit_flip(world: World, fault: Fault) -> Callable[[], None]:
     others = [other for other in world.peers if other is not peer and other.running and other.replica is not None]
     if peer.running and peer.replica is not None and peer.replica.step and len(others) > 1:
         world.checkers.corrupted(peer.name, peer.replica.step)
-        bits = peer.replica.demo.parameters[0].detach().view(torch.int32)
+        bits = peer.replica.demo.parameters[0].detach().view(torch.int32)  # type: ignore[attr-defined]
         bits[fault.who, fault.who] ^= 1
     return lambda: None
 
