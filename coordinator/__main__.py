@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.commands import anchors, backups, checking, forks, health, invites, life, peers, showing, snapshots
+from coordinator.commands import web as web_commands
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.console import configure_logging, exit_with
 from protos.run_config import RunConfig, config_from_json
@@ -46,6 +47,7 @@ app.add_typer(invites.app, name="invite")
 app.add_typer(peers.app, name="peer")
 app.add_typer(anchors.app, name="anchor")
 app.add_typer(snapshots.app, name="snapshot")
+app.add_typer(web_commands.app, name="web")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -72,6 +74,15 @@ def serve(
         list[str] | None,
         typer.Option(help="A name under which browsers find the page, e.g. that of a reverse proxy; repeatable."),
     ] = None,
+    operator_web_listen: Annotated[
+        str | None,
+        typer.Option(
+            help="host:port of the operator's page, e.g. 127.0.0.1:7781; `web login` opens it (default: none)."
+        ),
+    ] = None,
+    operator_web_host: Annotated[
+        str | None, typer.Option(help="The name of a reverse proxy with TLS before the operator's page.")
+    ] = None,
     reflection: Annotated[
         bool | None, typer.Option("--reflection", help="Describe the service to strangers (gRPC reflection).")
     ] = None,
@@ -86,6 +97,8 @@ def serve(
         metrics_listen=metrics_listen,
         web_listen=web_listen,
         web_hosts=tuple(web_host) if web_host else None,
+        operator_web_listen=operator_web_listen,
+        operator_web_host=operator_web_host,
         reflection=reflection,
     )
     configure_logging(as_json=as_json)
