@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,18 +103,19 @@ def serve(
         reflection=reflection,
     )
     configure_logging(as_json=as_json)
-
-    def ready(serving: Any) -> None:
-        if as_json:
-            print(json.dumps({"event": "serving", **asdict(serving)}), flush=True)
-        else:
-            create = f"swarmentum-coordinator run create{f' --home {home}' if home else ''}"
-            where = f"Coordinator serves at [bold]{serving.advertise}[/]."
-            Console().print(f"{where} In another terminal: [bold]{create}[/]. Ctrl-C stops it.")
-
     from coordinator.serving.server import serve as serve_forever
 
-    asyncio.run(serve_forever(chosen, ready))
+    asyncio.run(serve_forever(chosen, partial(_ready, home, as_json)))
+
+
+def _ready(home: Path | None, as_json: bool, serving: Any) -> None:
+    """Say that the coordinator serves, and what to do next."""
+    if as_json:
+        print(json.dumps({"event": "serving", **asdict(serving)}), flush=True)
+        return
+    create = f"swarmentum-coordinator run create{f' --home {home}' if home else ''}"
+    where = f"Coordinator serves at [bold]{serving.advertise}[/]."
+    Console().print(f"{where} In another terminal: [bold]{create}[/]. Ctrl-C stops it.")
 
 
 @runs.command("create", epilog=EXIT_CODES)

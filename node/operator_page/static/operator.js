@@ -57,6 +57,7 @@ function say(words, good = true, copied = null) {
   by("answer").textContent = words;
   by("copy-box").hidden = copied === null;
   by("copy-text").textContent = copied ?? "";
+  if (copied !== null) by("copy-box").scrollIntoView({ block: "center" });
 }
 
 // One action: its answer or its error is shown, and then what the coordinator has now.
@@ -159,6 +160,7 @@ function showRun(it) {
   by("step").textContent = `step ${whole(it.step)} of ${whole(it.steps)}${it.loss === null ? "" : `, loss ${loss(it.loss)}`}`;
   by("run-id").textContent = it.run;
   by("link").textContent = it.link;
+  by("tickets").hidden = it.admission !== "invite" && it.invites.length === 0;
   by("admission").textContent = it.admission === "open"
     ? "Anybody with this link may join:"
     : `Admission mode ${it.admission.replace("_", " ")}: this link shows the run, and admits nobody new.`;
