@@ -121,20 +121,30 @@ class Findings:
     said: tuple[str, ...]
 
 
-def findings_of(file: Path, *, anchor: bool, layout: bool = True, code: bool = True) -> Findings:
+def findings_of(file: Path, *, anchor: bool, layout: bool = True, local: bool = True) -> Findings:
     """Check a run.toml. OperatorError lists every mistake with its line.
 
-    `layout`: build its model to know the layout. `code`: also a model that the run's code builds, which then runs here.
+    `layout`: build its model to know the layout. `local`: also with what the run names on this machine, code or a tokenizer.
     """
     config = checked(file)
     facts, unknown = None, ""
-    if layout and not code and config.model.factory is not None:
-        unknown = "model.factory names code, and this page runs no code; `run check` and `run create` in a shell do"
-    elif layout:
+    if layout and not local:
+        unknown = _of_this_machine(config)
+    if layout and not unknown:
         facts, unknown = layout_of_run(file)
     config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
     room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
     return Findings(config, facts, unknown, tuple(filter(None, (recipe_of(config), said, room))))
+
+
+def _of_this_machine(config: RunConfig) -> str:
+    """What a run needs of this machine to be built, and that a caller elsewhere may not use; empty for nothing."""
+    shell = "`run check` and `run create` in a shell build it"
+    if config.model.factory is not None:
+        return f"model.factory names code, and this page runs no code; {shell}"
+    if config.data.tokenizer != "bytes" and Path(config.data.tokenizer).exists():
+        return f"data.tokenizer names a folder of this machine, and this page reads none; {shell}"
+    return ""
 
 
 @dataclass(frozen=True)

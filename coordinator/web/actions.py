@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ ROWS_MAX: Final = 512
 """Peers, and invites, of one answer."""
 SETTINGS_MAX: Final = 32
 """Settings of one change."""
+_BUILDING: Final = threading.Lock()
+"""One model at a time: the clock runs on this machine, too."""
 RUN_FILE: Final = "run.toml"
 STEP_SECONDS: Final = 10.0
 """The costs on the page are for steps of so many seconds, as those of `run check`."""
@@ -266,8 +269,13 @@ def _checked(values: RunToml) -> Iterator[Findings]:
     with tempfile.TemporaryDirectory(prefix="swarmentum-run-") as folder:
         file = Path(folder) / RUN_FILE
         file.write_text(values.text, encoding="utf-8")
+        if values.layout and not _BUILDING.acquire(blocking=False):
+            raise OperatorError("another model is being built here: wait until its check or its creation has ended")
         try:
-            findings = findings_of(file, anchor=values.anchor, layout=values.layout, code=False)
+            findings = findings_of(file, anchor=values.anchor, layout=values.layout, local=False)
         except OperatorError as error:
             raise OperatorError(str(error).replace(str(file), RUN_FILE)) from error
+        finally:
+            if values.layout:
+                _BUILDING.release()
         yield findings

@@ -48,7 +48,7 @@ def take(home: Path, secret: str, now: float) -> str:
         kept, made, expires = str(values["sha256"]), float(values["made"]), float(values["expires"])
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return UNKNOWN
-    if not hmac.compare_digest(kept, hash_of(secret)):
+    if not hmac.compare_digest(kept.encode(), hash_of(secret).encode()):
         return UNKNOWN
     try:
         path.unlink()  # of two that come at once, one succeeds

@@ -175,7 +175,10 @@ def _answered(operator: Callable[[], Operator], what: What, run: str, values: Va
         return no(502, str(error))
     except SwarmentumError as error:
         return no(409, str(error))
-    except RecursionError:
-        return no(400, "the request is nested too deeply")
+    except (ValueError, RecursionError) as error:
+        structlog.get_logger("operator-page").exception(
+            "a request of the operator's page has a value that nothing expects"
+        )
+        return no(400, f"the request has a value that cannot be used: {type(error).__name__}")
     except OSError as error:
         return no(503, f"this machine cannot do that now: {error.strerror or error}")

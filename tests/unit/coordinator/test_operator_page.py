@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.commands.operator import Operator
+from coordinator.web import actions
 from coordinator.web.actions import ALL
 from protos.identity import peer_id
 from protos.invite import Invite
@@ -62,11 +63,11 @@ async def test_a_run_is_paused_changed_resumed_and_finished(tmp_path: Path) -> N
             assert (await bad(page, "finish", run))[0] == 409
             assert (await bad(page, "pause"))[0] == 400, "no run"
             assert (await bad(page, "pause", "0" * 64))[0] == 400, "no such run"
-            actions = (await good(page, "log"))["actions"]
-        done = [it["action"] for it in reversed(actions) if it["outcome"] == "done"]
+            log = (await good(page, "log"))["actions"]
+        done = [it["action"] for it in reversed(log) if it["outcome"] == "done"]
         assert done == ["login", "pause", "change", "resume", "finish"]
-        assert {it["session"] for it in actions} == {actions[0]["session"]}
-        assert all(it["run"] == run for it in actions if it["action"] in ("change", "resume", "finish"))
+        assert {it["session"] for it in log} == {log[0]["session"]}
+        assert all(it["run"] == run for it in log if it["action"] in ("change", "resume", "finish"))
 
 
 async def test_a_peer_is_excluded_and_readmitted_and_invites_are_made_and_revoked(tmp_path: Path) -> None:
@@ -126,8 +127,8 @@ async def test_a_run_is_created_from_its_text_after_every_mistake_was_named_with
             assert len(here.hub.runs) == 2
             assert made["secret"].startswith("swarmentum anchor swarmentum://")
             assert (await good(page, "run", made["run"]))["name"] == "made here"
-            actions = (await good(page, "log"))["actions"]
-            assert actions[0]["values"] == {"characters": len(TOML), "anchor": True, "layout": False}
+            log = (await good(page, "log"))["actions"]
+            assert log[0]["values"] == {"characters": len(TOML), "anchor": True, "layout": False}
             assert made["secret"] not in (tmp_path / "actions.jsonl").read_text()
 
 
@@ -140,6 +141,12 @@ async def test_the_page_runs_no_code_that_a_run_names(tmp_path: Path) -> None:
             assert any("runs no code" in note for note in notes)
             await good(page, "create", text=text, layout=True)
             assert not (tmp_path / "made").exists()
+            folder = f'name = "mine"\n[data]\ntokenizer = "{tmp_path}"\n'
+            assert any("reads none" in note for note in (await good(page, "check", text=folder))["notes"])
+            nested = "name = " + "[" * 30_000
+            assert (await bad(page, "check", text=nested))[0] == 400
+            with actions._BUILDING:
+                assert "being built" in (await bad(page, "check", text=TOML))[1]
 
 
 async def test_a_coordinator_that_does_not_answer_is_an_error_of_its_own(tmp_path: Path) -> None:
