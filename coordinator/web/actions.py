@@ -25,7 +25,7 @@ from coordinator.commands.operator import Operator
 from coordinator.commands.peers import peer_named
 from coordinator.commands.peers import rows_of as rows_of_peers
 from coordinator.commands.showing import line_of, shown
-from protos.changes import changed_values, settings_of
+from protos.changes import Settings, changed_values, settings_of
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
 from protos.limits import EXCLUSION_REASON_BYTES_MAX, SETTING_BYTES_MAX, TICKET_LABEL_BYTES_MAX, TICKET_USES_MAX
@@ -185,19 +185,24 @@ def readmit(operator: Operator, run: str, values: OfPeer) -> Answer:
 
 
 def change(operator: Operator, run: str, values: Changes) -> Answer:
-    """`run change`. Refuses names of files, which the command takes."""
-    wrong = [text for text in values.settings if SETTING.fullmatch(text) is None]
-    if wrong:
-        raise OperatorError(f"{wrong[0]!r}: expected KEY=VALUE, for example clock.steps=2000")
-    try:
-        wanted = settings_of(flat(changes_of(values.settings)))
-    except Refusal as refusal:
-        raise OperatorError(refusal.detail) from refusal
+    """`run change`."""
+    wanted = wanted_settings(values)
     operator.change(_found(operator, run).genesis, wanted)
     keys = {key for key, _ in wanted}
     rows = [row for row in changed_values(_found(operator, run).changed) if row["key"] in keys]
     said = [f"{row['key']} = {json.dumps(row['value'])} from step {row['from_step']} on." for row in rows]
     return {"said": "\n".join([*said, "The run is still paused: resume it to go on with these values."])}
+
+
+def wanted_settings(values: Changes) -> Settings:
+    """The settings with their values. Refuses names of files, which the command takes. OperatorError."""
+    wrong = [text for text in values.settings if SETTING.fullmatch(text) is None]
+    if wrong:
+        raise OperatorError(f"{wrong[0]!r}: expected KEY=VALUE, for example clock.steps=2000")
+    try:
+        return settings_of(flat(changes_of(values.settings)))
+    except Refusal as refusal:
+        raise OperatorError(refusal.detail) from refusal
 
 
 def invite(operator: Operator, run: str, values: Invites) -> Answer:
