@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,12 +34,16 @@ PEER = Identity.from_seed(bytes([9]) * 32)
 class Coordinator:
     """`serve` with the operator's page, and the operator's shell."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, page: str = "127.0.0.1:0") -> None:
         self.home, self.folder = folder / "home", folder
-        listen = ("--listen", "127.0.0.1:0", "--operator-web-listen", "127.0.0.1:0")
+        listen = ("--listen", "127.0.0.1:0", "--operator-web-listen", page)
         self.process = self.command("serve", "serve", *listen)
         self.process.first_json()
+
+    def ready(self) -> Coordinator:
+        """Once there is a page to log in at."""
         wait_for("operator's page", (self.home / "operator-page.json").exists)
+        return self
 
     def command(self, name: str, *words: str) -> Process:
         return Process(self.folder / f"{name}.log", "coordinator", *words, "--home", str(self.home), "--json")
@@ -53,7 +58,7 @@ class Coordinator:
 def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     made = Coordinator(tmp_path)
     try:
-        yield made
+        yield made.ready()
     finally:
         made.process.close()
         wait_for("end of the page's processes", lambda: not processes_with(str(made.home)), 30)
@@ -156,3 +161,18 @@ def test_the_page_and_its_processes_end_with_the_coordinator(coordinator: Coordi
     code, _ = coordinator.command("late", "web", "login").finish()
     assert code == 2
     assert "serves no operator's page" in (tmp_path / "late.log").read_text()
+
+
+def test_a_port_that_is_in_use_ends_the_page_and_not_the_coordinator(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        made = Coordinator(tmp_path, f"127.0.0.1:{taken.getsockname()[1]}")
+        try:
+            log = tmp_path / "serve.log"
+            wait_for("warning", lambda: "the operator's page is off, and the runs go on without it" in log.read_text())
+            assert made.process.child.poll() is None
+            made.process.interrupt()
+            assert made.process.finish(30)[0] == 0
+        finally:
+            made.process.close()

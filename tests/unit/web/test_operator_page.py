@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from coordinator.web import logins, sessions
-from coordinator.web.child import line_of
+from coordinator.web.child import Child, line_of
 from coordinator.web.logins import LINK_SECONDS_MAX, LOGIN_FILE, TOO_OLD, UNKNOWN
 from coordinator.web.record import BEGUN, FILE_BYTES_MAX, OLDER_FILE, RECORD_FILE, Record
 from coordinator.web.requests import Answer, Requests
@@ -335,3 +336,30 @@ def test_the_log_of_actions_is_bounded_and_outlives_the_process_and_a_full_disk(
 def test_an_answer_is_json_whatever_a_loss_is() -> None:
     line = line_of(7, Answer(200, {"runs": [{"loss": math.nan}], "x": (math.inf, 1.5)}))
     assert json.loads(line)["body"] == {"runs": [{"loss": None}], "x": [None, 1.5]}
+
+
+MISBEHAVES = """
+import json, sys
+print(json.dumps({"url": "http://127.0.0.1:1/"}), flush=True)
+guess = '8 {"do": "ask", "what": "pause", "cookie": "guess", "token": "guess"}'
+for line in ("garbage", "-1 {}", "x" * 70 + " {}", "7 {}", guess):
+    print(line, flush=True)
+answers = sorted(json.loads(sys.stdin.readline())["id"] for _ in range(2))
+print("9 " + "x" * (2 << 20 if sys.argv[1] == "flood" else 9), flush=True)
+answers.append(json.loads(sys.stdin.readline() or '{"id": "none"}')["id"])
+sys.exit({"[7, 8, 9]": 3, "[7, 8, 'none']": 4}.get(str(answers), 5))
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("calm", 3), ("flood", 4)])
+async def test_a_page_process_that_misbehaves_gets_refusals_or_an_end(tmp_path: Path, how: str, code: int) -> None:
+    requests = Requests(tmp_path, nobody)
+    child = Child("127.0.0.1:0", (), requests)
+    child._command = (sys.executable, "-c", MISBEHAVES, how)
+    told: list[str] = []
+    try:
+        assert await child.run(told.append) == code
+    finally:
+        requests.close()
+    assert told == ["http://127.0.0.1:1/"]
+    assert not (tmp_path / RECORD_FILE).exists()
