@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,15 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.commands import anchors, backups, checking, forks, health, invites, life, peers, showing, snapshots
+from coordinator.commands import web as web_commands
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.console import configure_logging, exit_with
-from protos.identity import short
-from protos.log import run_id_of
-from protos.phases import phase_word
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
-from protos.text import printable
-from protos.v1 import coordinator_pb2 as pb
 
 app = typer.Typer(
     help="Keep the clock and the log of swarmentum runs. A small machine that peers can reach is enough; no GPU is needed.",
@@ -51,6 +48,7 @@ app.add_typer(invites.app, name="invite")
 app.add_typer(peers.app, name="peer")
 app.add_typer(anchors.app, name="anchor")
 app.add_typer(snapshots.app, name="snapshot")
+app.add_typer(web_commands.app, name="web")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -77,6 +75,15 @@ def serve(
         list[str] | None,
         typer.Option(help="A name under which browsers find the page, e.g. that of a reverse proxy; repeatable."),
     ] = None,
+    operator_web_listen: Annotated[
+        str | None,
+        typer.Option(
+            help="host:port of the operator's page, e.g. 127.0.0.1:7781; `web login` opens it (default: none)."
+        ),
+    ] = None,
+    operator_web_host: Annotated[
+        str | None, typer.Option(help="The name of a reverse proxy with TLS before the operator's page.")
+    ] = None,
     reflection: Annotated[
         bool | None, typer.Option("--reflection", help="Describe the service to strangers (gRPC reflection).")
     ] = None,
@@ -91,21 +98,24 @@ def serve(
         metrics_listen=metrics_listen,
         web_listen=web_listen,
         web_hosts=tuple(web_host) if web_host else None,
+        operator_web_listen=operator_web_listen,
+        operator_web_host=operator_web_host,
         reflection=reflection,
     )
     configure_logging(as_json=as_json)
-
-    def ready(serving: Any) -> None:
-        if as_json:
-            print(json.dumps({"event": "serving", **asdict(serving)}), flush=True)
-        else:
-            create = f"swarmentum-coordinator run create{f' --home {home}' if home else ''}"
-            where = f"Coordinator serves at [bold]{serving.advertise}[/]."
-            Console().print(f"{where} In another terminal: [bold]{create}[/]. Ctrl-C stops it.")
-
     from coordinator.serving.server import serve as serve_forever
 
-    asyncio.run(serve_forever(chosen, ready))
+    asyncio.run(serve_forever(chosen, partial(_ready, home, as_json)))
+
+
+def _ready(home: Path | None, as_json: bool, serving: Any) -> None:
+    """Say that the coordinator serves, and what to do next."""
+    if as_json:
+        print(json.dumps({"event": "serving", **asdict(serving)}), flush=True)
+        return
+    create = f"swarmentum-coordinator run create{f' --home {home}' if home else ''}"
+    where = f"Coordinator serves at [bold]{serving.advertise}[/]."
+    Console().print(f"{where} In another terminal: [bold]{create}[/]. Ctrl-C stops it.")
 
 
 @runs.command("create", epilog=EXIT_CODES)
@@ -137,31 +147,22 @@ def create(
 ) -> None:
     """Create a run on the coordinator that serves --home, and print its invite link."""
     file = file or Path(os.devnull)
-    config = checking.checked(file)
-    from coordinator.commands.created import link_for_anchors, print_created, show_created
-    from coordinator.commands.models import model_start
+    checked = checking.checked(file)
+    from coordinator.commands.created import create_run, print_created, show_created
     from coordinator.commands.operator import Operator
-    from coordinator.commands.planning import layout_of_run, planned, recipe_of, room_for_votes
 
     operator = Operator(settings(home=home).home)
-    checking.refuse_second(operator, config.name)
-    facts, unknown = layout_of_run(file) if layout else (None, "")
-    config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
-    room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
-    said = "\n".join(filter(None, (recipe_of(config), said, room)))
-    fixed = (facts.layout_digest, facts.parameters) if facts is not None else (b"", 0)
-    begins = None if start is None else model_start(start, fixed[0])
-    if begins is not None:
-        fixed = begins.layout_digest, begins.parameters
-    invite = operator.create_run(config, *fixed, None if begins is None else begins.start)
-    genesis = operator.find(invite.run_id.hex()).genesis
-    anchor_link = link_for_anchors(operator, genesis, config)
+    checking.refuse_second(operator, checked.name)  # before the model is built, which takes seconds
+    findings = checking.findings_of(file, anchor=anchor, layout=layout)
+    made, config = create_run(operator, findings, start), findings.config
     if as_json:
-        print_created(invite, config, anchor_link, layout=bool(fixed[0]), fork=fork_values(genesis))
+        print_created(made.invite, config, made.anchor_link, layout=made.layout, fork=fork_values(made.genesis))
         return
-    if unknown:
-        print(f"The layout of its model is not fixed yet: {unknown}. The first anchor fixes it, or the first peers do.")
-    show_created(invite, config, anchor_link, said, home)
+    if findings.unknown:
+        print(
+            f"The layout of its model is not fixed yet: {findings.unknown}. The first anchor fixes it, or the first peers do."
+        )
+    show_created(made.invite, config, made.anchor_link, "\n".join(findings.said), home)
 
 
 @runs.command("example")
@@ -195,7 +196,7 @@ def list_runs(
     """List the runs with their step, loss and peers."""
     from coordinator.commands.operator import Operator
 
-    rows = [_row(run) for run in Operator(settings(home=home).home).list_runs(archived=every)]
+    rows = [showing.line_of(run) for run in Operator(settings(home=home).home).list_runs(archived=every)]
     if as_json:
         for row in rows:
             print(json.dumps(row))
@@ -208,21 +209,6 @@ def list_runs(
         name, why = Text(said), Text(row["reason"])
         table.add_row(row["run"][:16], name, row["phase"], step, loss, ", ".join(row["peers"]), why)
     Console().print(table)
-
-
-def _row(run: pb.GetRunResponse) -> dict[str, Any]:
-    here = [p for p in run.peers if p.phase != pb.PeerPhase.PEER_PHASE_ABSENT]
-    return {
-        "run": run_id_of(run.genesis).hex(),
-        "name": printable(config_from_json(run.genesis.config_json).name),
-        "phase": phase_word(run),
-        "step": run.head_step,
-        "steps": run.total_steps,
-        "loss": run.loss,
-        "peers": [short(peer.public_key) for peer in here],
-        "reason": printable(run.reason),
-        "fork": fork_values(run.genesis),
-    }
 
 
 def main() -> None:

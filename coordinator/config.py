@@ -44,6 +44,12 @@ class CoordinatorSettings(BaseSettings):
     web_hosts: tuple[str, ...] = ()
     """Names under which browsers find the page, for example that of a reverse proxy. Addresses and localhost need none."""
 
+    operator_web_listen: str = Field(default="none", pattern=LISTEN_PATTERN + "|^none$")
+    """host:port of the operator's page, where a browser creates and steers runs after `web login`; `none` for no page."""
+
+    operator_web_host: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.-]{1,253}(:\d{1,5})?$")
+    """The name of a reverse proxy with TLS before the operator's page. Links then begin with https:// and this name."""
+
     reflection: bool = False
     """Whether strangers may ask for the service's description over gRPC server reflection (grpcurl and the like)."""
 

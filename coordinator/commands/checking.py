@@ -109,6 +109,45 @@ def refuse_second(operator: Operator, name: str) -> None:
 
 
 @dataclass(frozen=True)
+class Findings:
+    """A checked run.toml. `config`: with what the file leaves open. `facts`: None, and `unknown` says why.
+
+    `said`: what there is to say about the run, a line each; of `run check` and `run create` alike.
+    """
+
+    config: RunConfig
+    facts: LayoutFacts | None
+    unknown: str
+    said: tuple[str, ...]
+
+
+def findings_of(file: Path, *, anchor: bool, layout: bool = True, local: bool = True) -> Findings:
+    """Check a run.toml. OperatorError lists every mistake with its line.
+
+    `layout`: build its model to know the layout. `local`: also with what the run names on this machine, code or a tokenizer.
+    """
+    config = checked(file)
+    facts, unknown = None, ""
+    if layout and not local:
+        unknown = _of_this_machine(config)
+    if layout and not unknown:
+        facts, unknown = layout_of_run(file)
+    config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
+    room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
+    return Findings(config, facts, unknown, tuple(filter(None, (recipe_of(config), said, room))))
+
+
+def _of_this_machine(config: RunConfig) -> str:
+    """What a run needs of this machine to be built, and that a caller elsewhere may not use; empty for nothing."""
+    shell = "`run check` and `run create` in a shell build it"
+    if config.model.factory is not None:
+        return f"model.factory names code, and this page runs no code; {shell}"
+    if config.data.tokenizer != "bytes" and Path(config.data.tokenizer).exists():
+        return f"data.tokenizer names a folder of this machine, and this page reads none; {shell}"
+    return ""
+
+
+@dataclass(frozen=True)
 class Cost:
     """Of one peer among `peers`, while a step takes `step_seconds`; bytes and seconds."""
 
@@ -145,21 +184,20 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check a run.toml, and print what the run will cost its peers. Needs no coordinator, and starts nothing."""
-    config = checked(file)
-    facts, unknown = layout_of_run(file)
-    config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
-    room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
-    notes = [
-        note
-        for note in (unknown and f"Costs are not known: {unknown}.", recipe_of(config), said, room, _own_text(config))
-        if note
-    ]
+    findings = findings_of(file, anchor=anchor)
+    config, facts, notes = findings.config, findings.facts, notes_of(findings)
     cost = None if facts is None else cost_of(config, facts, peers, step_seconds)
     if as_json:
         layout = None if facts is None else {**vars(facts), "layout_digest": facts.layout_digest.hex()}
         print(json.dumps({"name": config.name, "layout": layout, "cost": cost and vars(cost), "notes": notes}))
         return
     _show(config, facts, cost, notes)
+
+
+def notes_of(findings: Findings) -> list[str]:
+    """What `run check` says of a run, besides its costs."""
+    unknown = findings.unknown and f"Costs are not known: {findings.unknown}."
+    return list(filter(None, (unknown, *findings.said, _own_text(findings.config))))
 
 
 def _own_text(config: RunConfig) -> str:
@@ -175,14 +213,15 @@ def _show(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None, notes
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"Run {config.name}: no mistakes found.", markup=False)
     table = Table(show_header=False, box=None, pad_edge=False)
-    for label, value in _rows(config, facts, cost):
+    for label, value in rows_of(config, facts, cost):
         table.add_row(label, value)
     console.print(table)
     for note in notes:
         console.print(note, markup=False)
 
 
-def _rows(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> Iterator[tuple[str, str]]:
+def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> Iterator[tuple[str, str]]:
+    """The costs and figures of a run, for people."""
     if facts is not None and cost is not None:
         yield "parameters", f"{facts.parameters:,}"
         yield "payload, a peer and step", amount(facts.payload_bytes)

@@ -1,18 +1,47 @@
-"""What `run create` and `run fork` print of a new run: its links, and what to do with them."""
+"""A new run from a run.toml, for `run create` and the operator's page; and what the commands print of a new run: its links."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from coordinator.commands.anchors import USES
+from coordinator.commands.checking import Findings, refuse_second
+from coordinator.commands.models import model_start
 from coordinator.commands.operator import Operator
 from protos.invite import Invite
 from protos.run_config import RunConfig
 from protos.v1 import log_pb2
+
+
+@dataclass(frozen=True)
+class Created:
+    """A run that was created. `anchor_link`: to start anchors with, if the run needs one.
+
+    `layout`: whether the genesis states the layout.
+    """
+
+    invite: Invite
+    genesis: log_pb2.Genesis
+    anchor_link: str | None
+    layout: bool
+
+
+def create_run(operator: Operator, findings: Findings, start: Path | None = None) -> Created:
+    """Create the run of a checked run.toml. `start`: the start.json of a model that the run begins with. OperatorError."""
+    config, facts = findings.config, findings.facts
+    refuse_second(operator, config.name)
+    fixed = (b"", 0) if facts is None else (facts.layout_digest, facts.parameters)
+    begins = None if start is None else model_start(start, fixed[0])
+    if begins is not None:
+        fixed = begins.layout_digest, begins.parameters
+    invite = operator.create_run(config, *fixed, None if begins is None else begins.start)
+    genesis = operator.find(invite.run_id.hex()).genesis
+    return Created(invite, genesis, link_for_anchors(operator, genesis, config), bool(fixed[0]))
 
 
 def link_for_anchors(operator: Operator, genesis: log_pb2.Genesis, config: RunConfig) -> str | None:

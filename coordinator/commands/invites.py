@@ -56,7 +56,7 @@ def create(
     ticket = operator.create_ticket(genesis, length, uses, label)
     link = operator.invite(genesis, ticket).link()
     if as_json:
-        print(json.dumps({**_row(ticket), "invite": link}))
+        print(json.dumps({**row_of(ticket), "invite": link}))
         return
     peers = "1 peer" if uses == 1 else f"{uses} peers"
     until = f"until {_when(ticket)}" if ticket.expires_unix_ms else "for ever"
@@ -77,7 +77,7 @@ def list_invites(run: RunName, home: Home = None, as_json: Json = False) -> None
         for status in found:
             users = [peer_id(key) for key in status.users]
             link = operator.invite(genesis, status.ticket).link()
-            print(json.dumps({**_row(status.ticket, status.state, users), "invite": link}))
+            print(json.dumps({**row_of(status.ticket, status.state, users), "invite": link}))
         return
     table = Table("invite", "label", "state", "uses left", "expires", "used by", title="Invites")
     for status in found:
@@ -115,7 +115,8 @@ def revoke(
     Console(soft_wrap=True).print(f"Invite [bold]{name}[/] is revoked: it admits nobody else{rest}.", highlight=False)
 
 
-def _row(ticket: ticket_pb2.Ticket, state: str = "open", users: list[str] | None = None) -> dict[str, Any]:
+def row_of(ticket: ticket_pb2.Ticket, state: str = "open", users: list[str] | None = None) -> dict[str, Any]:
+    """A ticket as JSON values. `users`: the peer ids that joined with it."""
     used_by = users or []
     return {
         "ticket": ticket.ticket_id.hex(),

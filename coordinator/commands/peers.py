@@ -31,7 +31,7 @@ def list_peers(run: RunName, home: Home = None, as_json: Json = False) -> None:
     """List a run's peers, those that are away and those that are excluded too, with the reason."""
     from coordinator.commands.operator import Operator
 
-    rows = _rows(Operator(settings(home=home).home).find(run))
+    rows = rows_of(Operator(settings(home=home).home).find(run))
     if as_json:
         for row in rows:
             print(json.dumps(row))
@@ -117,7 +117,7 @@ def _known(run: pb.GetRunResponse) -> set[bytes]:
     return {peer.public_key for peer in run.peers} | {excluded.public_key for excluded in run.exclusions}
 
 
-def _rows(run: pb.GetRunResponse) -> list[dict[str, Any]]:
+def rows_of(run: pb.GetRunResponse) -> list[dict[str, Any]]:
     """Peers as the run knows them, then those that it only knows to be excluded."""
     excluded = {it.public_key: it for it in run.exclusions}
     rows = [

@@ -47,7 +47,9 @@ def layout_of_run(file: Path) -> tuple[LayoutFacts | None, str]:
         return None, "swarmentum[node] is not installed here"
     command = [sys.executable, "-m", "node", "layout", str(file), "--json"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LAYOUT_SECONDS_MAX, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LAYOUT_SECONDS_MAX, check=False
+        )
     except subprocess.TimeoutExpired:
         return None, f"building its model took more than {LAYOUT_SECONDS_MAX:.0f} s"
     if done.returncode:

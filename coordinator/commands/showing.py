@@ -10,6 +10,7 @@ from rich.console import Console
 from coordinator.commands.options import Home, Json, RunName, settings
 from protos.changes import CHANGEABLE, changed_values, in_force
 from protos.failures import failure_values, failure_words
+from protos.identity import short
 from protos.log import run_id_of
 from protos.phases import phase_word
 from protos.run_config import RunConfig, config_from_json
@@ -47,6 +48,22 @@ def shown(facts: pb.GetRunResponse) -> dict[str, Any]:
         "settings": [
             {"key": key, "value": value_at(now, key), "from_step": since.get(key, 1)} for key in sorted(CHANGEABLE)
         ],
+    }
+
+
+def line_of(run: pb.GetRunResponse) -> dict[str, Any]:
+    """A run in a list of runs, as JSON values."""
+    here = [p for p in run.peers if p.phase != pb.PeerPhase.PEER_PHASE_ABSENT]
+    return {
+        "run": run_id_of(run.genesis).hex(),
+        "name": printable(config_from_json(run.genesis.config_json).name),
+        "phase": phase_word(run),
+        "step": run.head_step,
+        "steps": run.total_steps,
+        "loss": run.loss,
+        "peers": [short(peer.public_key) for peer in here],
+        "reason": printable(run.reason),
+        "fork": fork_values(run.genesis),
     }
 
 

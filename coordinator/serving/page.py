@@ -1,8 +1,8 @@
-"""The web page beside a coordinator: a process of its own, which reads the runs over gRPC like anybody (ADR 43).
+"""The web pages beside a coordinator: the page of the runs (ADR 43), and the operator's page (ADR 58). Processes of their own.
 
-This module starts that process and writes the invites of the runs to its stdin. The page gets no key and no ticket, and the
-clock waits for nothing of it. A page that cannot start is a warning. When the coordinator ends, however it ends, stdin ends,
-and with it the page.
+This module starts them. It writes the invites of the runs to the stdin of the first, which gets no key and no ticket. It
+writes nothing to the second, which acts only for a browser that is logged in. The clock waits for nothing of them. A page that
+cannot start is a warning. When the coordinator ends, however it ends, stdin ends, and with it the page.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -23,6 +23,7 @@ from protos.invite import Invite
 
 NO_PAGE: Final = "none"
 MODULE: Final = "node.web"
+OPERATORS_MODULE: Final = "coordinator.web"
 LOOK_SECONDS: Final = 1.0
 READY_SECONDS_MAX: Final = 300.0
 WRITE_SECONDS_MAX: Final = 10.0
@@ -42,12 +43,28 @@ def line_of(invite: Invite, at: tuple[str, ...]) -> str:
     return json.dumps({"invite": invite.link(), "at": at}) + "\n"
 
 
-class Page:
-    """The process of the page, started again if it dies. `lines` gives the runs: run id -> a function that makes its line."""
-
-    def __init__(self, settings: CoordinatorSettings, lines: Lines) -> None:
+def pages_of(settings: CoordinatorSettings, lines: Lines) -> Iterator[Page]:
+    """The pages that the settings name. `lines`: the runs, for the page that shows them."""
+    if settings.web_listen != NO_PAGE:
         hosts = [word for host in settings.web_hosts for word in ("--host", host)]
-        self._command = (sys.executable, "-m", MODULE, "--json", "--listen", settings.web_listen, *hosts)
+        shows = (MODULE, "--json", "--listen", settings.web_listen, *hosts)
+        yield Page("web page", "the web page of the runs is ready", settings.web_listen, shows, lines)
+    if settings.operator_web_listen != NO_PAGE:
+        named = () if settings.operator_web_host is None else ("--host", settings.operator_web_host)
+        home, listen = str(settings.home.absolute()), settings.operator_web_listen
+        acts = (OPERATORS_MODULE, "--json", "--home", home, "--listen", listen, *named)
+        yield Page("operator's page", "the operator's page is ready", listen, acts, dict)
+
+
+class Page:
+    """The process of a page, started again if it dies. `lines` gives the runs: run id -> a function that makes its line.
+
+    `what` and `ready` are its words in the log; `command`: the module, and its options.
+    """
+
+    def __init__(self, what: str, ready: str, listen: str, command: tuple[str, ...], lines: Lines) -> None:
+        self._what, self._ready, self._listen = what, ready, listen
+        self._command = (sys.executable, "-m", *command)
         self._lines = lines
         self._log = structlog.get_logger("coordinator")
 
@@ -60,13 +77,12 @@ class Page:
             if code in (0, WRONG_USE):
                 break
             starts = 1 if time.monotonic() - began > LIVES_SECONDS_MIN else starts + 1
-            self._log.warning("the web page's process ended; starting it again", code=code)
+            self._log.warning(f"the process of the {self._what} ended; starting it again", code=code)
             await asyncio.sleep(AGAIN_SECONDS)
-        address = self._command[self._command.index("--listen") + 1]
         self._log.warning(
-            "the web page is off, and the runs go on without it",
-            listen=address,
-            hint="choose another --web-listen, or none",
+            f"the {self._what} is off, and the runs go on without it",
+            listen=self._listen,
+            hint="choose another address for it, or none",
         )
 
     async def _once(self) -> int:
@@ -76,7 +92,7 @@ class Page:
         try:
             child = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe, env=own)
         except OSError as error:
-            self._log.warning("the web page's process cannot be started", why=error.strerror)
+            self._log.warning(f"the process of the {self._what} cannot be started", why=error.strerror)
             return error.errno or -1
         tasks = [asyncio.ensure_future(self._tell(child)), asyncio.ensure_future(child.wait())]
         try:
@@ -95,7 +111,7 @@ class Page:
         async with asyncio.timeout(READY_SECONDS_MAX):
             ready = await child.stdout.readline()
         with suppress(ValueError, KeyError, TypeError):
-            self._log.info("the web page of the runs is ready", url=str(json.loads(ready)["url"]))
+            self._log.info(self._ready, url=str(json.loads(ready)["url"]))
         told: set[bytes] = set()
         while True:
             for run_id, line in self._lines().items():

@@ -32,7 +32,7 @@ from coordinator.serving.gate import Gate
 from coordinator.serving.hub import Hub
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.operator_service import OperatorService
-from coordinator.serving.page import NO_PAGE, Page, line_of
+from coordinator.serving.page import line_of, pages_of
 from coordinator.serving.peer_service import CoordinatorService
 from coordinator.serving.places import Places
 from coordinator.serving.sessions import Sessions
@@ -185,8 +185,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
             election = Election(lease, journal, hub, front.show, met)
             tasks.append(await stack.enter_async_context(_elected(election, hub)))
             serving = serving.naming(election.here)
-        if settings.web_listen != NO_PAGE:
-            page = Page(settings, lambda: _shown(serving, hub))
+        for page in pages_of(settings, lambda: _shown(serving, hub)):
             stack.push_async_callback(_cancelled, asyncio.ensure_future(page.run()))
         log = structlog.get_logger("coordinator")
         log.info(

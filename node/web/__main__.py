@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from node.web.serve import LISTEN, serve
+from node.web.serve import serve
+from node.web.server import LISTEN
 from protos.console import configure_logging, exit_with
 
 app = typer.Typer(add_completion=False)

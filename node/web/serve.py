@@ -9,30 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
-import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
-import uvicorn
 
 from node.web.app import app_of
-from node.web.door import Timed
+from node.web.server import listening, raise_descriptors, server_of, url_of
 from node.web.site import Site
 from protos.errors import OperatorError
 from protos.invite import COORDINATORS_MAX, Invite
 from protos.limits import ADDRESS_BYTES_MAX, INVITE_BYTES_MAX
 from protos.signals import heeded
 
-LISTEN: Final = "127.0.0.1:7780"
-CONNECTIONS_MAX: Final = 2048
-DESCRIPTORS_KEPT: Final = 256
-STOP_SECONDS_MAX: Final = 2
-HEAD_BYTES_MAX: Final = 16 << 10
 LINE_BYTES_MAX: Final = INVITE_BYTES_MAX + COORDINATORS_MAX * (ADDRESS_BYTES_MAX + 8) + 64
 
 
@@ -58,51 +50,6 @@ class Shown:
         return json.dumps({"invite": self.invite.link(), "at": self.at}) + "\n"
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: this program has its own."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
-        yield
-
-
-def listening(listen: str) -> socket.socket:
-    """A socket that listens at `host:port`; OperatorError says why there is none."""
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise OperatorError(f"--listen {listen}: expected host:port, for example {LISTEN}")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, int(port)))
-        made.listen(512)
-    except OSError as error:
-        made.close()
-        text = f"--listen {listen}: cannot listen there ({error.strerror}); choose another port, or 0 for a free one"
-        raise OperatorError(text) from error
-    return made
-
-
-def url_of(made: socket.socket) -> str:
-    """Where a browser on this machine finds the page."""
-    host, port = made.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-
-
-def raise_descriptors() -> None:
-    """Let this process have a descriptor for each connection, if the system allows so many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = CONNECTIONS_MAX + DESCRIPTORS_KEPT
-    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):  # macOS has a lower limit of its own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 async def serve(
     shown: Sequence[Shown], listen: str, hosts: Sequence[str], ready: Callable[[str], None], *, from_stdin: bool = False
 ) -> None:
@@ -114,21 +61,7 @@ async def serve(
     for number in heeded():
         loop.add_signal_handler(number, stop.set)
     site = Site()
-    config = uvicorn.Config(
-        app_of(site, hosts),
-        http=Timed,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=CONNECTIONS_MAX,
-        timeout_keep_alive=5,
-        timeout_graceful_shutdown=STOP_SECONDS_MAX,
-        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
-    )
-    server = _Server(config)
+    server = server_of(app_of(site, hosts))
     serving = asyncio.ensure_future(server.serve(sockets=[made]))
     waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait()), serving]
     try:

@@ -20,7 +20,7 @@ NAMES = (  # here too, so that nothing heavy is imported before the fuzzer instr
     "envelope", "announcement", "entry", "tick", "payload-groups", "payload-topk", "payload-paper", "payload-sized",
     "payload-random", "manifest", "shards", "snapshot", "config", "invite", "ticket", "peer-record", "dht-record", "address",
     "foreign-text", "requests", "blob-stream", "archive", "starting-state", "end", "evaluation", "settings",
-    "pushed-votes", "control", "reach",
+    "pushed-votes", "control", "operator-page", "reach",
 )  # fmt: skip
 
 

@@ -21,8 +21,13 @@ import torch
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
+from pydantic import ValidationError
 
+from coordinator.commands.invites import milliseconds
 from coordinator.serving import doors as coordinator_doors
+from coordinator.web.actions import ALL as ALL_ACTIONS
+from coordinator.web.actions import Changes, Invites, wanted_settings
+from coordinator.web.requests import Request
 from node.archive import files
 from node.blobs.audience import Audience
 from node.blobs.blobs import BlobServer, WireBytes
@@ -57,6 +62,7 @@ from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body, start_from_body
 from protos.text import TEXT_CHARACTERS_MAX, printable
 from protos.ticket import Ticket, open_ticket, seal_ticket, ticket_body
+from protos.toml_file import describe as describe_mistakes
 from protos.v1 import archive_pb2, coordinator_pb2, log_pb2, update_pb2
 
 Door = Callable[[bytes], None]
@@ -366,6 +372,24 @@ def control(data: bytes) -> None:
         json.dumps(answer)
 
 
+def operator_page(data: bytes) -> None:
+    """What a page's process that was taken over sends to the process behind it: a request, and the values of its action."""
+    try:
+        request = Request.model_validate_json(data)
+        what = ALL_ACTIONS.get(request.what)
+        values = None if what is None else what.values.model_validate(request.values)
+    except ValidationError as error:
+        describe_mistakes(error)
+        return
+    if isinstance(values, Changes):
+        with suppress(OperatorError):
+            wanted_settings(values)
+    if isinstance(values, Invites):
+        with suppress(OperatorError):
+            milliseconds(values.expires)
+    json.dumps({} if values is None else values.told())
+
+
 def archive(data: bytes) -> None:
     for read in (_archived_records, lambda d: files.layout_shapes(d.decode(errors="replace")), files.unpacked):
         try:
@@ -425,6 +449,7 @@ DOORS: dict[str, Door] = {
     "settings": settings,
     "pushed-votes": pushed_votes,
     "control": control,
+    "operator-page": operator_page,
     "reach": reach_stream,
 }
 """By name. Each may raise `Refusal`."""
@@ -494,6 +519,11 @@ def seeds() -> dict[str, list[bytes]]:
         "pushed-votes": [bytes([len(pushed)]) + pushed + b"votes"],
         "reach": [b"\x02\x00\x50\x01\xbb", b"\x01\x0811.0.0.2\x01\x00", b"\x00\x0484.1"],
         "control": [b'"command": "me", "steps": 3}', b'{"command": "me"}'],
+        "operator-page": [
+            b'{"do": "ask", "what": "change", "values": {"settings": ["clock.steps=9", "optimizer.lr=[1, 2]"]}}',
+            b'{"do": "ask", "what": "invite", "run": "", "values": {"uses": 2, "expires": "7d", "label": "x"}}',
+            b'{"do": "login", "secret": "x", "address": "192.0.2.1"}',
+        ],
         "evaluation": [
             log_pb2.Evaluation(step=5, loss=2.5, tokens=64, set_sha256=HASH, device="cpu").SerializeToString()
         ],

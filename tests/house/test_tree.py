@@ -131,6 +131,7 @@ RUN_BY = {
     r"swarmentum-coordinator snapshot": "tests/attack/test_open_run.py",
     r"swarmentum-coordinator invite": "tests/system/test_invites.py",
     r"swarmentum-coordinator (backup|restore)": "tests/unit/coordinator/test_backup.py",
+    r"swarmentum-coordinator web login": "tests/system/test_operator_web.py",
     r"swarmentum-coordinator health": "tests/unit/coordinator/test_checking.py",
     r"swarmentum-coordinator peer": "tests/unit/coordinator/test_peers.py",
     r"swarmentum join": "tests/system/test_life.py",

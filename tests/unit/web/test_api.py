@@ -21,7 +21,8 @@ from node.web.app import app_of
 from node.web.door import Timed
 from node.web.followed import DoesNotHoldError, Followed
 from node.web.openapi import description
-from node.web.serve import Shown, listening, url_of
+from node.web.serve import Shown
+from node.web.server import listening, url_of
 from node.web.site import RUNS_MAX, Site
 from protos.accounts import Accounts
 from protos.errors import OperatorError

@@ -1,0 +1,120 @@
+"""The process that speaks HTTP with the operator's browser: started here, without a key. Two pipes connect it. ADR 58.
+
+Its first line says that it is ready, and where. Each further line of its stdout is a request: a number, a space, and JSON. A
+line of its stdin is the answer to one. Nothing else of it reaches this side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+
+from coordinator.web.requests import Answer, Requests
+
+MODULE: Final = "node.operator_page"
+REQUEST_BYTES_MAX: Final = 1 << 20
+"""A request with a run.toml of 64 Ki characters, each escaped in JSON as 12 bytes."""
+NUMBER_DIGITS_MAX: Final = 15
+REQUESTS_MAX: Final = 64
+"""Requests that wait for their answers. The process itself sends fewer."""
+READY_SECONDS_MAX: Final = 120.0
+WRITE_SECONDS_MAX: Final = 10.0
+STOP_SECONDS_MAX: Final = 2.0
+
+
+class _EndedError(Exception):
+    """The process has closed its stdout."""
+
+
+class Child:
+    """One life of that process."""
+
+    def __init__(self, listen: str, hosts: tuple[str, ...], requests: Requests) -> None:
+        named = [word for host in hosts for word in ("--host", host)]
+        self._command = (sys.executable, "-m", MODULE, "--json", "--listen", listen, *named)
+        self._requests = requests
+        self._log = structlog.get_logger("operator-page")
+
+    async def run(self, ready: Callable[[str], None]) -> int:
+        """Serve until the process ends; its exit code. `ready` gets the page's URL."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith("SWARMENTUM_")}
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(
+            *self._command, stdin=pipe, stdout=pipe, env=own, limit=REQUEST_BYTES_MAX
+        )
+        try:
+            await self._serve(child, ready)
+        except* _EndedError:
+            pass  # the requests that were under way have nobody who waits for them
+        except* (TimeoutError, ConnectionError, ValueError) as group:
+            self._log.warning("the operator's page gets no answers any more", why=repr(group.exceptions[0]))
+        finally:
+            await _ended(child)
+        return -1 if child.returncode is None else child.returncode
+
+    async def _serve(self, child: asyncio.subprocess.Process, ready: Callable[[str], None]) -> None:
+        assert child.stdout is not None
+        async with asyncio.timeout(READY_SECONDS_MAX):
+            first = await child.stdout.readline()
+        if not first:
+            raise _EndedError
+        ready(str(json.loads(first)["url"]))
+        places = asyncio.Semaphore(REQUESTS_MAX)
+        async with asyncio.TaskGroup() as tasks:
+            while line := await child.stdout.readline():  # ValueError for a line that is too long
+                await places.acquire()
+                task = tasks.create_task(self._one(child, line))
+                task.add_done_callback(lambda _: places.release())
+            raise _EndedError
+
+    async def _one(self, child: asyncio.subprocess.Process, line: bytes) -> None:
+        number, _, data = line.partition(b" ")
+        if not number.isdigit() or len(number) > NUMBER_DIGITS_MAX:
+            self._log.warning("the operator's page sent a line that is no request", bytes=len(line))
+            return
+        answer = await self._requests.answer(data)
+        assert child.stdin is not None
+        with suppress(ConnectionError):  # the process is gone, and with it everybody who could be told
+            child.stdin.write(line_of(int(number), answer))
+            async with asyncio.timeout(WRITE_SECONDS_MAX):
+                await child.stdin.drain()
+
+
+def line_of(number: int, answer: Answer) -> bytes:
+    """An answer as a line."""
+    values = {"id": number, "status": answer.status, "body": finite(answer.body), "cookie": answer.cookie}
+    return json.dumps(values, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
+
+
+def finite(value: Any) -> Any:
+    """The same JSON values, with null for the numbers that JSON lacks: a loss may be NaN."""
+    match value:
+        case dict():
+            return {key: finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [finite(each) for each in value]
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value
+
+
+async def _ended(child: asyncio.subprocess.Process) -> None:
+    """The end of stdin asks the process to stop; it is killed if it does not."""
+    if child.stdin is not None:
+        child.stdin.close()
+    try:
+        async with asyncio.timeout(STOP_SECONDS_MAX):
+            await child.wait()
+    except (TimeoutError, asyncio.CancelledError):
+        with suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()

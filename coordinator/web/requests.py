@@ -1,0 +1,184 @@
+"""Requests of the page's process: size, form, session, rate; then the log of actions, and the action. ADR 58.
+
+That process is not trusted: it speaks with browsers. It has no key and no list of sessions. So each request carries the two
+secrets of the browser, and this module alone decides. An action runs on a thread: it calls the coordinator over gRPC, as the
+operator's commands do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from coordinator.commands.operator import Operator
+from coordinator.web import logins
+from coordinator.web.actions import ALL, Values, What
+from coordinator.web.record import Record
+from coordinator.web.sessions import Sessions
+from protos import toml_file
+from protos.errors import NetworkError, OperatorError, RefusedError, SwarmentumError
+
+SECRET_CHARACTERS_MAX: Final = 128
+THREADS: Final = 4
+UNDER_WAY_MAX: Final = 8
+LOG: Final = "log"
+"""What a request asks for to read the log of actions."""
+DONE: Final = "done"
+BUSY: Final = "the coordinator is busy with other requests of this page: try again in a moment"
+
+
+class Request(BaseModel):
+    """What the page's process asks: a login with the link's secret, a request in a session, or the session's end."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    do: Literal["login", "logout", "ask"]
+    address: str = Field(default="", max_length=64)
+    secret: str = Field(default="", max_length=SECRET_CHARACTERS_MAX)
+    cookie: str = Field(default="", max_length=SECRET_CHARACTERS_MAX)
+    token: str = Field(default="", max_length=SECRET_CHARACTERS_MAX)
+    what: str = Field(default="", max_length=32)
+    run: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    values: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A status of HTTP, and what the page gets as JSON. `cookie`: a session begins; the page's process sets it."""
+
+    status: int
+    body: dict[str, Any] = field(default_factory=dict)
+    cookie: str = ""
+
+
+def no(status: int, why: str) -> Answer:
+    """A refusal with its reason."""
+    return Answer(status, {"error": why})
+
+
+class Requests:
+    """The requests of one page. `operator`: makes the caller of the coordinator. The clocks give seconds."""
+
+    def __init__(
+        self,
+        home: Path,
+        operator: Callable[[], Operator] | None = None,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._home, self._wall, self._clock = home, wall, clock
+        self._operator = operator or (lambda: Operator(home))
+        self._sessions, self._record = Sessions(), Record(home)
+        self._threads = ThreadPoolExecutor(THREADS, "operator's page")
+        self._under_way = 0
+        self._log = structlog.get_logger("operator-page")
+
+    async def answer(self, data: bytes) -> Answer:
+        """The answer to a request."""
+        try:
+            request = Request.model_validate_json(data)
+        except ValidationError as error:
+            return no(400, toml_file.describe(error))
+        if request.do == "login":
+            return self._login(request)
+        if request.do == "ask" and self._under_way >= UNDER_WAY_MAX:
+            return no(503, BUSY)
+        self._under_way += 1
+        try:
+            return await self._in_session(request)
+        finally:
+            self._under_way -= 1
+
+    def close(self) -> None:
+        """Begin no further action."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _login(self, request: Request) -> Answer:
+        try:
+            why = logins.take(self._home, request.secret, self._wall())
+            if why:
+                self._log.warning("a login at the operator's page was refused", why=why, address=request.address)
+                return no(401, why)
+            opened = self._sessions.open(self._clock())
+            number = self._record.begin(opened.name, "login", "", {"address": request.address}, self._wall())
+            self._record.end(number, DONE)
+        except OSError as error:
+            return no(503, f"the home cannot be read or written: {error.strerror or error}")
+        self._log.info("somebody logged in at the operator's page", session=opened.name, address=request.address)
+        left = self._sessions.seconds_left(opened.cookie, self._clock())
+        return Answer(200, {"token": opened.token, "session": opened.name, "seconds_left": left}, opened.cookie)
+
+    async def _in_session(self, request: Request) -> Answer:
+        what = ALL.get(request.what)
+        acts = what is not None and what.acts
+        name, status, why = self._sessions.check(request.cookie, request.token, self._clock(), acts=acts)
+        if not name:
+            return no(status, why)
+        if request.do == "logout":
+            self._sessions.end(request.cookie)
+            return Answer(200, {"said": "You are logged out."})
+        if request.what == LOG:
+            left = self._sessions.seconds_left(request.cookie, self._clock())
+            return Answer(200, {"actions": self._record.newest(), "session": name, "seconds_left": left})
+        if what is None:
+            return no(404, f"this page cannot {request.what!r}; it can {', '.join(ALL)}")
+        try:
+            values = what.values.model_validate(request.values)
+        except ValidationError as error:
+            return no(400, toml_file.describe(error))
+        if not acts:
+            return await self._done(what, request.run, values)
+        return await self._recorded(name, request, what, values)
+
+    async def _recorded(self, session: str, request: Request, what: What, values: Values) -> Answer:
+        """An action between its two lines of the log."""
+        told = values.told()
+        try:
+            number = self._record.begin(session, request.what, request.run, told, self._wall())
+        except OSError as error:
+            return no(503, f"nothing was done: the log of actions cannot be written: {error.strerror or error}")
+        answer = await self._done(what, request.run, values)
+        outcome = str(answer.body["error"]) if "error" in answer.body else DONE
+        self._log.info(
+            "an action of the operator's page", number=number, session=session, action=request.what, run=request.run[:16],
+            values=told, outcome=outcome,
+        )  # fmt: skip
+        try:
+            self._record.end(number, outcome)
+        except OSError as error:
+            self._log.error("the outcome of an action is not in the log of actions", number=number, why=str(error))
+        return answer
+
+    async def _done(self, what: What, run: str, values: Values) -> Answer:
+        work = partial(_answered, self._operator, what, run, values)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _answered(operator: Callable[[], Operator], what: What, run: str, values: Values) -> Answer:
+    """The answer, or whose fault it is that there is none."""
+    try:
+        return Answer(200, what.answer(operator(), run, values))
+    except OperatorError as error:
+        return no(400, str(error))
+    except RefusedError as error:
+        return no(409, str(error))
+    except NetworkError as error:
+        return no(502, str(error))
+    except SwarmentumError as error:
+        return no(409, str(error))
+    except (ValueError, RecursionError) as error:
+        structlog.get_logger("operator-page").exception(
+            "a request of the operator's page has a value that nothing expects"
+        )
+        return no(400, f"the request has a value that cannot be used: {type(error).__name__}")
+    except OSError as error:
+        return no(503, f"this machine cannot do that now: {error.strerror or error}")
