@@ -21,7 +21,7 @@ from tests.system.browser import CHROMIUM, MISSING, chromium, soon, tab
 from tests.system.local_swarm import Process, processes_with, wait_for
 from tests.unit.coordinator.driver import LAYOUT
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300)]
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
 WRONG = 'name = "made here"\n[clock]\nsteps = "many"\nmin_peers = 2\n'
