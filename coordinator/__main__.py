@@ -80,6 +80,10 @@ def serve(
     reflection: Annotated[
         bool | None, typer.Option("--reflection", help="Describe the service to strangers (gRPC reflection).")
     ] = None,
+    trace: Annotated[
+        bool | None,
+        typer.Option("--trace", help="Send a trace of each step by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Serve until Ctrl-C. A coordinator that was stopped or killed continues at the same step with the same --home."""
@@ -92,6 +96,7 @@ def serve(
         web_listen=web_listen,
         web_hosts=tuple(web_host) if web_host else None,
         reflection=reflection,
+        trace=trace,
     )
     configure_logging(as_json=as_json)
 

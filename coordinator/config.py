@@ -44,6 +44,9 @@ class CoordinatorSettings(BaseSettings):
     web_hosts: tuple[str, ...] = ()
     """Names under which browsers find the page, for example that of a reverse proxy. Addresses and localhost need none."""
 
+    trace: bool = False
+    """Send a trace of each step to an OpenTelemetry receiver: OTEL_EXPORTER_OTLP_ENDPOINT, by default http://localhost:4318."""
+
     reflection: bool = False
     """Whether strangers may ask for the service's description over gRPC server reflection (grpcurl and the like)."""
 

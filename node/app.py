@@ -41,13 +41,14 @@ from node.swarm.session import Session
 from node.telling import Failing, telling
 from node.terminal.stage import Stage
 from node.text import BYTES_A_GB, Text, open_text
+from node.training import observed
 from node.training.evaluation import Evaluator
 from node.training.lent import Lent
 from node.training.loop import Trainer
 from node.training.methods import demo_config, local_config
 from node.training.replica import Replica
-from node.training.telemetry import Summary, serve_metrics
-from node.training.trackers import Tracking, open_tracker
+from node.training.spans import Spans
+from node.training.telemetry import Summary
 from node.training.uplink import VoteSize
 from protos.console import lock_home
 from protos.disk import DiskError
@@ -152,10 +153,11 @@ class _Peer:
         finished, started = False, time.monotonic()
         with ExitStack() as ends:
             ends.callback(swarm.close, leaving=True)
+            spans = observed.trace(self.settings, self.invite.run_id, self.identity, ends, self.log)
             try:
                 facts, config, text, replica, micro_batch = self._start(swarm, agree)
                 ends.callback(text.close)
-                trainer = self._trainer(config, replica, swarm, text.samples, facts, micro_batch)
+                trainer = self._trainer(config, replica, swarm, text.samples, facts, micro_batch, spans)
                 ends.callback(trainer.keeper.close)
                 if trainer.evaluator is not None:
                     ends.callback(trainer.evaluator.close)
@@ -164,8 +166,8 @@ class _Peer:
                 self.lent.watch(trainer, self.home.payloads, text.shelves)
                 ends.callback(self.lent.close)
                 ends.enter_context(closing(self._door(trainer, started)))
-                self._metrics(summary, swarm, ends)
-                self._track(trainer)
+                observed.metrics(self.settings, summary, swarm.counters, ends, self.log)
+                observed.track(self.settings, trainer, self.invite.run_id, self.folder, self.log)
                 trainer.enter(list(facts.bootstrap))
                 finished = trainer.run()
                 if finished and self.anchor:
@@ -238,22 +240,6 @@ class _Peer:
             lent=self.lent,
         )
         return Door(home, commands.all())
-
-    def _metrics(self, summary: Summary, swarm: Swarm, ends: ExitStack) -> None:
-        if self.settings.metrics_listen is None:
-            return
-        metrics = serve_metrics(self.settings.metrics_listen, summary, swarm.counters)
-        host, port = metrics.server_address[:2]
-        ends.callback(metrics.server_close)
-        ends.callback(metrics.shutdown)
-        self.log.info("metrics", url=f"http://{host}:{port}/metrics")
-
-    def _track(self, trainer: Trainer) -> None:
-        if self.settings.track is not None:
-            config = json.loads(trainer.config.canonical_json())
-            run, peer = self.invite.run_id.hex(), self.identity.peer_id
-            tracker = open_tracker(self.settings.track, trainer.config.name, run, peer, config, self.folder)
-            trainer.steps.tracking = Tracking(tracker, self.log)
 
     def _serve_on(self, step: int) -> None:
         """Serve the last state as an anchor of a finished run, for as long as the operator wants."""
@@ -342,6 +328,7 @@ class _Peer:
         samples: Samples | None,
         facts: pb.GetRunResponse,
         micro_batch: int,
+        spans: Spans,
     ) -> Trainer:
         settings, archive = self.settings, None
         if settings.archive:
@@ -369,6 +356,7 @@ class _Peer:
             start=start_of(facts.genesis),
             copy_at=facts.head_step if self.copies else None,
             throttle=self.lent.throttle,
+            spans=spans,
             evaluator=self._evaluator(config, replica, swarm, samples, micro_batch),
         )
 

@@ -26,6 +26,7 @@ from node.training.keeper import SNAPSHOTS_KEPT
 from node.training.loop import Trainer
 from node.training.recovery import Stopping
 from node.training.replica import Replica
+from node.training.spans import Spans
 from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
 from node.training.throttle import Throttle
@@ -127,6 +128,7 @@ def assemble(
     copy_at: int | None = None,
     throttle: Throttle | None = None,
     evaluator: Evaluator | None = None,
+    spans: Spans | None = None,
 ) -> Trainer:
     """The peer's training side, once the model is built. See `Trainer` for the arguments; `copy_at`: a `Copier`.
 
@@ -158,4 +160,5 @@ def assemble(
         start=begins,
         throttle=throttle or Throttle(),
         evaluator=evaluator,
+        spans=spans or Spans(),
     )

@@ -46,12 +46,13 @@ from coordinator.store.lines import Lines
 from protos.console import lock_home
 from protos.disk import replace_bytes
 from protos.errors import OperatorError
-from protos.identity import Identity
+from protos.identity import Identity, short
 from protos.invite import Invite
 from protos.limits import REQUEST_BYTES_MAX
 from protos.log import run_id_of
 from protos.run_config import config_from_json
 from protos.signals import heeded
+from protos.tracing import Tracing
 from protos.v1 import coordinator_pb2, coordinator_pb2_grpc, log_pb2
 
 STOP_SECONDS_MAX = 3.0
@@ -158,7 +159,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         metrics, url = Metrics(home), parsed(settings.database or Journal.sqlite_url(home))
         metrics_server = _serve_metrics(settings, metrics, stack)
         journal = Journal(url, identity)
-        hub, front = Hub(journal, identity, metrics), Front()
+        hub, front = Hub(journal, identity, metrics, _tracing(settings, identity, stack)), Front()
         stack.callback(hub.close)
         await front.show(acts=not shared(url))
         if shared(url):
@@ -203,6 +204,15 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
             task.cancel()
         for task in done:
             task.result()
+
+
+def _tracing(settings: CoordinatorSettings, identity: Identity, stack: AsyncExitStack) -> Tracing | None:
+    """What records the spans of steps, until the coordinator stops. Raises OperatorError if the extra is missing."""
+    if not settings.trace:
+        return None
+    tracing = Tracing("swarmentum-coordinator", short(identity.public_key), structlog.get_logger("coordinator"))
+    stack.push_async_callback(asyncio.to_thread, tracing.close)
+    return tracing
 
 
 def _alone(hub: Hub, journal: Journal, home: Path) -> None:

@@ -118,6 +118,7 @@ def test_every_decision_is_named_where_it_was_built() -> None:
 RUN_BY = {
     r"make demo|swarmentum (demo|verify|ledger|status)\b": "tests/system/test_demo.py",
     r"make (test|check|sim|docs)": ".ci/run",
+    r"swarmentum-coordinator serve --trace|swarmentum join --trace": "tests/system/test_trace.py",
     r"swarmentum-coordinator serve": "tests/system/test_coordinator_process.py",
     r"swarmentum-coordinator run (create|example)": "tests/unit/coordinator/test_planning.py",
     r"swarmentum-coordinator run check": "tests/unit/coordinator/test_checking.py",
