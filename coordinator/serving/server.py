@@ -20,11 +20,10 @@ from typing import Any
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from coordinator.config import CoordinatorSettings, split_address
-from coordinator.serving import tls
+from coordinator.serving import reflection, tls
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.connections import Bounded
 from coordinator.serving.election import Election
@@ -289,7 +288,7 @@ async def _listen(
     coordinator_pb2_grpc.add_OperatorServiceServicer_to_server(OperatorService(hub, front.sessions), server)
     health_pb2_grpc.add_HealthServicer_to_server(front.health, server)
     if settings.reflection:
-        reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        reflection.enable((*SERVICE_NAMES, health.SERVICE_NAME), server)
     credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])
     try:
         port = server.add_secure_port(settings.listen, credentials)
