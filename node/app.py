@@ -43,6 +43,7 @@ from node.terminal.stage import Stage
 from node.text import BYTES_A_GB, Text, open_text
 from node.training import observed
 from node.training.evaluation import Evaluator
+from node.training.exports import Exports, Series
 from node.training.lent import Lent
 from node.training.loop import Trainer
 from node.training.methods import demo_config, local_config
@@ -85,14 +86,15 @@ def join(
     *,
     anchor: bool = False,
     copies: bool = False,
+    series: Series | None = None,
     stage: Stage | None = None,
 ) -> Outcome:
     """Take part in a run until the run is finished, or Ctrl-C. Raises a SwarmentumError that names the fault.
 
     An `anchor` applies the others' votes and does not train; it serves the last state until Ctrl-C. A peer that `copies` ends
-    with the first state that is as new as the log is now. `agree` gets the run's
-    requests of this machine before anything is built, and raises if the person does not agree. In a peer of several ranks this
-    is rank 0; the others `follow`. `stage` shows the terminal view, once there is something to see.
+    with the first state that is as new as the log is now; with a `series` it stays, and exports agreed states. `agree` gets
+    the run's requests of this machine before anything is built, and raises if the person does not agree. In a peer of several
+    ranks this is rank 0; the others `follow`. `stage` shows the terminal view, once there is something to see.
     """
     stage = stage or Stage()
     invite = Invite.parse(invite_link)
@@ -102,7 +104,8 @@ def join(
     stop = Stop(stage.close)
     try:
         with stop.listening(), _leading(settings) as lead, stage:
-            return _Peer(invite, settings, stop, stage, lead, anchor=anchor, copies=copies).run(export_to, agree)
+            peer = _Peer(invite, settings, stop, stage, lead, anchor=anchor, copies=copies, series=series)
+            return peer.run(export_to, agree)
     finally:
         lock.close()
 
@@ -132,9 +135,11 @@ class _Peer:
         *,
         anchor: bool = False,
         copies: bool = False,
+        series: Series | None = None,
     ) -> None:
         self.invite, self.settings, self.stop, self.lead, self.anchor = invite, settings, stop, lead, anchor
         self.stage, self.copies, self.trains = stage, copies, not (anchor or copies)
+        self.series = series
         self.evaluates = False
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
@@ -157,7 +162,7 @@ class _Peer:
             try:
                 facts, config, text, replica, micro_batch = self._start(swarm, agree)
                 ends.callback(text.close)
-                trainer = self._trainer(config, replica, swarm, text.samples, facts, micro_batch, spans)
+                trainer = self._trainer(config, replica, swarm, text, facts, micro_batch, spans)
                 ends.callback(trainer.keeper.close)
                 if trainer.evaluator is not None:
                     ends.callback(trainer.evaluator.close)
@@ -325,12 +330,14 @@ class _Peer:
         config: RunConfig,
         replica: Replica,
         swarm: Swarm,
-        samples: Samples | None,
+        text: Text,
         facts: pb.GetRunResponse,
         micro_batch: int,
         spans: Spans,
     ) -> Trainer:
-        settings, archive = self.settings, None
+        settings, samples, archive, exports = self.settings, text.samples, None, None
+        if self.series is not None:
+            exports = Exports(self.series, partial(self._export, replica, text, config), config.clock, self.log)
         if settings.archive:
             genesis = facts.genesis.SerializeToString(deterministic=True)
             room = min(settings.archive_gb, self.lent.live.values.disk_gb or math.inf)
@@ -355,6 +362,7 @@ class _Peer:
             snapshots_kept=settings.snapshots_kept,
             start=start_of(facts.genesis),
             copy_at=facts.head_step if self.copies else None,
+            exports=exports,
             throttle=self.lent.throttle,
             spans=spans,
             evaluator=self._evaluator(config, replica, swarm, samples, micro_batch),

@@ -72,7 +72,7 @@ def ledger_text(ledger: Mapping[str, Any]) -> str:
     """The identities with the most votes, as a table."""
     lines: Sequence[Mapping[str, Any]] = ledger["identities"]
     rows = "\n".join(
-        f"| `{line['id']}` | {_cell(printable(str(line['owner']), NAME_CHARACTERS_MAX))} | {line['votes_accepted']} | "
+        f"| `{line['id']}` | {_name(str(line['owner']))} | {line['votes_accepted']} | "
         f"{line['samples']} | {line['tokens']} |"
         for line in lines[:IDENTITIES_SHOWN_MAX]
     )
@@ -84,6 +84,12 @@ def ledger_text(ledger: Mapping[str, Any]) -> str:
         f"| identity | owner | votes | samples | tokens |\n|---|---|---|---|---|\n{rows}\n"
         + (f"\n{more} more identities are in the log.\n" if more > 0 else "")
     )
+
+
+def _name(owner: str) -> str:
+    """A name that a stranger gave itself, as code: it is no link and no picture on a page."""
+    shown = printable(owner, NAME_CHARACTERS_MAX).replace("`", "'")
+    return f"`{_cell(shown)}`" if shown else ""
 
 
 def _cell(value: object) -> str:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import typer
@@ -35,8 +36,12 @@ from protos.invite import Invite
 from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
 from protos.start import RUN_DIGITS_SHOWN
 
+if TYPE_CHECKING:
+    from node.config import PeerSettings
+
 LEDGER_STEPS_MAX = 20_000
 """The log of a longer run (some 3 kB a step) is not read for the card."""
+KEPT = 3
 Public = Annotated[bool, typer.Option("--public", help="Make a new repository of the hub public.")]
 
 
@@ -52,40 +57,8 @@ def push(
     """Upload an export to the Hugging Face hub. The same command goes on with an upload that broke off."""
     need_node_extra()
     configure_logging(as_json=as_json)
-    url = _push(folder, repo_id, public=public, as_json=as_json)
-    if as_json:
-        print(json.dumps({"hub": url}))
-
-
-def _push(folder: Path, repo_id: str, *, public: bool, as_json: bool) -> str:
-    from node.commands import hub
-
-    url = hub.push(folder, repo_id, public=public)
-    if not as_json:
-        print(f"{repo_id}: {url}", flush=True)
-    return url
-
-
-def _check_hub(repo_id: str, run_id: str) -> None:
-    """Known before a peer joins, so that no work is lost on it."""
-    from node.commands import hub
-
-    hub.check(repo_id, run_id)
-
-
-def _add_ledger(link: str, folder: Path, step: int) -> None:
-    """Put the run's ledger into the card. Without it the export is whole, too."""
-    log = structlog.get_logger("peer")
-    if step > LEDGER_STEPS_MAX:
-        log.info("the card has no ledger: the log is long; `swarmentum ledger INVITE` shows it", step=step)
-        return
-    from node.archive.ledger import of
-    from node.commands.card import add_ledger
-
-    try:
-        add_ledger(folder, of(link).values())
-    except (NetworkError, RefusedError) as error:
-        log.warning("the card has no ledger: the log cannot be read", step=step, why=str(error))
+    url = _pushed(folder, repo_id, public=public)
+    print(json.dumps({"hub": url}) if as_json else f"{repo_id}: {url}")
 
 
 @leaving_at_once()
@@ -97,6 +70,13 @@ def export(
             metavar="[FOLDER]", help="A new folder, or one of an earlier export (default with a hub: in --home)."
         ),
     ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Follow the run, and export each agreed state at this distance, in steps, into FOLDER."
+        ),
+    ] = None,
+    keep: Annotated[int, typer.Option(min=1, help="With --every: how many exports stay, the newest ones.")] = KEPT,
     push_to_hub: Annotated[
         str | None,
         typer.Option(
@@ -122,8 +102,6 @@ def export(
     from node.commands import person
     from node.config import load_settings
 
-    link = person.link_from(invite)
-    run_id = Invite.parse(link).run_id.hex()
     settings = load_settings(
         home=home or Path.home() / ".swarmentum" / "export",
         device="cpu",
@@ -135,29 +113,95 @@ def export(
         allow_code=allow_code or None,
         yes=yes or None,
     )
+    to = _Target(person.link_from(invite), folder, push_to_hub, public, every, keep, as_json)
+    raise typer.Exit(_export(to, settings))
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where exports of a run go, and which ones. See `export`."""
+
+    link: str
+    folder: Path | None
+    repo_id: str | None
+    public: bool
+    every: int | None
+    keep: int
+    as_json: bool
+
+
+def _export(to: _Target, settings: PeerSettings) -> int:
+    run_id, folder = Invite.parse(to.link).run_id.hex(), to.folder
     if folder is None:
-        if push_to_hub is None:
+        if to.repo_id is None:
             raise OperatorError("give a FOLDER for the model, or --push-to-hub REPO_ID, or both")
         folder = settings.home / "exports" / run_id[:RUN_DIGITS_SHOWN]
-    if push_to_hub is not None:
-        _check_hub(push_to_hub, run_id)
+    if to.repo_id is not None:
+        from node.commands import hub
+
+        hub.check(to.repo_id, run_id)  # before a peer joins, so that no work is lost on it
     with many_imports():
         from node.app import join
+    from node.commands import person
     from node.commands.consent import Request, must_ask
+    from node.training.exports import Series
 
     def agree(asked: Request) -> None:
-        if must_ask(asked, settings, can_ask=not as_json and person.can_be_asked()):
+        if must_ask(asked, settings, can_ask=not to.as_json and person.can_be_asked()):
             person.show(asked)
             person.ask(asked)
 
-    outcome = join(link, settings, folder, agree, copies=True)
+    if to.every is not None:
+        series = Series(folder.absolute(), to.every, to.keep, partial(_told, to))
+        outcome = join(to.link, settings, None, agree, copies=True, series=series)
+        if outcome.exit_code == EXIT_INTERRUPTED:
+            leave()
+        return outcome.exit_code
+    outcome = join(to.link, settings, folder, agree, copies=True)
     if outcome.exit_code == EXIT_INTERRUPTED:
         leave()
     summary = outcome.summary
-    _add_ledger(link, folder, summary.step)
-    if not as_json:
+    _add_ledger(to.link, folder, summary.step)
+    if not to.as_json:
         print(f"{summary.checkpoint}: step {summary.step}, state digest {summary.digest[:16]}", flush=True)
-    url = None if push_to_hub is None else _push(folder, push_to_hub, public=public, as_json=as_json)
-    if as_json:
+    url = None if to.repo_id is None else _pushed(folder, to.repo_id, public=to.public)
+    if to.as_json:
         print(json.dumps({**asdict(summary), "hub": url}), flush=True)
-    raise typer.Exit(outcome.exit_code)
+    elif url is not None:
+        print(f"{to.repo_id}: {url}", flush=True)
+    return outcome.exit_code
+
+
+def _told(to: _Target, path: Path, step: int) -> None:
+    """An export of a series has its name: upload it, if a hub gets them. The next one is tried if this one fails."""
+    url = None
+    if to.repo_id is not None:
+        try:
+            url = _pushed(path, to.repo_id, public=to.public)
+        except (OperatorError, NetworkError, RefusedError) as error:
+            structlog.get_logger("peer").warning("the export is not on the hub", step=step, why=str(error))
+    if to.as_json:
+        print(json.dumps({"event": "exported", "step": step, "folder": str(path), "hub": url}), flush=True)
+    else:
+        print(f"{path}{'' if url is None else f': {url}'}", flush=True)
+
+
+def _pushed(folder: Path, repo_id: str, *, public: bool) -> str:
+    from node.commands import hub
+
+    return hub.push(folder, repo_id, public=public)
+
+
+def _add_ledger(link: str, folder: Path, step: int) -> None:
+    """Put the run's ledger into the card. Without it the export is whole, too."""
+    log = structlog.get_logger("peer")
+    if step > LEDGER_STEPS_MAX:
+        log.info("the card has no ledger: the log is long; `swarmentum ledger INVITE` shows it", step=step)
+        return
+    from node.archive.ledger import of
+    from node.commands.card import add_ledger
+
+    try:
+        add_ledger(folder, of(link).values())
+    except (NetworkError, RefusedError) as error:
+        log.warning("the card has no ledger: the log cannot be read", step=step, why=str(error))

@@ -137,6 +137,8 @@ RUN_BY = {
     r"swarmentum join": "tests/system/test_life.py",
     r"swarmentum (me|pause|resume|set|finish|leave)\b": "tests/system/test_owner.py",
     r"swarmentum (web|export-page)\b": "tests/system/test_web.py",
+    r"swarmentum export swarmentum://\S+ (--push-to-hub|\./models --every)": "tests/system/test_export_series.py",
+    r"swarmentum push": "tests/system/test_hub.py",
     r"swarmentum export": "tests/system/test_export.py",
     r"swarmentum owner (new|add)": "tests/unit/donor/test_owner.py",
     r"swarmentum data build": "tests/unit/data/test_build.py",
