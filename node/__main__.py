@@ -12,6 +12,7 @@ import typer
 from node.commands import dataset, owner, service
 from node.commands.control import finish, leave, me, pause, resume, set_
 from node.commands.copies import export, push
+from node.commands.evaluate import evaluate
 from node.commands.join import anchor, join
 from node.commands.options import (
     EXIT_CODES,
@@ -48,6 +49,7 @@ app.command(epilog=EXIT_CODES)(join)
 app.command(epilog=EXIT_CODES)(anchor)
 app.command(epilog=EXIT_CODES)(export)
 app.command(epilog=EXIT_CODES)(push)
+app.command(epilog=EXIT_CODES)(evaluate)
 for command in (me, pause, resume, finish, leave):
     app.command(epilog=EXIT_CODES)(command)
 app.command("set", epilog=EXIT_CODES)(set_)
