@@ -171,7 +171,7 @@ class _Wall:
 
 def _check_protocol() -> None:
     for name in _PROTOCOLS:
-        if (value := os.environ.get(name)) is not None:
+        if value := os.environ.get(name):
             if value != "http/protobuf":
                 raise OperatorError(
                     f"{name}={value}: this program sends http/protobuf alone, by default to port 4318; set that, or unset it"

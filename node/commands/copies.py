@@ -37,6 +37,7 @@ from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
 from protos.start import RUN_DIGITS_SHOWN
 
 if TYPE_CHECKING:
+    from node.commands.uploads import Uploads
     from node.config import PeerSettings
 
 LEDGER_STEPS_MAX = 20_000
@@ -144,6 +145,7 @@ def _export(to: _Target, settings: PeerSettings) -> int:
         from node.app import join
     from node.commands import person
     from node.commands.consent import Request, must_ask
+    from node.commands.uploads import Uploads
     from node.training.exports import Series
 
     def agree(asked: Request) -> None:
@@ -152,10 +154,15 @@ def _export(to: _Target, settings: PeerSettings) -> int:
             person.ask(asked)
 
     if to.every is not None:
-        series = Series(folder.absolute(), to.every, to.keep, partial(_told, to))
+        uploads = None
+        if to.repo_id is not None:
+            uploads = Uploads(to.repo_id, partial(_told, to, "pushed"), structlog.get_logger("peer"), public=to.public)
+        series = Series(folder.absolute(), to.every, to.keep, partial(_exported, to, uploads))
         outcome = join(to.link, settings, None, agree, copies=True, series=series)
         if outcome.exit_code == EXIT_INTERRUPTED:
             leave()
+        if uploads is not None:
+            uploads.close()
         return outcome.exit_code
     outcome = join(to.link, settings, folder, agree, copies=True)
     if outcome.exit_code == EXIT_INTERRUPTED:
@@ -172,18 +179,18 @@ def _export(to: _Target, settings: PeerSettings) -> int:
     return outcome.exit_code
 
 
-def _told(to: _Target, path: Path, step: int) -> None:
-    """An export of a series has its name: upload it, if a hub gets them. The next one is tried if this one fails."""
-    url = None
-    if to.repo_id is not None:
-        try:
-            url = _pushed(path, to.repo_id, public=to.public)
-        except (OperatorError, NetworkError, RefusedError) as error:
-            structlog.get_logger("peer").warning("the export is not on the hub", step=step, why=str(error))
+def _exported(to: _Target, uploads: Uploads | None, path: Path, step: int) -> None:
+    """An export of a series has its name."""
+    _told(to, "exported", path, step)
+    if uploads is not None:
+        uploads.put(path, step)
+
+
+def _told(to: _Target, event: str, path: Path, step: int, url: str | None = None) -> None:
     if to.as_json:
-        print(json.dumps({"event": "exported", "step": step, "folder": str(path), "hub": url}), flush=True)
+        print(json.dumps({"event": event, "step": step, "folder": str(path), "hub": url}), flush=True)
     else:
-        print(f"{path}{'' if url is None else f': {url}'}", flush=True)
+        print(f"{event}: {path}{'' if url is None else f', {url}'}", flush=True)
 
 
 def _pushed(folder: Path, repo_id: str, *, public: bool) -> str:

@@ -1,12 +1,13 @@
 """The door to the Hugging Face hub: an export goes there, a model comes from there. Errors in plain words.
 
-Refuses to write to a repository that is not an export of the same run. Sends nothing but the files of an export. The token
-and the address are the library's own: HF_TOKEN or `hf auth login`, and HF_ENDPOINT.
+Refuses to write to a repository that is not an export of the same run. Sends all files of the export's folder. The token and
+the address are the library's own: HF_TOKEN or `hf auth login`, and HF_ENDPOINT.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,12 +110,14 @@ def download(model: str) -> HubModel:
 @contextmanager
 def _plain(repo_id: str, folder: Path | None = None) -> Iterator[None]:
     """The library's errors as ours. `folder`: the export that is on its way."""
-    from huggingface_hub import errors
+    from huggingface_hub import errors, utils
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP library, whichever that is
 
     again = (
         "" if folder is None else f". The export is in {folder}; `swarmentum push {folder} {repo_id}` goes on with it"
     )
+    if not sys.stderr.isatty():
+        utils.disable_progress_bars()  # stderr is a log
     try:
         yield
     except errors.LocalTokenNotFoundError as error:

@@ -63,7 +63,9 @@ def test_each_agreed_state_at_a_distance_and_the_last_one_are_exported(tmp_path:
             facts = json.loads((folder / f"step-{step:09d}" / MARK).read_text())
             assert (facts["steps"], {facts["state_digest"]}) == (step, digests[step])
         repo = hub.repos["ada/series"]
-        assert repo.messages[1:] == [f"Step {step} of run {swarm.invite.run_id.hex()[:16]}" for step in exported]
+        said = [f"Step {step} of run {swarm.invite.run_id.hex()[:16]}" for step in exported]
+        assert repo.messages[-1] == said[-1], "the last state is not there"
+        assert set(repo.messages[1:]) <= set(said), "only the newest one waits while another is on its way"
         files = repo.commits[-1][1]
         assert files["model.safetensors"] == (folder / "step-000000070" / "model.safetensors").read_bytes()
         assert all(line["accepted"] for line in swarm.steps("ada")), "the copies cost the run a step"
