@@ -110,14 +110,15 @@ def download(model: str) -> HubModel:
 @contextmanager
 def _plain(repo_id: str, folder: Path | None = None) -> Iterator[None]:
     """The library's errors as ours. `folder`: the export that is on its way."""
-    from huggingface_hub import errors, utils
+    from huggingface_hub import errors
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP library, whichever that is
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     again = (
         "" if folder is None else f". The export is in {folder}; `swarmentum push {folder} {repo_id}` goes on with it"
     )
     if not sys.stderr.isatty():
-        utils.disable_progress_bars()  # stderr is a log
+        disable_progress_bars()  # stderr is a log
     try:
         yield
     except errors.LocalTokenNotFoundError as error:
