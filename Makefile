@@ -41,8 +41,15 @@ help: ## Show this help.
 
 # What CI installs: one call of pip for all extras that need no compiler.
 .venv/.ci: .venv/.node
-	$(PIP) --editable '.[node,dev,docs,data]' $(TRACKERS) triton==3.9.0
+	$(PIP) --editable '.[node,dev,docs,data,trace]' $(TRACKERS) triton==3.9.0
 	@touch .venv/.dev .venv/.docs $@
+
+# In an environment of its own, which sees this one: transformers works otherwise where peft and accelerate are installed.
+.venv/.lm-eval: .venv/.node
+	$(BIN)/python -m venv --without-pip .venv/lm-eval
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$(echo .venv/lm-eval/lib/python3.*/site-packages)/shared.pth
+	$(BIN)/python -m pip --python .venv/lm-eval/bin/python install --quiet --disable-pip-version-check -c deploy/constraints.txt 'lm-eval[hf]'
+	@touch $@
 
 .venv/.docs: .venv/.node
 	$(PIP) --editable '.[node,docs]'
@@ -66,7 +73,8 @@ else
 	$(BIN)/python -m pytest -m "$(CHOSEN)" -n 2 --dist loadfile --durations=15 $(SWARMS)
 endif
 
-nightly: .venv/.dev ## Run all tests, the long ones too and with new random examples, and three minutes of faults.
+nightly: export SWARMENTUM_TEST_LM_EVAL = $(CURDIR)/.venv/lm-eval/bin/python
+nightly: .venv/.dev .venv/.lm-eval ## Run all tests, the long ones too and with new random examples, and three minutes of faults.
 	$(BIN)/python -m pytest --hypothesis-profile=default -n auto --dist loadfile $(addprefix --ignore=,$(SWARMS))
 	$(BIN)/python -m pytest $(SWARMS)
 	$(BIN)/python -m tests.system.soak --peers 8 --minutes 3

@@ -87,6 +87,10 @@ def serve(
     reflection: Annotated[
         bool | None, typer.Option("--reflection", help="Describe the service to strangers (gRPC reflection).")
     ] = None,
+    trace: Annotated[
+        bool | None,
+        typer.Option("--trace", help="Send a trace of each step by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Serve until Ctrl-C. A coordinator that was stopped or killed continues at the same step with the same --home."""
@@ -101,6 +105,7 @@ def serve(
         operator_web_listen=operator_web_listen,
         operator_web_host=operator_web_host,
         reflection=reflection,
+        trace=trace,
     )
     configure_logging(as_json=as_json)
     from coordinator.serving.server import serve as serve_forever

@@ -50,6 +50,9 @@ class CoordinatorSettings(BaseSettings):
     operator_web_host: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.-]{1,253}(:\d{1,5})?$")
     """The name of a reverse proxy with TLS before the operator's page. Links then begin with https:// and this name."""
 
+    trace: bool = False
+    """Send a trace of each step to an OpenTelemetry receiver: OTEL_EXPORTER_OTLP_ENDPOINT, by default http://localhost:4318."""
+
     reflection: bool = False
     """Whether strangers may ask for the service's description over gRPC server reflection (grpcurl and the like)."""
 

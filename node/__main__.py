@@ -11,7 +11,8 @@ import typer
 
 from node.commands import dataset, owner, service
 from node.commands.control import finish, leave, me, pause, resume, set_
-from node.commands.copies import export
+from node.commands.copies import export, push
+from node.commands.evaluate import evaluate
 from node.commands.join import anchor, join
 from node.commands.options import (
     EXIT_CODES,
@@ -47,6 +48,8 @@ app = typer.Typer(
 app.command(epilog=EXIT_CODES)(join)
 app.command(epilog=EXIT_CODES)(anchor)
 app.command(epilog=EXIT_CODES)(export)
+app.command(epilog=EXIT_CODES)(push)
+app.command(epilog=EXIT_CODES)(evaluate)
 for command in (me, pause, resume, finish, leave):
     app.command(epilog=EXIT_CODES)(command)
 app.command("set", epilog=EXIT_CODES)(set_)
@@ -311,7 +314,12 @@ def layout(
 @app.command("start-from", epilog=EXIT_CODES)
 def start_from(
     file: Annotated[Path, typer.Argument(metavar="RUN_TOML", help="The configuration of the run to be.")],
-    model: Annotated[Path, typer.Argument(help="A folder of a Hugging Face model, or a file of safetensors.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A folder of a Hugging Face model, safetensors, an archive, or owner/name[@revision] of the hub."
+        ),
+    ],
     home: Annotated[
         Path | None, typer.Option(help="Home of the peer that will serve the state (default: ~/.swarmentum/peer).")
     ] = None,
@@ -333,7 +341,8 @@ def start_from(
     if as_json:
         print(json.dumps({**values, "file": str(out)}))
         return
-    print(f"{model} is stored in {settings.home} as a starting state of {values['parameters']} parameters.")
+    named = values.get("source", model)
+    print(f"{named} is stored in {settings.home} as a starting state of {values['parameters']} parameters.")
     print(f"Create the run: swarmentum-coordinator run create {file} --from {out}")
     print("Then start a peer or an anchor with this --home: it gives the state to the others.")
 

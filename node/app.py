@@ -41,13 +41,15 @@ from node.swarm.session import Session
 from node.telling import Failing, telling
 from node.terminal.stage import Stage
 from node.text import BYTES_A_GB, Text, open_text
+from node.training import observed
 from node.training.evaluation import Evaluator
+from node.training.exports import Exports, Series
 from node.training.lent import Lent
 from node.training.loop import Trainer
 from node.training.methods import demo_config, local_config
 from node.training.replica import Replica
-from node.training.telemetry import Summary, serve_metrics
-from node.training.trackers import Tracking, open_tracker
+from node.training.spans import Spans
+from node.training.telemetry import Summary
 from node.training.uplink import VoteSize
 from protos.console import lock_home
 from protos.disk import DiskError
@@ -84,14 +86,15 @@ def join(
     *,
     anchor: bool = False,
     copies: bool = False,
+    series: Series | None = None,
     stage: Stage | None = None,
 ) -> Outcome:
     """Take part in a run until the run is finished, or Ctrl-C. Raises a SwarmentumError that names the fault.
 
     An `anchor` applies the others' votes and does not train; it serves the last state until Ctrl-C. A peer that `copies` ends
-    with the first state that is as new as the log is now. `agree` gets the run's
-    requests of this machine before anything is built, and raises if the person does not agree. In a peer of several ranks this
-    is rank 0; the others `follow`. `stage` shows the terminal view, once there is something to see.
+    with the first state that is as new as the log is now; with a `series` it stays, and exports agreed states. `agree` gets
+    the run's requests of this machine before anything is built, and raises if the person does not agree. In a peer of several
+    ranks this is rank 0; the others `follow`. `stage` shows the terminal view, once there is something to see.
     """
     stage = stage or Stage()
     invite = Invite.parse(invite_link)
@@ -101,7 +104,8 @@ def join(
     stop = Stop(stage.close)
     try:
         with stop.listening(), _leading(settings) as lead, stage:
-            return _Peer(invite, settings, stop, stage, lead, anchor=anchor, copies=copies).run(export_to, agree)
+            peer = _Peer(invite, settings, stop, stage, lead, anchor=anchor, copies=copies, series=series)
+            return peer.run(export_to, agree)
     finally:
         lock.close()
 
@@ -131,9 +135,11 @@ class _Peer:
         *,
         anchor: bool = False,
         copies: bool = False,
+        series: Series | None = None,
     ) -> None:
         self.invite, self.settings, self.stop, self.lead, self.anchor = invite, settings, stop, lead, anchor
         self.stage, self.copies, self.trains = stage, copies, not (anchor or copies)
+        self.series = series
         self.evaluates = False
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
@@ -152,10 +158,11 @@ class _Peer:
         finished, started = False, time.monotonic()
         with ExitStack() as ends:
             ends.callback(swarm.close, leaving=True)
+            spans = observed.trace(self.settings, self.invite.run_id, self.identity, ends, self.log)
             try:
                 facts, config, text, replica, micro_batch = self._start(swarm, agree)
                 ends.callback(text.close)
-                trainer = self._trainer(config, replica, swarm, text.samples, facts, micro_batch)
+                trainer = self._trainer(config, replica, swarm, text, facts, micro_batch, spans)
                 ends.callback(trainer.keeper.close)
                 if trainer.evaluator is not None:
                     ends.callback(trainer.evaluator.close)
@@ -164,8 +171,8 @@ class _Peer:
                 self.lent.watch(trainer, self.home.payloads, text.shelves)
                 ends.callback(self.lent.close)
                 ends.enter_context(closing(self._door(trainer, started)))
-                self._metrics(summary, swarm, ends)
-                self._track(trainer)
+                observed.metrics(self.settings, summary, swarm.counters, ends, self.log)
+                observed.track(self.settings, trainer, self.invite.run_id, self.folder, self.log)
                 trainer.enter(list(facts.bootstrap))
                 finished = trainer.run()
                 if finished and self.anchor:
@@ -238,22 +245,6 @@ class _Peer:
             lent=self.lent,
         )
         return Door(home, commands.all())
-
-    def _metrics(self, summary: Summary, swarm: Swarm, ends: ExitStack) -> None:
-        if self.settings.metrics_listen is None:
-            return
-        metrics = serve_metrics(self.settings.metrics_listen, summary, swarm.counters)
-        host, port = metrics.server_address[:2]
-        ends.callback(metrics.server_close)
-        ends.callback(metrics.shutdown)
-        self.log.info("metrics", url=f"http://{host}:{port}/metrics")
-
-    def _track(self, trainer: Trainer) -> None:
-        if self.settings.track is not None:
-            config = json.loads(trainer.config.canonical_json())
-            run, peer = self.invite.run_id.hex(), self.identity.peer_id
-            tracker = open_tracker(self.settings.track, trainer.config.name, run, peer, config, self.folder)
-            trainer.steps.tracking = Tracking(tracker, self.log)
 
     def _serve_on(self, step: int) -> None:
         """Serve the last state as an anchor of a finished run, for as long as the operator wants."""
@@ -339,11 +330,14 @@ class _Peer:
         config: RunConfig,
         replica: Replica,
         swarm: Swarm,
-        samples: Samples | None,
+        text: Text,
         facts: pb.GetRunResponse,
         micro_batch: int,
+        spans: Spans,
     ) -> Trainer:
-        settings, archive = self.settings, None
+        settings, samples, archive, exports = self.settings, text.samples, None, None
+        if self.series is not None:
+            exports = Exports(self.series, partial(self._export, replica, text, config), config.clock, self.log)
         if settings.archive:
             genesis = facts.genesis.SerializeToString(deterministic=True)
             room = min(settings.archive_gb, self.lent.live.values.disk_gb or math.inf)
@@ -368,7 +362,9 @@ class _Peer:
             snapshots_kept=settings.snapshots_kept,
             start=start_of(facts.genesis),
             copy_at=facts.head_step if self.copies else None,
+            exports=exports,
             throttle=self.lent.throttle,
+            spans=spans,
             evaluator=self._evaluator(config, replica, swarm, samples, micro_batch),
         )
 

@@ -20,12 +20,14 @@ from node.swarm.api import Swarm
 from node.swarm.counters import Counters
 from node.swarm.events import Event
 from node.swarm.session import REAL, Outside, Session, build
-from node.training.copier import Copier
+from node.training.copier import Copier, Following
 from node.training.evaluation import Evaluator
+from node.training.exports import Exports
 from node.training.keeper import SNAPSHOTS_KEPT
 from node.training.loop import Trainer
 from node.training.recovery import Stopping
 from node.training.replica import Replica
+from node.training.spans import Spans
 from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
 from node.training.throttle import Throttle
@@ -125,18 +127,23 @@ def assemble(
     snapshots_kept: int = SNAPSHOTS_KEPT,
     start: StartingState | None = None,
     copy_at: int | None = None,
+    exports: Exports | None = None,
     throttle: Throttle | None = None,
     evaluator: Evaluator | None = None,
+    spans: Spans | None = None,
 ) -> Trainer:
     """The peer's training side, once the model is built. See `Trainer` for the arguments; `copy_at`: a `Copier`.
 
-    `start`: of a fork. This peer looks for it among its snapshots of the parent run, in the folder beside `home.folder`.
+    `exports`: of a copier that stays. `start`: of a fork. This peer looks for it among its snapshots of the parent run, in
+    the folder beside `home.folder`.
     """
     home.door.fit(replica)
     begins = None
     if start is not None:
         begins = Start(start, replica.run_id, home.store, home.folder.with_name(folder_of(start.run_id)) / PIECES)
-    make = Trainer if copy_at is None else partial(Copier, copy_at=copy_at)
+    make: Callable[..., Trainer] = Trainer if copy_at is None else partial(Copier, copy_at=copy_at)
+    if exports is not None:
+        make = partial(Following, exports=exports)
     return make(
         config=config,
         replica=replica,
@@ -158,4 +165,5 @@ def assemble(
         start=begins,
         throttle=throttle or Throttle(),
         evaluator=evaluator,
+        spans=spans or Spans(),
     )

@@ -112,6 +112,9 @@ class PeerSettings(LiveSettings, BaseSettings):
     track: Literal["tensorboard", "wandb", "trackio"] | None = None
     """Also write loss, learning rate, peers and tokens of each step to this experiment tracker, which has to be installed."""
 
+    trace: bool = False
+    """Send a trace of each step to an OpenTelemetry receiver: OTEL_EXPORTER_OTLP_ENDPOINT, by default http://localhost:4318."""
+
     tell_failures: bool = True
     """If this peer cannot join, tell the run's operator why: one word (memory, data, ...) and the version, without a name."""
 

@@ -21,6 +21,7 @@ from coordinator.serving.failures import Failures
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.reading import Reading
 from coordinator.serving.runtime import RunRuntime
+from coordinator.serving.traces import StepTraces
 from coordinator.store.folded import Folded, FoldedRuns, run_of
 from coordinator.store.journal import Journal, JournalError
 from coordinator.store.lines import Lines
@@ -28,6 +29,7 @@ from protos.identity import Identity
 from protos.log import run_id_of
 from protos.owner import owner_body
 from protos.start import StartingState
+from protos.tracing import Tracing
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
 
@@ -52,8 +54,9 @@ _PEER_PHASES = {
 class Hub:
     """Runs by run id. One writer thread: records of one run are never written out of order."""
 
-    def __init__(self, journal: Journal, identity: Identity, metrics: Metrics) -> None:
+    def __init__(self, journal: Journal, identity: Identity, metrics: Metrics, tracing: Tracing | None = None) -> None:
         self.identity = identity
+        self._tracing = tracing
         self.metrics = metrics
         self.runs: dict[bytes, RunRuntime] = {}
         self.left_out: dict[bytes, str] = {}
@@ -173,8 +176,9 @@ class Hub:
         run_id = folded.run.run_id
         self._genesis[run_id] = folded.genesis
         self.noted(run_id, folded.run.config.name)
+        traces = None if self._tracing is None else StepTraces(self._tracing, run_id)
         self.runs[run_id] = RunRuntime(
-            folded, self._acting, self.identity, self.metrics, self._io, self._fenced, self._reading
+            folded, self._acting, self.identity, self.metrics, self._io, self._fenced, self._reading, traces
         )
         self.metrics.observe(self.runs[run_id].run)
 

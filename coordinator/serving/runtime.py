@@ -34,6 +34,7 @@ from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.reading import Page, Reading
 from coordinator.serving.streams import BehindError, Events, FullError, NotJoinedError, Streams
+from coordinator.serving.traces import StepTraces
 from coordinator.store.folded import Folded
 from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalError
 from protos.errors import Refusal
@@ -67,6 +68,7 @@ class RunRuntime:
         io: ThreadPoolExecutor,
         fenced: Callable[[], None],
         reading: Reading,
+        traces: StepTraces | None = None,
     ) -> None:
         self.run = run = folded.resumed(monotonic_ms())
         self._folded = folded
@@ -76,6 +78,7 @@ class RunRuntime:
         self._io = io
         self._fenced = fenced
         self._reading = reading
+        self._traces = traces
         self._lock = asyncio.Lock()
         self.streams = Streams()
         self._timer: asyncio.TimerHandle | None = None
@@ -111,14 +114,15 @@ class RunRuntime:
         """The event, if no other one waits and nothing is to be written, as for most reports. None: not taken."""
         if self._tasks or self._lock.locked() or self._stale or self._abandoned or not isinstance(event, Reported):
             return None  # events are taken in the order in which they came
-        run, effects = machine.step(self.run, event, monotonic_ms())
+        now_ms = monotonic_ms()
+        run, effects = machine.step(self.run, event, now_ms)
         if any(isinstance(effect, Append) for effect in effects):
             return None
         refusals = Refusals()
         for effect in effects:
             self._tell(effect, run, refusals)
         before, self.run = self.run, run
-        self._observe(before, run)
+        self._observe(before, run, event, now_ms)
         return refusals
 
     def _ended(self, task: asyncio.Task[Refusals]) -> None:
@@ -149,8 +153,8 @@ class RunRuntime:
                 raise
 
     async def _carry_out(self, event: Event) -> Refusals:
-        before = self.run
-        run, effects = machine.step(before, event, monotonic_ms())
+        before, now_ms = self.run, monotonic_ms()
+        run, effects = machine.step(before, event, now_ms)
         refusals = Refusals()
         self._stale = True  # until all is done: if a write fails, the journal counts
         records = [effect.record for effect in effects if isinstance(effect, Append)]
@@ -161,7 +165,7 @@ class RunRuntime:
         self.streams.flush()
         self._stale = False
         self.run = run
-        self._observe(before, run)
+        self._observe(before, run, event, now_ms)
         await self._checkpoint()
         return refusals
 
@@ -242,8 +246,10 @@ class RunRuntime:
             case EndStream():
                 self.streams.end(effect.public_key)
 
-    def _observe(self, before: Run, run: Run) -> None:
+    def _observe(self, before: Run, run: Run, event: Event | None = None, event_ms: int = 0) -> None:
         self._metrics.observe(run)
+        if self._traces is not None and event is not None:
+            self._traces.observe(before, run, event, event_ms, monotonic_ms())
         if run.head_step == before.head_step:
             return
         name = run.run_id.hex()[:16]

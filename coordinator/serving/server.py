@@ -20,11 +20,10 @@ from typing import Any
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from coordinator.config import CoordinatorSettings, split_address
-from coordinator.serving import tls
+from coordinator.serving import reflection, tls
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.connections import Bounded
 from coordinator.serving.election import Election
@@ -46,12 +45,13 @@ from coordinator.store.lines import Lines
 from protos.console import lock_home
 from protos.disk import replace_bytes
 from protos.errors import OperatorError
-from protos.identity import Identity
+from protos.identity import Identity, short
 from protos.invite import Invite
 from protos.limits import REQUEST_BYTES_MAX
 from protos.log import run_id_of
 from protos.run_config import config_from_json
 from protos.signals import heeded
+from protos.tracing import Tracing
 from protos.v1 import coordinator_pb2, coordinator_pb2_grpc, log_pb2
 
 STOP_SECONDS_MAX = 3.0
@@ -158,7 +158,7 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         metrics, url = Metrics(home), parsed(settings.database or Journal.sqlite_url(home))
         metrics_server = _serve_metrics(settings, metrics, stack)
         journal = Journal(url, identity)
-        hub, front = Hub(journal, identity, metrics), Front()
+        hub, front = Hub(journal, identity, metrics, _tracing(settings, identity, stack)), Front()
         stack.callback(hub.close)
         await front.show(acts=not shared(url))
         if shared(url):
@@ -202,6 +202,15 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
             task.cancel()
         for task in done:
             task.result()
+
+
+def _tracing(settings: CoordinatorSettings, identity: Identity, stack: AsyncExitStack) -> Tracing | None:
+    """What records the spans of steps, until the coordinator stops. Raises OperatorError if the extra is missing."""
+    if not settings.trace:
+        return None
+    tracing = Tracing("swarmentum-coordinator", short(identity.public_key), structlog.get_logger("coordinator"))
+    stack.push_async_callback(asyncio.to_thread, tracing.close)
+    return tracing
 
 
 def _alone(hub: Hub, journal: Journal, home: Path) -> None:
@@ -278,7 +287,7 @@ async def _listen(
     coordinator_pb2_grpc.add_OperatorServiceServicer_to_server(OperatorService(hub, front.sessions), server)
     health_pb2_grpc.add_HealthServicer_to_server(front.health, server)
     if settings.reflection:
-        reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        reflection.enable((*SERVICE_NAMES, health.SERVICE_NAME), server)
     credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])
     try:
         port = server.add_secure_port(settings.listen, credentials)

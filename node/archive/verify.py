@@ -18,7 +18,7 @@ from torch import Tensor
 
 from node.archive.files import find
 from node.archive.replay import BadStepError, Replay, Replayed
-from node.commands.export import MARK
+from node.commands.card import MARK
 from node.training.replica import BASE_PREFIX
 from protos.changes import values_of, words
 from protos.errors import OperatorError, Refusal

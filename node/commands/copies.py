@@ -1,11 +1,18 @@
-"""`swarmentum export`: the model of a run as it is now, in a folder that Hugging Face loads. Trains nothing."""
+"""`swarmentum export`: the model of a run as it is now, in a folder that Hugging Face loads. `swarmentum push`: to the hub.
+
+Both train nothing.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import structlog
 import typer
 
 from node.commands.options import (
@@ -24,13 +31,60 @@ from node.commands.options import (
 )
 from node.imports import many_imports
 from protos.console import configure_logging
+from protos.errors import NetworkError, OperatorError, RefusedError
+from protos.invite import Invite
 from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
+from protos.start import RUN_DIGITS_SHOWN
+
+if TYPE_CHECKING:
+    from node.commands.uploads import Uploads
+    from node.config import PeerSettings
+
+LEDGER_STEPS_MAX = 20_000
+"""The log of a longer run (some 3 kB a step) is not read for the card."""
+KEPT = 3
+Public = Annotated[bool, typer.Option("--public", help="Make a new repository of the hub public.")]
+
+
+@leaving_at_once()
+def push(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="An export: of this command, or of `join --export`.")
+    ],
+    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="owner/name of a model on the hub.")],
+    public: Public = False,
+    as_json: Json = False,
+) -> None:
+    """Upload an export to the Hugging Face hub. The same command goes on with an upload that broke off."""
+    need_node_extra()
+    configure_logging(as_json=as_json)
+    url = _pushed(folder, repo_id, public=public)
+    print(json.dumps({"hub": url}) if as_json else f"{repo_id}: {url}")
 
 
 @leaving_at_once()
 def export(
     invite: InviteLink,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, or one of an earlier export.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FOLDER]", help="A new folder, or one of an earlier export (default with a hub: in --home)."
+        ),
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Follow the run, and export each agreed state at this distance, in steps, into FOLDER."
+        ),
+    ] = None,
+    keep: Annotated[int, typer.Option(min=1, help="With --every: how many exports stay, the newest ones.")] = KEPT,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REPO_ID", help="Also upload it to the Hugging Face hub, as owner/name; private unless --public."
+        ),
+    ] = None,
+    public: Public = False,
     home: Home = None,
     threads: Threads = None,
     listen: Listen = None,
@@ -49,7 +103,6 @@ def export(
     from node.commands import person
     from node.config import load_settings
 
-    link = person.link_from(invite)
     settings = load_settings(
         home=home or Path.home() / ".swarmentum" / "export",
         device="cpu",
@@ -61,20 +114,101 @@ def export(
         allow_code=allow_code or None,
         yes=yes or None,
     )
+    to = _Target(person.link_from(invite), folder, push_to_hub, public, every, keep, as_json)
+    raise typer.Exit(_export(to, settings))
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where exports of a run go, and which ones. See `export`."""
+
+    link: str
+    folder: Path | None
+    repo_id: str | None
+    public: bool
+    every: int | None
+    keep: int
+    as_json: bool
+
+
+def _export(to: _Target, settings: PeerSettings) -> int:
+    run_id, folder = Invite.parse(to.link).run_id.hex(), to.folder
+    if folder is None:
+        if to.repo_id is None:
+            raise OperatorError("give a FOLDER for the model, or --push-to-hub REPO_ID, or both")
+        folder = settings.home / "exports" / run_id[:RUN_DIGITS_SHOWN]
+    if to.repo_id is not None:
+        from node.commands import hub
+
+        hub.check(to.repo_id, run_id)  # before a peer joins, so that no work is lost on it
     with many_imports():
         from node.app import join
+    from node.commands import person
     from node.commands.consent import Request, must_ask
+    from node.commands.uploads import Uploads
+    from node.training.exports import Series
 
     def agree(asked: Request) -> None:
-        if must_ask(asked, settings, can_ask=not as_json and person.can_be_asked()):
+        if must_ask(asked, settings, can_ask=not to.as_json and person.can_be_asked()):
             person.show(asked)
             person.ask(asked)
 
-    outcome = join(link, settings, folder, agree, copies=True)
+    if to.every is not None:
+        uploads = None
+        if to.repo_id is not None:
+            uploads = Uploads(to.repo_id, partial(_told, to, "pushed"), structlog.get_logger("peer"), public=to.public)
+        series = Series(folder.absolute(), to.every, to.keep, partial(_exported, to, uploads))
+        outcome = join(to.link, settings, None, agree, copies=True, series=series)
+        if outcome.exit_code == EXIT_INTERRUPTED:
+            leave()
+        if uploads is not None:
+            uploads.close()
+        return outcome.exit_code
+    outcome = join(to.link, settings, folder, agree, copies=True)
     if outcome.exit_code == EXIT_INTERRUPTED:
         leave()
     summary = outcome.summary
-    print(
-        summary.json() if as_json else f"{summary.checkpoint}: step {summary.step}, state digest {summary.digest[:16]}"
-    )
-    raise typer.Exit(outcome.exit_code)
+    _add_ledger(to.link, folder, summary.step)
+    if not to.as_json:
+        print(f"{summary.checkpoint}: step {summary.step}, state digest {summary.digest[:16]}", flush=True)
+    url = None if to.repo_id is None else _pushed(folder, to.repo_id, public=to.public)
+    if to.as_json:
+        print(json.dumps({**asdict(summary), "hub": url}), flush=True)
+    elif url is not None:
+        print(f"{to.repo_id}: {url}", flush=True)
+    return outcome.exit_code
+
+
+def _exported(to: _Target, uploads: Uploads | None, path: Path, step: int) -> None:
+    """An export of a series has its name."""
+    _told(to, "exported", path, step)
+    if uploads is not None:
+        uploads.put(path, step)
+
+
+def _told(to: _Target, event: str, path: Path, step: int, url: str | None = None) -> None:
+    if to.as_json:
+        print(json.dumps({"event": event, "step": step, "folder": str(path), "hub": url}), flush=True)
+    else:
+        print(f"{event}: {path}{'' if url is None else f', {url}'}", flush=True)
+
+
+def _pushed(folder: Path, repo_id: str, *, public: bool) -> str:
+    from node.commands import hub
+
+    return hub.push(folder, repo_id, public=public)
+
+
+def _add_ledger(link: str, folder: Path, step: int) -> None:
+    """Put the run's ledger into the card. Without it the export is whole, too."""
+    log = structlog.get_logger("peer")
+    if step > LEDGER_STEPS_MAX:
+        log.info("the card has no ledger: the log is long; `swarmentum ledger INVITE` shows it", step=step)
+        return
+    from node.archive.ledger import of
+    from node.commands.card import add_ledger
+
+    try:
+        add_ledger(folder, of(link).values())
+    except (NetworkError, RefusedError) as error:
+        log.warning("the card has no ledger: the log cannot be read", step=step, why=str(error))

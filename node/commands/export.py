@@ -16,13 +16,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from node.commands.card import CARD, MARK, card_text
 from node.data.tokenizer import Tokenizer
 from node.model.loss import logits_of
 from protos.errors import OperatorError
 
-CARD: Final = "README.md"
 FILE_MODE: Final = 0o644
-MARK: Final = "swarmentum.json"  # distinguishes an export from a folder of other work
 SAMPLE_CONTEXT_TOKENS: Final = 256  # for a module that does not name the length of its context
 SAMPLE_TEMPERATURE: Final = 0.8  # below 1, a small model's text has fewer errors and still varies
 
@@ -96,47 +95,6 @@ def _is_huggingface(model: nn.Module) -> bool:
     from transformers import PreTrainedModel
 
     return isinstance(model, PreTrainedModel)
-
-
-def card_text(card: Mapping[str, object], *, huggingface: bool = True) -> str:
-    """The model card: a description, the code to load the model, the facts as a table."""
-    how = (
-        "model = AutoModelForCausalLM.from_pretrained(path)"
-        if huggingface
-        else 'safetensors.torch.load_model(model, f"{path}/model.safetensors")  # model: your own module'
-    )
-    needs = "AutoModelForCausalLM, AutoTokenizer" if huggingface else "AutoTokenizer"
-    facts = "\n".join(f"| {name} | {_cell(value)} |" for name, value in card.items())
-    return f"""---
-tags:
-- swarmentum
-{"library_name: transformers" if huggingface else "library_name: safetensors"}
-pipeline_tag: text-generation
----
-
-# A model trained by a swarm
-
-Several peers trained this model together over ordinary internet with Swarmentum. In each step, every peer sent a few small
-votes for each chunk of 4096 parameters instead of its gradient ([DeMo](https://arxiv.org/abs/2411.19870) with group
-votes). All peers applied the same update, bit for bit.
-
-```python
-from transformers import {needs}
-{"" if huggingface else "import safetensors.torch" + chr(10)}
-{how}
-tokenizer = AutoTokenizer.from_pretrained(path)
-```
-
-## How it was trained
-
-| fact | value |
-|---|---|
-{facts}
-"""
-
-
-def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 @torch.inference_mode()

@@ -107,6 +107,12 @@ Metrics = Annotated[str | None, typer.Option(help="IP:port of Prometheus metrics
 Track = Annotated[
     str | None, typer.Option(help="Also write the steps to an experiment tracker: tensorboard, wandb or trackio.")
 ]
+Trace = Annotated[
+    bool,
+    typer.Option(
+        "--trace", help="Send a trace of each step by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT (default: localhost)."
+    ),
+]
 Archive = Annotated[bool, typer.Option("--archive", help="Keep the log and every payload, for `swarmentum verify`.")]
 AllowCode = Annotated[
     bool,

@@ -1,7 +1,8 @@
 """`swarmentum start-from`: turns a model into the state that a new run starts from, stored in a peer's home. ADR 55.
 
 The peer with that home serves the state; the run's genesis names its root, and every peer checks it. Refuses a model whose
-parameters have other names or shapes than run.toml's. Reads nothing but safetensors, which hold no code.
+parameters have other names or shapes than run.toml's. Reads nothing but safetensors, which hold no code. A model may be a
+folder or a file, an archive of a run, or a name on the Hugging Face hub, whose revision start.json then names.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from node.archive import files
 from node.assemble import PIECES, folder_of
+from node.commands import hub
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
 from node.model.spec import ModelError, ModelSpec, build
 from node.snapshot.pieces import parameters_of
 from node.snapshot.store import SnapshotStore
-from node.training.replica import Replica
+from node.training.replica import BASE_PREFIX, Replica
 from protos.errors import OperatorError
 from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.run_config import RunConfig
@@ -41,20 +44,29 @@ class Started:
     start: StartingState
     layout_digest: bytes
     parameters: int
+    source: str = ""
+    """Where the model came from, for people: its name on the hub, with the revision."""
 
     def values(self) -> dict[str, object]:
         """As JSON values."""
         found = {"layout_digest": self.layout_digest.hex(), "parameters": self.parameters}
-        return {**start_values(self.start), **found}
+        return {**start_values(self.start), **found, **({"source": self.source} if self.source else {})}
 
 
-def start_from(config: RunConfig, model: Path, settings: PeerSettings) -> Started:
-    """Store the state of `model` in this home. Raises OperatorError for a model that is not the run's."""
+def start_from(config: RunConfig, model: str | Path, settings: PeerSettings) -> Started:
+    """Store the state of `model` in this home. Raises OperatorError for a model that is not the run's.
+
+    Downloads a model of the hub first. Raises NetworkError or RefusedError if it cannot be had.
+    """
+    source = ""
+    if hub.is_hub_id(str(model)):
+        found = hub.download(str(model))
+        model, source = found.folder, f"{found.repo_id}{hub.REVISION_MARK}{found.revision}"
     spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
     if spec.config is not None and "vocab_size" not in spec.config:
         spec = replace(spec, config={"vocab_size": load_tokenizer(config.data.tokenizer).vocabulary, **spec.config})
     made = build(spec, config.seed)
-    name = load_weights(made, model)
+    name = load_weights(made, Path(model))
     replica = Replica(name, made, config.optimizer, config.optimizer.vote_size)
     replica.step, replica.head = MODEL_STEP, name
     image = replica.image()
@@ -64,7 +76,7 @@ def start_from(config: RunConfig, model: Path, settings: PeerSettings) -> Starte
     start = StartingState(
         name, MODEL_KEY, MODEL_STEP, name, manifest.root, manifest.total_bytes, replica.demo.state_digest(MODEL_STEP), 0
     )
-    return Started(start, replica.layout_digest, replica.demo.layout.parameters)
+    return Started(start, replica.layout_digest, replica.demo.layout.parameters, source)
 
 
 def load_weights(made: nn.Module, model: Path) -> bytes:
@@ -75,8 +87,8 @@ def load_weights(made: nn.Module, model: Path) -> bytes:
     }
     for name, tensor in _tensors(model):
         if name not in wanted:
-            if name in others:
-                continue  # a tied tensor under another name, or a buffer that the model makes itself
+            if name in others or name.startswith(BASE_PREFIX):
+                continue  # a tied tensor under another name, a buffer that the model makes itself, a base optimizer's state
             raise ModelError(f"{model}: holds {name!r}, which run.toml's model does not have: correct [model.config]")
         if tensor.shape != wanted[name].shape:
             shapes = f"{list(tensor.shape)}, and run.toml's model {list(wanted[name].shape)}"
@@ -109,9 +121,11 @@ def _tensors(model: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _files(model: Path) -> list[Path]:
-    """The weight files of a Hugging Face folder, or the file itself."""
+    """The weight files of a Hugging Face folder, the file itself, or the newest state that an archive begins a segment with."""
     if model.is_file():
         return [model]
+    if (model / files.GENESIS).is_file() and (segments := files.segments(model)):
+        return [segments[-1].path(files.STATE)]
     if (model / INDEX).is_file():
         try:
             names = sorted(set(json.loads((model / INDEX).read_text())["weight_map"].values()))
@@ -123,6 +137,6 @@ def _files(model: Path) -> list[Path]:
     if (model / WEIGHTS).is_file():
         return [model / WEIGHTS]
     raise OperatorError(
-        f"{model}: is neither a safetensors file nor a folder with {WEIGHTS}; of a model on the hub, download the folder "
-        "first, and of a run, use `swarmentum export` or `swarmentum-coordinator run fork`"
+        f"{model}: is neither a safetensors file nor a folder with {WEIGHTS}, nor an archive, nor owner/name of the hub; "
+        "of a run, use `swarmentum export` or `swarmentum-coordinator run fork`"
     )

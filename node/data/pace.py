@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 SLOW: Final = "the data source is slow: this peer gets fewer samples than it could compute; a local disk is faster"
 SLOW_PART: Final = 0.5
@@ -16,9 +16,16 @@ class Source:
     """One peer's source of samples. A source is slow if reading took more than SLOW_PART of the time of SLOW_STEPS gradients,
     and more than SLOW_SECONDS."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Any) -> None:
+        self._log = log
         self._times: deque[tuple[float, float]] = deque(maxlen=SLOW_STEPS)
         self._told = False
+
+    def noted(self, reading_seconds: float, all_seconds: float, step: int) -> None:
+        """See `took`. Warns once if the source is slow."""
+        percent = self.took(reading_seconds, all_seconds)
+        if percent is not None:
+            self._log.warning(SLOW, step=step, reading_percent=percent)
 
     def took(self, reading_seconds: float, all_seconds: float) -> int | None:
         """A gradient took so long, and reading its samples so much of it. The percentage, once, if the source is slow."""

@@ -56,6 +56,8 @@ class Collector:
     async def collect(self, signed: SignedEntry, said: dict[bytes, bytes]) -> Committed | None:
         """An entry with all its payloads; None if this peer asks for a re-sync. `said`: the announcements, by author."""
         step, updates, payloads = signed.entry.step, [], []
+        clock = asyncio.get_running_loop().time
+        came = clock()
         by_author = self._tried(signed)
         votes = [self._votes(c, step) for c in signed.entry.contributions]
         for contribution, found in zip(signed.entry.contributions, await asyncio.gather(*votes), strict=True):
@@ -69,7 +71,7 @@ class Collector:
             if update is not None:
                 updates.append(update)
                 by_author[contribution.public_key] = update
-        return Committed(signed, tuple(updates), tuple(payloads), said, by_author)
+        return Committed(signed, tuple(updates), tuple(payloads), said, by_author, came, clock())
 
     async def _votes(self, contribution: Contribution, step: int) -> tuple[bytes, Update | None] | None:
         """A payload's bytes (for an archive) and its votes (None: they count as nothing); None if no peer gives it."""

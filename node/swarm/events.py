@@ -45,6 +45,10 @@ class Committed:
     """Author -> its signed announcement of its payload, if this peer has received one."""
     by_author: Mapping[bytes, Update] = field(default_factory=dict)
     """Author -> its valid votes; also the votes of peers on probation, if this peer holds them."""
+    came: float = field(default=0.0, compare=False)
+    """When the entry came and began to wait for its payloads, in seconds of the monotonic clock."""
+    whole: float = field(default=0.0, compare=False)
+    """When the last of its payloads was here."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,20 @@
-"""A peer that takes a copy of a run's state and leaves (`swarmentum export`).
+"""A peer that takes a copy of a run's state and leaves (`swarmentum export`), or one of each agreed state (`--every`).
 
 It loads a snapshot and applies the log after it, as every late peer does. The coordinator knows it as paused, so nobody waits.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from typing import Final
 
+from node.swarm.events import Agreed, Event
+from node.training.exports import Exports
 from node.training.loop import EVENT_SECONDS_MAX, Trainer
+
+AGREED_SECONDS_MAX: Final = 30.0
+"""A copier of a run that is over waits so long until the last state is agreed."""
 
 
 @dataclass
@@ -35,3 +42,56 @@ class Copier(Trainer):
             self._heed()
             self._handle(event)
         return self.replica.step >= self.copy_at
+
+
+@dataclass
+class Following(Copier):
+    """A copier that stays to the end of the run, and exports the agreed states."""
+
+    exports: Exports | None = None
+
+    def follow(self, store: bool = False) -> None:
+        """See `Copier.follow`. The state that this peer begins with may be due.
+
+        Before the first step, the first peers have to agree on the initial state. This peer is one of them, so it stores it.
+        """
+        super().follow(store or self.replica.step == 0)
+        for snapshot in self.swarm.offered():
+            self._agreed(snapshot.step, snapshot.root)
+        self._reached()
+
+    def run(self) -> bool:
+        """Apply the log until the run is finished (True), or until `stopping` (False)."""
+        give_up = None
+        while not self.stopping():
+            event = self.swarm.next_event(EVENT_SECONDS_MAX)
+            self.keeper.check()
+            self._heed()
+            before = self.replica.step
+            self._handle(event)
+            if self.replica.step == before + 1:
+                self._reached()
+            if self.finished and self.replica.step >= self.last.step:
+                give_up = give_up or time.monotonic() + AGREED_SECONDS_MAX
+                if not self._exports.awaits(self.replica.step) or time.monotonic() > give_up:
+                    return True
+        return False
+
+    def _handle(self, event: Event | None) -> None:
+        super()._handle(event)
+        if isinstance(event, Agreed):
+            self._agreed(event.snapshot.step, event.snapshot.root)
+
+    @property
+    def _exports(self) -> Exports:
+        assert self.exports is not None, "given when it is made"
+        return self.exports
+
+    def _reached(self) -> None:
+        step = self.replica.step
+        if self._exports.wants(step, self.last.step):
+            self.keeper.flush()  # it may be computing the root
+            self._exports.reached(step, self.keeper.root())
+
+    def _agreed(self, step: int, root: bytes) -> None:
+        self._exports.agreed(step, root)

@@ -21,6 +21,7 @@ from node.snapshot.pieces import Manifest
 from node.snapshot.private import PrivateStateError, write_private
 from node.snapshot.store import SnapshotStore
 from node.training.replica import Describe, Replica
+from node.training.spans import Spans
 from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
 
@@ -55,10 +56,11 @@ class Keeper:
         *,
         behind: bool = True,
         snapshots_kept: int = SNAPSHOTS_KEPT,
+        spans: Spans | None = None,
     ) -> None:
         self._replica, self._store, self._private_path = replica, store, private_path
         self._stored, self._log, self._behind = stored, log, behind
-        self._snapshots_kept = snapshots_kept
+        self._snapshots_kept, self._spans = snapshots_kept, spans or Spans()
         self._lock = threading.Lock()
         self._manifests: dict[int, Manifest] = {}
         self._agreed: dict[int, bytes] = {}
@@ -90,7 +92,7 @@ class Keeper:
             return
         image = replica.image()
         describe = replica.describer(image.total_bytes)
-        self._submit(partial(self._keep, image, describe, kept), image)
+        self._submit(partial(self._keep, image, describe, kept, replica.step), image)
 
     def _known(self, step: int, head: bytes) -> Manifest | None:
         with self._lock:
@@ -240,12 +242,13 @@ class Keeper:
             self._hurry.wait((now - used) * (1 / CORE_PART - 1))
             used = now
 
-    def _keep(self, image: Image, describe: Describe, kept: bool) -> None:
+    def _keep(self, image: Image, describe: Describe, kept: bool, step: int) -> None:
         pieces = self._paced(image, SNAPSHOT_PIECE_BYTES)
-        if kept:
-            manifest = self._store.write(pieces, image.total_bytes, describe)
-        else:
-            manifest = describe(tuple(hashlib.sha256(piece).digest() for piece in pieces))
+        with self._spans.timed(step, "snapshot", bytes=image.total_bytes, kept=kept):
+            if kept:
+                manifest = self._store.write(pieces, image.total_bytes, describe)
+            else:
+                manifest = describe(tuple(hashlib.sha256(piece).digest() for piece in pieces))
         with self._lock:
             self._manifests[manifest.step] = manifest
         self._stored(manifest, kept)

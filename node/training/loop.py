@@ -24,7 +24,7 @@ import structlog
 from node.archive.record import Recorder
 from node.control.standing import Standing
 from node.control.wishes import Wishes
-from node.data.pace import SLOW, Source
+from node.data.pace import Source
 from node.data.samples import Samples
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber
@@ -41,6 +41,7 @@ from node.training.keeper import SNAPSHOTS_KEPT, Keeper
 from node.training.ready import Ready
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
+from node.training.spans import Spans
 from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
 from node.training.terms import Terms
@@ -88,17 +89,18 @@ class Trainer:
     wishes: Wishes = field(default_factory=Wishes)
     standing: Standing = field(default_factory=Standing)
     throttle: Throttle = field(default_factory=Throttle)
+    spans: Spans = field(default_factory=Spans)
     paused: bool = False  # the coordinator knows that the owner paused this peer
     opened: Opened | None = None  # the open step, until this peer has done its part
     finished: bool = False
 
     def __post_init__(self) -> None:
-        self.source, self.last = Source(), LastStep(self.config.clock.steps)
-        self.terms = Terms(self.config, self.last)
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
+        self.source, self.last = Source(self.log), LastStep(self.config.clock.steps)
+        self.terms = Terms(self.config, self.last)
         self.keeper = Keeper(
             self.replica, self.store, self.private_path, self._stored, self.log, behind=self.behind,
-            snapshots_kept=self.snapshots_kept,
+            snapshots_kept=self.snapshots_kept, spans=self.spans,
         )  # fmt: skip
         self.recovery = Recovery(
             self.replica, self.swarm, self.store, self.keeper, self.private_path.parent, self.stopping, self.log, self.follow,
@@ -153,6 +155,7 @@ class Trainer:
         match event:
             case Opened():
                 self.opened = event
+                self.spans.opened(event)
                 self.standing.opened(event.tick.step, asked=bool(event.ranges), paused=self.paused)
                 if self.checker is not None:
                     self.checker.opened(event.tick)
@@ -243,23 +246,18 @@ class Trainer:
         stops, factor = self.throttle.resting_until(decided), tick.lr / self.config.optimizer.lr
         before = samples.reading_seconds
         try:
-            result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, stops, factor)
+            with self.spans.timed(tick.step, "compute", ahead=late):
+                result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, stops, factor)
         except NonFiniteGradient as error:
             self._abstain(tick.step, error, tell=not late)
             return None
-        self._note_reading(samples.reading_seconds - before, time.monotonic() - started)
+        self.summary.reading_seconds += (reading := samples.reading_seconds - before)
+        self.source.noted(reading, time.monotonic() - started, replica.step)
         if not result.samples or decided():
             why = self.wishes.words() if self.wishes.paused else "too late for this step"
             self.log.info(f"no votes: {why}", step=tick.step, samples=result.samples)
             return None
         return Ready(result, time.monotonic() - started, tick.step)
-
-    def _note_reading(self, reading: float, whole: float) -> None:
-        """Count the time that the data took, and warn once if it is most of the time of several steps."""
-        self.summary.reading_seconds += reading
-        percent = self.source.took(reading, whole)
-        if percent is not None:
-            self.log.warning(SLOW, step=self.replica.step, reading_percent=percent)
 
     def _abstain(self, step: int, error: ArithmeticError, tell: bool = True) -> None:
         """Skip a step. `tell` the coordinator, unless the gradient was for the next step: that step computes its own."""
@@ -281,7 +279,8 @@ class Trainer:
                 self.log.info("votes fit the uplink", step=tick.step, size=size, before=before)
                 self.replica.size = size
         try:
-            data = self.replica.vote(tick.step, tick.lr)
+            with self.spans.timed(tick.step, "vote"):
+                data = self.replica.vote(tick.step, tick.lr)
         except (NonFiniteGradient, NotANumber) as error:
             self._abstain(tick.step, error)
             return
@@ -294,7 +293,8 @@ class Trainer:
             compute_ms=int((ready.seconds + time.monotonic() - started) * 1000),
         )
         self.replica.announcement, self.announced_step = announcement.SerializeToString(), tick.step
-        self.swarm.publish(data, announcement)
+        with self.spans.timed(tick.step, "publish", payload_bytes=len(data)):
+            self.swarm.publish(data, announcement)
         self.standing.announced(tick.step, result.samples, result.tokens)
         self.summary.tokens += result.tokens
         if self.vote_size is not None:
@@ -318,25 +318,25 @@ class Trainer:
         if not self.recovery.agrees(event.signed):
             self._started_again()
             return
+        self.spans.decided(event)
         if self.checker is not None:
-            self.checker.check(event)
+            with self.spans.timed(entry.step, "check"):
+                self.checker.check(event)
         self.terms.told(entry.settings, entry.step)
-        accepted = replica.apply(event.signed, event.updates)
+        with self.spans.timed(entry.step, "apply"):
+            accepted, digest = replica.apply(event.signed, event.updates), replica.digest()
         if self.archive is not None:
             self.keeper.archive(self.archive, event.signed, event.payloads, event.announcements)
-        digest = replica.digest()
         self.recovery.reached(replica.step, digest)
         self.swarm.applied(replica.step, digest)
+        self.spans.applied(replica.step, accepted)
         self._note(event, accepted, digest)
         self._keep(event.signed)
 
     def _note(self, event: Committed, accepted: bool, digest: bytes) -> None:
         entry, summary = event.signed.entry, self.summary
         loss = figures.loss_of(entry.contributions, summary.loss)
-        summary.step, summary.loss = entry.step, loss
-        summary.steps_applied += 1
-        summary.votes_accepted += accepted
-        summary.copy_counters(self.swarm.counters)
+        summary.applied(entry.step, loss, accepted, self.swarm.counters)
         peers, samples = len(entry.contributions), sum(c.samples for c in entry.contributions)
         tried = any(trial.public_key == public_key_of(summary.id) for trial in entry.trials)
         self.standing.decided(entry.step, accepted=accepted, samples=samples, peers=peers, loss=loss, tried=tried)

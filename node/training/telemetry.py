@@ -56,6 +56,13 @@ class Summary:
         self.wire_bytes_sent = counters.wire.sent
         self.wire_bytes_received = counters.wire.received
 
+    def applied(self, step: int, loss: float, accepted: bool, counters: Counters) -> None:
+        """Count a step that this peer applied; `accepted`: with its own votes."""
+        self.step, self.loss = step, loss
+        self.steps_applied += 1
+        self.votes_accepted += accepted
+        self.copy_counters(counters)
+
     def gave(self, given: Given, seconds: float) -> None:
         """Copy what the log counts of this peer since its start, so many seconds ago."""
         self.samples_accepted, self.tokens_accepted, self.share = given.samples, given.tokens, given.share

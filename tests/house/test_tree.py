@@ -118,6 +118,7 @@ def test_every_decision_is_named_where_it_was_built() -> None:
 RUN_BY = {
     r"make demo|swarmentum (demo|verify|ledger|status)\b": "tests/system/test_demo.py",
     r"make (test|check|sim|docs)": ".ci/run",
+    r"swarmentum-coordinator serve --trace|swarmentum join --trace": "tests/system/test_trace.py",
     r"swarmentum-coordinator serve": "tests/system/test_coordinator_process.py",
     r"swarmentum-coordinator run (create|example)": "tests/unit/coordinator/test_planning.py",
     r"swarmentum-coordinator run check": "tests/unit/coordinator/test_checking.py",
@@ -137,6 +138,9 @@ RUN_BY = {
     r"swarmentum join": "tests/system/test_life.py",
     r"swarmentum (me|pause|resume|set|finish|leave)\b": "tests/system/test_owner.py",
     r"swarmentum (web|export-page)\b": "tests/system/test_web.py",
+    r"swarmentum export swarmentum://\S+ (--push-to-hub|\./models --every)": "tests/system/test_export_series.py",
+    r"swarmentum evaluate": "tests/system/test_evaluate.py",
+    r"swarmentum push": "tests/system/test_hub.py",
     r"swarmentum export": "tests/system/test_export.py",
     r"swarmentum owner (new|add)": "tests/unit/donor/test_owner.py",
     r"swarmentum data build": "tests/unit/data/test_build.py",

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from node.app import join
-from node.commands.export import ExportError, card_text, check_folder, export, sample_text
+from node.commands.card import card_text
+from node.commands.export import ExportError, check_folder, export, sample_text
 from node.config import PeerSettings
 from node.data.tokenizer import ByteTokenizer
 from node.model.spec import ModelSpec, build

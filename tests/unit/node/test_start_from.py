@@ -11,13 +11,14 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coordinator.commands.models import model_start
+from node.archive import files
 from node.assemble import PIECES, folder_of
 from node.commands.start_from import INDEX, WEIGHTS, start_from
 from node.config import PeerSettings
 from node.snapshot.pieces import load
 from node.snapshot.start import check_start
 from node.snapshot.store import SnapshotStore
-from node.training.replica import Replica
+from node.training.replica import BASE_PREFIX, Replica
 from protos.errors import OperatorError
 from protos.run_config import ModelConfig, RunConfig
 from protos.start import fork_words
@@ -99,6 +100,18 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path, model: Path, change: 
     save_file(found, model / WEIGHTS)
     with pytest.raises(OperatorError, match=words):
         start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
+
+
+def test_the_newest_state_of_an_archive_without_the_state_of_its_base_optimizer(tmp_path: Path, model: Path) -> None:
+    """A run's base optimizer begins anew, as with any other model."""
+    archive, found = tmp_path / "archive", weights(model)
+    for step, other in ((0, torch.zeros(64)), (40, found["model.norm.weight"])):
+        (archive / files.segment_name(step)).mkdir(parents=True)
+        state = {**found, "model.norm.weight": other, f"{BASE_PREFIX}momentum": torch.ones(3)}
+        save_file(state, archive / files.segment_name(step) / files.STATE)
+    (archive / files.GENESIS).write_bytes(b"")
+    made = start_from(CONFIG, archive, PeerSettings(home=tmp_path / "home"))
+    assert made == start_from(CONFIG, model, PeerSettings(home=tmp_path / "other"))
 
 
 def test_what_is_no_model_and_no_start(tmp_path: Path, model: Path) -> None:

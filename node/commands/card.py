@@ -1,0 +1,96 @@
+"""The model card of an export: what the model is, how it was trained and by whom, and how to check that. Text only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from protos.disk import write_bytes
+from protos.text import printable
+
+CARD: Final = "README.md"
+MARK: Final = "swarmentum.json"
+"""Distinguishes an export from a folder of other work, and holds the card's facts."""
+IDENTITIES_SHOWN_MAX: Final = 20
+NAME_CHARACTERS_MAX: Final = 64
+_LEDGER: Final = "\n## Who trained it\n"
+
+
+def card_text(card: Mapping[str, object], *, huggingface: bool = True) -> str:
+    """The model card: a description, the code to load the model, the facts as a table, and how to verify them."""
+    how = (
+        "model = AutoModelForCausalLM.from_pretrained(path)"
+        if huggingface
+        else 'safetensors.torch.load_model(model, f"{path}/model.safetensors")  # model: your own module'
+    )
+    needs = "AutoModelForCausalLM, AutoTokenizer" if huggingface else "AutoTokenizer"
+    facts = "\n".join(f"| {name} | {_cell(value)} |" for name, value in card.items())
+    return f"""---
+tags:
+- swarmentum
+{"library_name: transformers" if huggingface else "library_name: safetensors"}
+pipeline_tag: text-generation
+---
+
+# A model trained by a swarm
+
+Several peers trained this model together over ordinary internet with Swarmentum. In each step, every peer sent a few small
+votes for each chunk of 4096 parameters instead of its gradient ([DeMo](https://arxiv.org/abs/2411.19870) with group
+votes). All peers applied the same update, bit for bit.
+
+```python
+from transformers import {needs}
+{"" if huggingface else "import safetensors.torch" + chr(10)}
+{how}
+tokenizer = AutoTokenizer.from_pretrained(path)
+```
+
+## How it was trained
+
+| fact | value |
+|---|---|
+{facts}
+
+## How to verify it
+
+The coordinator's signed log of the run names, for each step, the votes that count and the digest of the state. An archive
+of a peer (`swarmentum join --archive`) holds this log and all votes. `swarmentum verify ARCHIVE --model FOLDER` replays the
+run from the archive alone, and compares these weights with the replayed ones, bit for bit. Compare the `run_id` above with
+the archive's. `swarmentum ledger` shows from the same log who contributed.
+"""
+
+
+def add_ledger(folder: Path, ledger: Mapping[str, Any]) -> None:
+    """Put a ledger (`Ledger.values`) into the card of an export, in place of an earlier one. Raises DiskError."""
+    path = folder / CARD
+    text = path.read_text(encoding="utf-8").partition(_LEDGER)[0]
+    write_bytes(path, (text + _LEDGER + "\n" + ledger_text(ledger)).encode())
+
+
+def ledger_text(ledger: Mapping[str, Any]) -> str:
+    """The identities with the most votes, as a table."""
+    lines: Sequence[Mapping[str, Any]] = ledger["identities"]
+    rows = "\n".join(
+        f"| `{line['id']}` | {_name(str(line['owner']))} | {line['votes_accepted']} | "
+        f"{line['samples']} | {line['tokens']} |"
+        for line in lines[:IDENTITIES_SHOWN_MAX]
+    )
+    more = len(lines) - IDENTITIES_SHOWN_MAX
+    return (
+        f"Steps {ledger['from_step']} to {ledger['to_step']} of the run's log: {ledger['votes_accepted']} accepted votes, "
+        f"{ledger['tokens']} tokens, {len(lines)} identities, {len(ledger['exclusions'])} exclusions. "
+        "The log proves the votes. Owners are names that peers gave themselves.\n\n"
+        f"| identity | owner | votes | samples | tokens |\n|---|---|---|---|---|\n{rows}\n"
+        + (f"\n{more} more identities are in the log.\n" if more > 0 else "")
+    )
+
+
+def _name(owner: str) -> str:
+    """A name that a stranger gave itself, as code: it is no link and no picture on a page."""
+    shown = printable(owner, NAME_CHARACTERS_MAX).replace("`", "'")
+    return f"`{_cell(shown)}`" if shown else ""
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")

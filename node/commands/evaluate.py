@@ -1,0 +1,139 @@
+"""`swarmentum evaluate`: tasks of EleutherAI's lm-eval on an export, by `python -m lm_eval` in a process of its own.
+
+lm-eval may be in another environment than this program (`--python`). Refuses an export that transformers cannot load, and any
+code that comes with a model. lm-eval downloads the texts of its tasks itself, unless the tasks are files here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from node.commands.card import MARK
+from node.commands.options import Json, need_node_extra
+from protos.disk import write_bytes
+from protos.errors import OperatorError, SwarmentumError
+
+RESULTS: Final = "evaluation.json"
+_HERE: Final = "import importlib.util, sys; sys.exit(importlib.util.find_spec('lm_eval') is None)"
+_SEPARATORS: Final = ",="
+"""lm-eval separates the arguments of a model by these, so no path may have them."""
+
+
+class EvaluationError(SwarmentumError):
+    """lm-eval ended without results."""
+
+
+def evaluate(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="An export of a run, or any Hugging Face model's folder.")
+    ],
+    tasks: Annotated[str, typer.Option(help="Tasks of lm-eval, with commas between them.")],
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many samples of each task (default: all).")] = None,
+    fewshot: Annotated[
+        int | None, typer.Option(min=0, help="Examples before each question (default: the task's).")
+    ] = None,
+    device: Annotated[str, typer.Option(help="A torch device such as cuda:0.")] = "cpu",
+    batch_size: Annotated[int, typer.Option(min=1, help="Questions in one forward pass.")] = 1,
+    include_path: Annotated[
+        Path | None, typer.Option(help="A folder with more tasks, as YAML files of lm-eval.")
+    ] = None,
+    python: Annotated[
+        Path, typer.Option(help="The Python that has lm-eval (default: the one that runs this program).")
+    ] = Path(sys.executable),
+    as_json: Json = False,
+) -> None:
+    """Evaluate an export on tasks of lm-eval. The results are printed, and written to evaluation.json in FOLDER."""
+    need_node_extra()
+    results = evaluated(folder, python, _options(tasks, limit, fewshot, device, batch_size, include_path))
+    write_bytes(folder / RESULTS, (json.dumps(results, indent=2) + "\n").encode())
+    if as_json:
+        print(json.dumps(results))
+        return
+    table = Table("task", "metric", "value")
+    for task, found in results["tasks"].items():
+        for metric, value in found.items():
+            table.add_row(task, metric, f"{value:.4f}")
+    Console().print(table)
+
+
+def _options(
+    tasks: str, limit: int | None, fewshot: int | None, device: str, batch_size: int, include_path: Path | None
+) -> list[str]:
+    options = ["--tasks", tasks, "--device", device, "--batch_size", str(batch_size)]
+    for name, value in (("--limit", limit), ("--num_fewshot", fewshot), ("--include_path", include_path)):
+        if value is not None:
+            options += [name, str(value)]
+    return options
+
+
+def evaluated(folder: Path, python: Path, options: list[str]) -> dict[str, Any]:
+    """Run lm-eval; its figures by task and metric, with what the export says of itself. OperatorError, EvaluationError."""
+    folder = folder.absolute()
+    if not (folder / "config.json").is_file():
+        raise OperatorError(f"{folder}: holds no config.json, so neither transformers nor lm-eval can load it")
+    if any(mark in str(folder) for mark in _SEPARATORS):
+        raise OperatorError(f"{folder}: lm-eval takes no path with a comma or an equals sign; move the folder")
+    try:
+        found = subprocess.run([str(python), "-c", _HERE], check=False, capture_output=True)
+    except OSError as error:
+        raise OperatorError(f"--python {python}: cannot be run: {error.strerror}") from error
+    if found.returncode:
+        raise OperatorError(
+            f"{python} has no lm-eval: pip install '.[evaluate]' in the folder of the repository, or install lm-eval[hf] in an "
+            "environment of its own and name its Python with --python"
+        )
+    with tempfile.TemporaryDirectory(prefix="swarmentum-lm-eval-") as out:
+        model = ["--model", "hf", "--model_args", _model_args(folder), "--output_path", out]
+        done = subprocess.run(
+            [str(python), "-m", "lm_eval", *model, *options], check=False, stdout=sys.stderr, cwd=folder.parent
+        )
+        written = sorted(Path(out).rglob("results_*.json"))
+        if done.returncode or not written:
+            raise EvaluationError(f"lm-eval ended with exit code {done.returncode} and no results; it says why above")
+        return _facts(folder) | _figures(json.loads(written[-1].read_bytes()))
+
+
+def _model_args(folder: Path) -> str:
+    """For lm-eval. A question without a context begins with a newline, if the tokenizer has no token for a beginning."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"{folder}: its tokenizer cannot be loaded: {str(error).splitlines()[0]}") from error
+    args = f"pretrained={folder},dtype=float32"
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        newline: int = tokenizer("\n")["input_ids"][0]
+        args += f",prefix_token_id={newline}"
+    return args
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """What an export says of itself; nothing for another model's folder."""
+    try:
+        facts = json.loads((folder / MARK).read_bytes())
+        return {name: facts[name] for name in ("run_id", "steps", "state_digest") if name in facts}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _figures(results: dict[str, Any]) -> dict[str, Any]:
+    """Numbers by task and metric, as lm-eval names them, without its other facts."""
+    tasks = {
+        task: {
+            metric.removesuffix(",none"): value
+            for metric, value in found.items()
+            if "," in metric and isinstance(value, int | float)
+        }
+        for task, found in results["results"].items()
+    }
+    return {"tasks": tasks, "lm_eval": results.get("lm_eval_version")}
