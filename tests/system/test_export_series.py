@@ -42,6 +42,7 @@ def places(folder: Path) -> tuple[str, ...]:
     return ("--home", str(folder / "copier"), "--listen", "127.0.0.1:0", "--threads", "1", "--json")
 
 
+@pytest.mark.long
 def test_each_agreed_state_at_a_distance_and_the_last_one_are_exported(tmp_path: Path, hub: Hub) -> None:
     swarm = LocalSwarm(tmp_path, RUN.replace("STEPS", "70"))
     try:
@@ -73,6 +74,7 @@ def test_each_agreed_state_at_a_distance_and_the_last_one_are_exported(tmp_path:
         swarm.close()
 
 
+@pytest.mark.long
 def test_the_model_of_now_goes_to_a_hub_with_its_ledger(tmp_path: Path, hub: Hub) -> None:
     swarm = LocalSwarm(tmp_path, RUN.replace("STEPS", "100000"))
     try:
