@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import TypeAlias
 from urllib.parse import unquote
 
@@ -153,6 +154,13 @@ def network_of(peer: str) -> Network:
     except ValueError:
         return None
     return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
+
+
+@lru_cache(4096)
+def is_relayed(addresses: tuple[str, ...]) -> bool:
+    """Whether others reach a peer with these addresses through a relay: it names one, and no public address of its own."""
+    found = usable(addresses)
+    return any(it.relay for it in found) and not any(it.scope is Scope.PUBLIC and not it.relay for it in found)
 
 
 def scope_of(network: Network) -> Scope:

@@ -25,6 +25,7 @@ from coordinator.serving.traces import StepTraces
 from coordinator.store.folded import Folded, FoldedRuns, run_of
 from coordinator.store.journal import Journal, JournalError
 from coordinator.store.lines import Lines
+from protos.address import is_relayed
 from protos.identity import Identity
 from protos.log import run_id_of
 from protos.owner import owner_body
@@ -249,6 +250,7 @@ def _status(run: Run, peer: Peer) -> pb.PeerStatus:
         samples_per_second=peer.samples_per_second,
         loss=peer.loss,
         owner=owner_body(peer.owner) if peer.owner.name else None,
+        relayed=is_relayed(peer.addresses),
         **_standing(run, peer.public_key),
     )
 

@@ -74,6 +74,7 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
                 "owner_standing": owners.get(peer.public_key, NOBODY).standing,
                 "anchor": peer.anchor,
                 "paused": peer.paused,
+                "relayed": peer.relayed,
                 "phase": pb.PeerPhase.Name(peer.phase).removeprefix("PEER_PHASE_").lower(),
                 "device": printable(peer.device, DEVICE_CHARACTERS_MAX),
                 "step": peer.applied_step,

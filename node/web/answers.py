@@ -66,6 +66,8 @@ class Peer(Answer):
     """`signed` by the owner's key, `claimed` by the peer alone, or empty."""
     anchor: bool
     paused: bool
+    relayed: bool
+    """Whether others reach it through a relay: it names one, and no public address of its own."""
     standing: str
     standing_reason: str
     applied_step: int
@@ -154,6 +156,8 @@ class Run(Answer):
     """The connected ones first; at most 256."""
     peers_connected: int
     peers_known: int
+    in_line: int
+    """Peers that wait for a place of a full run."""
     events: list[Happened]
     """The newest, oldest first; at most 64."""
     held_out: list[HeldOut]

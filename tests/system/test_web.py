@@ -361,7 +361,7 @@ def test_what_a_peer_calls_itself_is_text_and_the_page_is_live(swarm: PageSwarm,
         soon(page, "#name").to_have_text("evil")
         apart(joined(invite))
         soon(page, "#peers tbody tr").to_have_count(1)  # without a reload
-        device = page.inner_text("#peers tbody td:nth-child(4)")
+        device = page.inner_text("#peers tbody td:nth-child(5)")
         assert device.startswith("<script>window.evil=1</script>[/x]?[2J")
         assert "\u202e" not in page.content()
         assert page.evaluate("window.evil") is None

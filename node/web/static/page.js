@@ -222,12 +222,14 @@ class Page {
   showPeers(facts) {
     const away = facts.peers_known - facts.peers_connected;
     const more = facts.peers_known > facts.peers.length ? `; the first ${facts.peers.length} are shown` : "";
-    by("peers-note").textContent = `${facts.peers_connected} connected, ${away} away${more}. Devices are named as their owners' programs name them.`;
-    const heads = [["peer"], ["owner"], ["phase"], ["device"], ["version"], ["standing"], ["share", "number"], ["samples/s", "number"], ["loss", "number"], ["last vote", "number"], ["votes", "number"]];
+    const line = facts.in_line > 0 ? `, ${facts.in_line} waiting in line for a place` : "";
+    by("peers-note").textContent = `${facts.peers_connected} connected, ${away} away${line}${more}. Devices are named as their owners' programs name them.`;
+    const heads = [["peer"], ["owner"], ["phase"], ["link"], ["device"], ["version"], ["standing"], ["share", "number"], ["samples/s", "number"], ["loss", "number"], ["last vote", "number"], ["votes", "number"]];
     const rows = facts.peers.map((it) => [
       it.id.slice(-8),
       owner(it),
       [it.phase, it.anchor ? "anchor" : "", it.paused ? "paused" : ""].filter(Boolean).join(", "),
+      it.phase === "absent" ? "-" : it.relayed ? "relayed" : "direct",
       it.device || "-",
       it.version || "-",
       it.standing_reason ? `${it.standing}: ${it.standing_reason}` : it.standing || "-",

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.address import ADDRESSES_SHOWN_MAX, Network, Scope, network_of, parse_address, shown, site, usable
+from protos.address import (
+    ADDRESSES_SHOWN_MAX,
+    Network,
+    Scope,
+    is_relayed,
+    network_of,
+    parse_address,
+    shown,
+    site,
+    usable,
+)
 from protos.errors import Reason, Refusal
 from protos.identity import Identity
 from protos.text import printable
@@ -142,6 +152,20 @@ def test_who_is_told_which_addresses() -> None:
     assert len(told([public] + [f"/ip4/8.8.8.{n}/tcp/1/p2p/{ADA}" for n in range(9)], router, elsewhere)) == (
         ADDRESSES_SHOWN_MAX
     )
+
+
+@pytest.mark.parametrize(
+    ("addresses", "relayed"),
+    [
+        ((), False),
+        ((f"/ip4/192.168.1.9/tcp/1/p2p/{ADA}",), False),
+        ((f"/ip4/192.168.1.9/tcp/1/p2p/{ADA}", f"/ip4/8.8.8.8/tcp/1/p2p/{BOB}/p2p-circuit/p2p/{ADA}"), True),
+        ((f"/ip4/9.9.9.9/tcp/1/p2p/{ADA}", f"/ip4/8.8.8.8/tcp/1/p2p/{BOB}/p2p-circuit/p2p/{ADA}"), False),
+        (("no address",), False),
+    ],
+)
+def test_a_peer_is_relayed_if_nobody_outside_can_dial_it(addresses: tuple[str, ...], relayed: bool) -> None:
+    assert is_relayed(addresses) is relayed
 
 
 @given(st.text(max_size=300))
