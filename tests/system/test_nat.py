@@ -201,7 +201,11 @@ def test_two_homes_need_no_relay_of_the_operator_if_a_peer_is_public(internet: I
         wait_for("connection of the homes", lambda: swarm.way("home1", "home2") and swarm.way("home2", "home1"))
         known = {name: swarm.known_as(name) for name in PEERS}
         told = {peer["id"][-8:]: peer["relayed"] for peer in swarm.status()["peers"]}
-        assert {name: told[id[-8:]] for name, id in known.items()} == {PUBLIC_PEER: False, "home1": True, "home2": True}
+        assert {name: told[short] for name, short in known.items()} == {
+            PUBLIC_PEER: False,
+            "home1": True,
+            "home2": True,
+        }
         leaves_cleanly(swarm, PEERS)
     finally:
         swarm.close()
