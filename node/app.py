@@ -20,11 +20,10 @@ from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
 from node.commands import fit
 from node.commands.consent import Place, Request, place_of, request
-from node.commands.export import check_folder, export
+from node.commands.export import check_folder, export, writer
 from node.config import PeerSettings
 from node.control.commands import Commands
 from node.control.door import Door
-from node.data.samples import Samples
 from node.link.client import check_genesis
 from node.model.device import autocast, device_name, pick_device
 from node.model.effort import Effort
@@ -365,7 +364,7 @@ class _Peer:
             exports=exports,
             throttle=self.lent.throttle,
             spans=spans,
-            evaluator=self._evaluator(config, replica, swarm, samples, micro_batch),
+            evaluator=self._evaluator(config, replica, swarm, text, micro_batch),
         )
 
     def _evaluates(self, config: RunConfig, facts: pb.GetRunResponse) -> bool:
@@ -374,12 +373,13 @@ class _Peer:
         return wanted and not self.copies and self.lead is None and (self.anchor or not facts.anchored)
 
     def _evaluator(
-        self, config: RunConfig, replica: Replica, swarm: Swarm, samples: Samples | None, micro_batch: int
+        self, config: RunConfig, replica: Replica, swarm: Swarm, text: Text, micro_batch: int
     ) -> Evaluator | None:
-        if not self.evaluates or samples is None:
+        if not self.evaluates or text.samples is None:
             return None
-        read = partial(samples.validation, config.evaluation.samples)
-        return Evaluator(config, replica, self.home.store, read, swarm.evaluated, micro_batch, self.log)
+        read = partial(text.samples.validation, config.evaluation.samples)
+        write = writer(config, text.tokenizer, replica.device)
+        return Evaluator(config, replica, self.home.store, read, swarm.evaluated, micro_batch, self.log, write)
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:
         card: dict[str, object] = {

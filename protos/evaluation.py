@@ -35,6 +35,8 @@ class Evaluation:
     tokens: int
     set_sha256: bytes
     device: str
+    sample: str = ""
+    """What the model wrote after the run's prompt, as the author says."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,9 @@ def is_due(config: RunConfig, step: int, last_step: int) -> bool:
 def seal_evaluation(identity: Identity, run_id: bytes, made: Evaluation) -> bytes:
     """Sign it as its author."""
     body = log_pb2.Evaluation(
-        step=made.step, loss=made.loss, tokens=made.tokens, set_sha256=made.set_sha256, device=made.device
-    )
+        step=made.step, loss=made.loss, tokens=made.tokens, set_sha256=made.set_sha256, device=made.device,
+        sample=made.sample.encode()[: limits.SAMPLE_TEXT_BYTES_MAX].decode(errors="ignore"),
+    )  # fmt: skip
     return seal(identity, Kind.KIND_EVALUATION, run_id, body).SerializeToString(deterministic=True)
 
 
@@ -106,12 +109,13 @@ def _evaluation(author: bytes, data: bytes) -> Evaluation:
         and 1 <= body.tokens <= limits.SAMPLE_INDEX_MAX
         and len(body.set_sha256) == limits.HASH_BYTES
         and body.device in DEVICES
+        and len(body.sample.encode()) <= limits.SAMPLE_TEXT_BYTES_MAX
     )
     if not good:
         raise Refusal(
             Reason.OUT_OF_RANGE, f"evaluation of step {body.step}: loss {body.loss} over {body.tokens} tokens"
         )
-    return Evaluation(author, body.step, body.loss, body.tokens, body.set_sha256, body.device)
+    return Evaluation(author, body.step, body.loss, body.tokens, body.set_sha256, body.device, body.sample)
 
 
 def evaluations_from(parts: Iterable[bytes]) -> tuple[bytes, ...]:

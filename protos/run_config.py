@@ -266,6 +266,12 @@ class EvaluationConfig(Section):
     samples: int = Field(default=64, ge=1, le=1 << 16)
     """Samples of the held-out end of the run's text: each has data.context tokens. Fewer, if the end has fewer."""
 
+    sample_tokens: int = Field(default=0, ge=0, le=256)
+    """Tokens that the model writes after each evaluation; the page shows them. 0: none."""
+
+    prompt: str = Field(default="", max_length=200)
+    """The text that the model goes on with in these samples."""
+
 
 class OverlayConfig(Section):
     """How peers find each other."""

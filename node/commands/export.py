@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from node.commands.card import CARD, MARK, card_text
 from node.data.tokenizer import Tokenizer
 from node.model.loss import logits_of
 from protos.errors import OperatorError
+from protos.run_config import RunConfig
 
 FILE_MODE: Final = 0o644
 SAMPLE_CONTEXT_TOKENS: Final = 256  # for a module that does not name the length of its context
@@ -120,6 +122,14 @@ def sample_text(
     finally:
         model.train(training)
     return tokenizer.decode(ids.tolist())
+
+
+def writer(config: RunConfig, tokenizer: Tokenizer, device: torch.device) -> Callable[[nn.Module], str] | None:
+    """What writes the samples of a run with `evaluation.sample_tokens`: the same draws for each state. None: no samples."""
+    tokens, prompt = config.evaluation.sample_tokens, config.evaluation.prompt
+    if not tokens:
+        return None
+    return partial(sample_text, tokenizer=tokenizer, prompt=prompt, tokens=tokens, seed=config.seed, device=device)
 
 
 def _draw(logits: Tensor, generator: torch.Generator) -> Tensor:

@@ -67,7 +67,10 @@ def held_out_loss(
 
 
 class Evaluator:
-    """One peer's. `samples` reads the held-out samples, and raises OperatorError while they are not here. `tell` reports."""
+    """One peer's. `samples` reads the held-out samples, and raises OperatorError while they are not here. `tell` reports.
+
+    `write`: what a model writes, for people. None: nothing.
+    """
 
     def __init__(
         self,
@@ -78,9 +81,11 @@ class Evaluator:
         tell: Callable[[Evaluation], None],
         micro_batch: int,
         log: Any,
+        write: Callable[[nn.Module], str] | None = None,
     ) -> None:
         self._config, self._replica, self._store = config, replica, store
         self._samples, self._tell, self._micro_batch, self._log = samples, tell, micro_batch, log
+        self._write = write
         self._model: nn.Module | None = None
         self._set: tuple[Batch, bytes] | None = None
         self._changed = threading.Condition()
@@ -142,13 +147,15 @@ class Evaluator:
             self._set = held_out, set_sha256(held_out)
         samples, name = self._set
         device = self._replica.device
-        value = held_out_loss(self._load(path), samples, device, self._micro_batch, self._ends, RESTS)
+        model = self._load(path)
+        value = held_out_loss(model, samples, device, self._micro_batch, self._ends, RESTS)
         if value is None:
             return
         seconds = round(time.monotonic() - began, 1)
         self._log.info("held-out loss", step=job.step, loss=round(value, 4), samples=len(samples), seconds=seconds)
         kind = device.type if device.type in DEVICES else "other"
-        self._tell(Evaluation(b"", job.step, value, samples[:, 1:].size, name, kind))
+        text = "" if self._write is None else self._write(model)
+        self._tell(Evaluation(b"", job.step, value, samples[:, 1:].size, name, kind, text))
 
     def _ends(self) -> bool:
         return self._stopping

@@ -121,6 +121,14 @@ class HeldOut(Answer):
     """Whether the spread is at most 0.001: the states are equal, so a larger one is a fault or a lie."""
 
 
+class Written(Answer):
+    """What the model wrote after the run's prompt, in the state after `step`. Nobody checks it: it is what one peer says."""
+
+    step: int
+    peer: str
+    text: str
+
+
 class Run(Answer):
     """One run."""
 
@@ -156,6 +164,8 @@ class Run(Answer):
     """The connected ones first; at most 256."""
     peers_connected: int
     peers_known: int
+    written: Written | None
+    """The newest sample of the model's text; null in a run without `evaluation.sample_tokens`."""
     in_line: int
     """Peers that wait for a place of a full run."""
     events: list[Happened]

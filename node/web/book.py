@@ -151,6 +151,13 @@ class Book:
         width = max(-(-len(steps) // points_max), 1)
         return [figure(list(self._evaluated[step].values())) for step in steps[::-1][::width][::-1]]
 
+    def written(self) -> Evaluation | None:
+        """The newest evaluation that tells what the model wrote; of several, the first that came."""
+        found = (
+            it for step in sorted(self._evaluated, reverse=True) for it in self._evaluated[step].values() if it.sample
+        )
+        return next(found, None)
+
     def tell(self, kind: str, text: str, seen: float | None) -> None:
         """Add an event to the feed; the oldest events leave a full feed. Of snapshots in a row only the newest stays."""
         self._happened += 1

@@ -12,7 +12,7 @@ from node.web.observed import here, peers_of
 from protos.accounts import Account
 from protos.failures import failure_values
 from protos.identity import peer_id
-from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES
+from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES, SAMPLE_TEXT_BYTES_MAX
 from protos.owner import NOBODY, Owner, groups, owners_of
 from protos.phases import phase_word
 from protos.text import printable
@@ -26,6 +26,7 @@ EVENTS_MAX: Final = 64
 HELD_OUT_MAX: Final = 120
 EXCLUSIONS_MAX: Final = 256
 OWNERS_MAX: Final = 256
+SAMPLE_LINES_MAX: Final = 64
 STEPS_OF_A_RUN_MAX: Final = 1 << 40
 _PEER_PHASES = {
     pb.PeerPhase.PEER_PHASE_SYNCING: "syncing",
@@ -92,6 +93,7 @@ def run_of(run: Followed) -> answers.Run:
         peers_connected=len(here(facts)),
         peers_known=len(facts.peers),
         in_line=facts.in_line,
+        written=written(run),
         events=[_event(it) for it in list(book.events)[-EVENTS_MAX:]],
         failures=[answers.Failure(**row) for row in failure_values(facts.failures)],
         held_out=[answers.HeldOut(**it.values()) for it in book.held_out(HELD_OUT_MAX)],
@@ -126,6 +128,15 @@ def peers(run: Followed, facts: pb.GetRunResponse) -> list[answers.Peer]:
         )
         for peer in shown
     ]
+
+
+def written(run: Followed) -> answers.Written | None:
+    """The newest sample of the model's text, with its line breaks, and nothing else that does not print."""
+    found = run.book.written()
+    if found is None:
+        return None
+    text = "\n".join(printable(line, SAMPLE_TEXT_BYTES_MAX) for line in found.sample.splitlines()[:SAMPLE_LINES_MAX])
+    return answers.Written(step=found.step, peer=peer_id(found.author), text=text)
 
 
 def _event(it: Happening) -> answers.Happened:

@@ -115,18 +115,20 @@ class LogEntry(_message.Message):
     def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ..., trials: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., readmitted: _Optional[_Iterable[bytes]] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Evaluation(_message.Message):
-    __slots__ = ("step", "loss", "tokens", "set_sha256", "device")
+    __slots__ = ("step", "loss", "tokens", "set_sha256", "device", "sample")
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SET_SHA256_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
     step: int
     loss: float
     tokens: int
     set_sha256: bytes
     device: str
-    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., set_sha256: _Optional[bytes] = ..., device: _Optional[str] = ...) -> None: ...
+    sample: str
+    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., set_sha256: _Optional[bytes] = ..., device: _Optional[str] = ..., sample: _Optional[str] = ...) -> None: ...
 
 class Setting(_message.Message):
     __slots__ = ("key", "value_json")

@@ -525,7 +525,9 @@ def seeds() -> dict[str, list[bytes]]:
             b'{"do": "login", "secret": "x", "address": "192.0.2.1"}',
         ],
         "evaluation": [
-            log_pb2.Evaluation(step=5, loss=2.5, tokens=64, set_sha256=HASH, device="cpu").SerializeToString()
+            log_pb2.Evaluation(
+                step=5, loss=2.5, tokens=64, set_sha256=HASH, device="cpu", sample="a"
+            ).SerializeToString()
         ],
         "settings": [
             log_pb2.LogEntry(

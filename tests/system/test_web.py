@@ -49,6 +49,11 @@ steps = {STEPS}
 batch_samples = 8
 min_peers = 2
 snapshot_every = 10
+[evaluation]
+every = 10
+samples = 4
+sample_tokens = 12
+prompt = "<b>def"
 [overlay]
 bootstrap = [BOOTSTRAP]
 """
@@ -149,7 +154,7 @@ def test_the_browser_verifies_the_log_and_shows_its_numbers(
     swarm: PageSwarm, log: list[SignedEntry], browser: Any
 ) -> None:
     url = swarm.page()
-    the_run(swarm, url)
+    one = the_run(swarm, url)
     with tab(browser, shown(swarm, url)) as page:
         page.wait_for_selector(f"#proof[data-state=good][data-step='{STEPS}'][data-equal=true]")
         assert page.inner_text("#proof-text") == f"{STEPS} entries verified by your browser"
@@ -159,11 +164,19 @@ def test_the_browser_verifies_the_log_and_shows_its_numbers(
         assert same_ledger(page, ledger(swarm.invite.run_id, log))
         assert page.locator("#ledger tbody td:nth-child(2)").all_inner_texts() == [f"{OWNER} (claimed)"] * 2
         assert page.locator("#owners tbody td:nth-child(1)").all_inner_texts() == [OWNER]
+        facts = asked(one)
+        held = {it["step"]: f"{it['loss']:.4f}" for it in facts["held_out"]}
+        assert [it["step"] for it in facts["held_out"]] == [10, STEPS]
+        assert page.inner_text("#figures").count(f"{facts['held_out'][-1]['loss']:.4f} at step {STEPS}") == 1
+        assert facts["written"]["step"] == STEPS
+        assert facts["written"]["text"].startswith("<b>def")
+        assert page.text_content("#written-text") == facts["written"]["text"]
         page.click("#chart-loss summary")
         rows = page.locator("#chart-loss details tbody tr")
         soon(page, "#chart-loss details tbody tr").to_have_count(STEPS)  # the browser fills the table after the click
         assert [row.split() for row in rows.all_inner_texts()] == [
-            [str(signed.entry.step), f"{loss_of(signed.entry.contributions):.4f}"] for signed in log
+            [str(signed.entry.step), f"{loss_of(signed.entry.contributions):.4f}", held.get(signed.entry.step, "-")]
+            for signed in log
         ]
         page.click("#proof details summary")
         page.fill("#link", f'"{swarm.link[:40]}\n{swarm.link[40:]}".')

@@ -177,6 +177,11 @@ class Page {
     by("step").textContent = `step ${whole(facts.step)} of ${whole(facts.steps)}${left}`;
     this.showFigures(facts);
     this.showPeers(facts);
+    by("written").hidden = facts.written === null;
+    if (facts.written !== null) {
+      by("written-note").textContent = `After step ${whole(facts.written.step)}, as peer ${facts.written.peer.slice(-8)} says. Nobody checks this text.`;
+      by("written-text").textContent = facts.written.text;
+    }
     by("feed").replaceChildren(...facts.events.slice(-FEED_MAX).reverse().map((it) => {
       const when = `step ${whole(it.step)}${it.seen === null ? "" : `, ${moment(it.seen)}`}`;
       return element("li", {}, element("span", { class: "when" }, when), element("bdi", {}, it.text));

@@ -27,9 +27,9 @@ from tests.unit.coordinator.test_service import WAITS, begin, one_step
 EVERY_TWO = EvaluationConfig(every=2)
 
 
-def evaluated(n: int, step: int, loss: float = 2.5) -> bytes:
+def evaluated(n: int, step: int, loss: float = 2.5, sample: str = "") -> bytes:
     """Without a signature: the door verifies it, and the machine reads the author."""
-    body = log_pb2.Evaluation(step=step, loss=loss, tokens=64, set_sha256=bytes(32), device="cpu")
+    body = log_pb2.Evaluation(step=step, loss=loss, tokens=64, set_sha256=bytes(32), device="cpu", sample=sample)
     envelope = envelope_pb2.SignedEnvelope(
         kind=Kind.KIND_EVALUATION, run_id=RUN_ID, public_key=key(n), body=body.SerializeToString()
     )
@@ -48,8 +48,8 @@ def at_step(steps: int, every: EvaluationConfig = EVERY_TWO) -> Harness:
     return harness
 
 
-def say(harness: Harness, n: int, step: int, loss: float = 2.5) -> bytes:
-    data = evaluated(n, step, loss)
+def say(harness: Harness, n: int, step: int, loss: float = 2.5, sample: str = "") -> bytes:
+    data = evaluated(n, step, loss, sample)
     harness.feed(Reported(key(n), evaluations=(data,)))
     return data
 
@@ -89,6 +89,17 @@ def test_only_agreed_due_states_and_peers_whose_word_counts() -> None:
     say(newcomer, 0, 2)
     assert "your word on this state does not count" in newcomer.refusals[-1]
     assert not newcomer.run.evaluations
+
+
+def test_text_of_the_model_only_in_a_run_that_asks_for_it() -> None:
+    harness = at_step(2)
+    say(harness, 0, 2, sample="buy now")
+    assert "asks for no text" in harness.refusals[-1]
+    assert not harness.run.evaluations
+    asks = at_step(2, EvaluationConfig(every=2, sample_tokens=8))
+    assert asks.run.evaluations == {}
+    data = say(asks, 0, 2, sample="once upon")
+    assert asks.run.evaluations == {2: {key(0): data}}
 
 
 def test_memory_is_bounded() -> None:

@@ -17,7 +17,8 @@ from node.data.samples import Batch
 from node.snapshot.store import SnapshotStore
 from node.training.evaluation import Evaluator, held_out_loss, set_sha256
 from node.training.replica import Replica
-from protos.evaluation import AGREE_NATS, Evaluation
+from protos.evaluation import AGREE_NATS, Evaluation, open_evaluation, seal_evaluation
+from protos.identity import Identity
 from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.run_config import ClockConfig, EvaluationConfig, RunConfig
 from tests.unit.node.test_checks_of_a_trainer import RUN, Table, samples
@@ -28,14 +29,14 @@ CONFIG = RunConfig(clock=ClockConfig(snapshot_every=5), evaluation=EvaluationCon
 class Peer:
     """A replica, its store, and an evaluator; `found` has what it reported."""
 
-    def __init__(self, folder: Path, read: Any = None) -> None:
+    def __init__(self, folder: Path, read: Any = None, write: Any = None) -> None:
         self.replica = Replica(RUN, Table(), CONFIG.optimizer, 8)
         self.store = SnapshotStore(folder, 1 << 30)
         self.found: list[Evaluation] = []
         self.told = threading.Event()
         read = read or (lambda: samples().validation(CONFIG.evaluation.samples))
         log = structlog.get_logger("test")
-        self.evaluator = Evaluator(CONFIG, self.replica, self.store, read, self.tell, 8, log)
+        self.evaluator = Evaluator(CONFIG, self.replica, self.store, read, self.tell, 8, log, write)
 
     def tell(self, made: Evaluation) -> None:
         self.found.append(made)
@@ -68,6 +69,17 @@ def test_the_loss_is_of_the_stored_state_while_the_training_goes_on(tmp_path: Pa
     assert (made.step, made.device, made.tokens) == (5, "cpu", samples().validation(16)[:, 1:].size)
     assert made.loss == pytest.approx(wanted, abs=AGREE_NATS / 10)
     assert made.set_sha256 == set_sha256(samples().validation(16))
+
+
+def test_the_stored_state_writes_a_text_that_is_cut_at_the_limit(tmp_path: Path) -> None:
+    peer = Peer(tmp_path, write=lambda model: "é" * 600 + str(model.training))
+    peer.evaluator.agreed(5, peer.keep(), 100)
+    assert peer.told.wait(30)
+    peer.evaluator.finish()
+    [made] = peer.found
+    assert made.sample.endswith("False")
+    ada = Identity.from_seed(bytes(32))
+    assert open_evaluation(seal_evaluation(ada, RUN, made), run_id=RUN).sample == "é" * 512
 
 
 def test_two_peers_of_one_kind_agree_whatever_their_micro_batch() -> None:

@@ -39,6 +39,7 @@ def test_its_author_signs_it_for_one_run() -> None:
         {"tokens": 0},
         {"device": "<b>"},
         {"set_sha256": b"x"},
+        {"sample": "é" * 513},
     ],
 )
 def test_what_is_no_figure_is_refused(wrong: dict[str, object]) -> None:

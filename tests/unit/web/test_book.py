@@ -137,3 +137,14 @@ def test_held_out_losses_of_entries_and_facts_are_thinned_and_damaged_ones_left_
     shown = book.held_out(120)
     assert len(shown) == 100
     assert (shown[-1].step, shown[-1].count, shown[-1].agrees) == (300, 2, False)
+
+
+def test_of_what_the_model_wrote_the_newest_is_told() -> None:
+    book = Book(bytes(32))
+    assert book.written() is None
+    for step, text in ((10, "old"), (20, "a\nb"), (30, "")):
+        made = Evaluation(b"", step, 2.0, 64, bytes(32), "cpu", text)
+        book.take([seal_evaluation(PEERS[0], bytes(32), made)])
+    found = book.written()
+    assert found is not None
+    assert (found.step, found.author, found.sample) == (20, PEERS[0].public_key, "a\nb")
