@@ -6,7 +6,7 @@ before it were left out.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from coordinator.serving.clocks import monotonic_ms
@@ -30,10 +30,17 @@ class CausedLines:
 
     def info(self, event: str, cause: Hashable, **values: Any) -> None:
         """Log it, or count it if its cause, or all causes together, have had too many lines."""
+        self._say(self._log.info, event, cause, values)
+
+    def warning(self, event: str, cause: Hashable, **values: Any) -> None:
+        """As `info`."""
+        self._say(self._log.warning, event, cause, values)
+
+    def _say(self, say: Callable[..., Any], event: str, cause: Hashable, values: dict[str, Any]) -> None:
         now_ms = monotonic_ms()
         if not (self._by_cause.may(cause, now_ms) and self._all.may("", now_ms)):
             self._left_out += 1
             return
         if self._left_out:
             values["lines_left_out"], self._left_out = self._left_out, 0
-        self._log.info(event, **values)
+        say(event, **values)
