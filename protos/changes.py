@@ -151,6 +151,7 @@ def changed_values(changed: Iterable[pb.ChangedSetting]) -> list[dict[str, Any]]
         key = printable(it.setting.key, SETTING_BYTES_MAX)
         try:
             value: object = _value(key, it.setting.value_json)
+            value = printable(value) if isinstance(value, str) else value
         except Refusal:
             value = printable(it.setting.value_json, SETTING_BYTES_MAX)
         if key in rows or len(rows) < len(CHANGEABLE):
@@ -173,6 +174,8 @@ def words(settings: Settings) -> str:
 
 
 def _value(key: str, text: str) -> float | str:
+    if len(text) > SETTING_BYTES_MAX:  # before it is parsed: [[[[ without end would end the reader
+        raise Refusal(Reason.TOO_LARGE, f"{key}: a value of more than {SETTING_BYTES_MAX} characters")
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -90,6 +90,8 @@ def owner_from_body(body: pb.Owner, public_key: bytes) -> Owner:
     owner = Owner(body.name, body.public_key, body.signature)
     if not owner.name:
         return NOBODY
+    if len(owner.name) > OWNER_CHARACTERS_MAX:  # Unicode's forms take quadratic time: a stranger's 1 MB is minutes
+        raise Refusal(Reason.TOO_LARGE, f"the owner's name has more than {OWNER_CHARACTERS_MAX} characters")
     try:
         usual = name_of(owner.name)
     except ValueError as error:

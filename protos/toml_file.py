@@ -5,31 +5,49 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from protos.errors import OperatorError
 
 M = TypeVar("M", bound=BaseModel)
+LINE_DOTS_MAX: Final = 256
+"""The reader of TOML takes quadratic time for a key of many parts: 64 kB of one took 72 s."""
+WRONG_SHOWN_MAX: Final = 100
+"""The line of each wrong value is looked for in the whole text: 8,000 of them in 64 kB took 93 s."""
+GIVEN_CHARACTERS_MAX: Final = 200
 _TABLE = re.compile(r"^\[\[?([^\]=]+)\]\]?\s*(#.*)?$")
 
 
 def load(path: Path, model: type[M]) -> M:
-    """Read and validate; OperatorError lists every wrong value with its place in the file."""
+    """Read and validate; OperatorError lists every wrong value (at most WRONG_SHOWN_MAX) with its place in the file."""
     try:
         text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text)
     except OSError as error:
         raise OperatorError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise OperatorError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise OperatorError(f"{path}:{_syntax_line(str(error))}: is not TOML: {error}") from error
+    values = _parsed(path, text)
     try:
         return model.model_validate(values)
     except ValidationError as error:
         raise OperatorError(describe(error, lambda loc: f"{path}:{line_of(text, loc)}: ")) from error
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    """The values of a file. The text may come from the operator's page, so its cost is bounded. OperatorError."""
+    dots = next((number for number, line in enumerate(text.split("\n"), 1) if line.count(".") > LINE_DOTS_MAX), 0)
+    if dots:
+        raise OperatorError(
+            f"{path}:{dots}: more than {LINE_DOTS_MAX} dots in a line: give each table a line of its own"
+        )
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise OperatorError(f"{path}:{_syntax_line(str(error))}: is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; [[[[ without end
+        raise OperatorError(f"{path}: cannot be read as TOML: {str(error).partition(':')[0]}") from error
 
 
 UNKNOWN = "is not a known setting of this version: correct it, remove it, or upgrade swarmentum"
@@ -37,13 +55,20 @@ UNKNOWN = "is not a known setting of this version: correct it, remove it, or upg
 
 def describe(error: ValidationError, place: Any = lambda loc: "") -> str:
     """One line a wrong value: place, key, what was wrong, what was given."""
-    lines = []
-    for item in error.errors():
+    lines, wrong = [], error.errors()
+    for item in wrong[:WRONG_SHOWN_MAX]:
         key = ".".join(str(part) for part in item["loc"]) or "the whole"
         message = UNKNOWN if item["type"] == "extra_forbidden" else item["msg"]
-        given = "" if item["type"] in ("missing", "value_error") else f" (given: {item['input']!r})"
+        given = "" if item["type"] in ("missing", "value_error") else f" (given: {_cut(item['input'])})"
         lines.append(f"{place(item['loc'])}{key}: {message}{given}")
+    if len(wrong) > WRONG_SHOWN_MAX:
+        lines.append(f"and {len(wrong) - WRONG_SHOWN_MAX} more")
     return "\n".join(lines)
+
+
+def _cut(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= GIVEN_CHARACTERS_MAX else f"{text[:GIVEN_CHARACTERS_MAX]}..."
 
 
 def _syntax_line(message: str) -> int:

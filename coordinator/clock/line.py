@@ -2,7 +2,8 @@
 
 A peer that asks to join a full run gets a place in the line, and keeps it by asking again. When the run has a place for the
 peer, the line *calls* it: that place is kept while the peer builds its model. A peer that is silent, or that does not come when
-it is called, loses its place. Identities are free, so a block of network addresses has a part of the line only. ADR 48.
+it is called, loses its place. Identities are free, so a block of network addresses has a part of the line only. A ticket is
+used by a join alone, so the peers that show one ticket have as many places as it has uses left. ADR 48.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from coordinator.clock.admission import block_places, needs_ticket
 from coordinator.clock.state import PeerPhase, Run
 from coordinator.clock.values import replace
+from protos.ticket import Ticket
 
 SILENT_MS_MAX = 5 * 60_000
 """A peer asks every 20 s. A restart of the peer, or of the coordinator, takes less than this."""
 CALLED_MS_MAX = 20 * 60_000
 """A peer that is called downloads a tokenizer and builds its model meanwhile."""
 LINE_MAX = 256
+INVITE = "invite "
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """One peer of the line. `network`: its block of network addresses, or empty."""
+    """One peer of the line. `part`: what it shares with others that have a part of the line only, or empty (`part_of`)."""
 
-    network: str
+    part: str
     asked_ms: int
     called_ms: int | None = None
     """Since when a place of the run is kept for it."""
@@ -44,26 +48,37 @@ class Turn:
     reason: str = ""
 
 
-def asked(line: Line, key: bytes, network: str, free: int, block_max: int, now_ms: int) -> Turn:
+def part_of(run: Run, key: bytes, ticket: Ticket | None, network: str) -> tuple[str, int]:
+    """(part of the line, its places) of a peer; an empty part has no limit.
+
+    In an open run it is the block of network addresses, with as many places as it may have of the run itself, because each peer
+    that is called keeps a place of the run. In a run by invite it is the ticket of a peer that has used none yet.
+    """
+    if run.config.admission.mode == "open":
+        return network, block_places(run)
+    if ticket is None or not needs_ticket(run, key):
+        return "", LINE_MAX
+    used = sum(came_with == ticket.ticket_id for came_with in run.guests.values())
+    return f"{INVITE}{ticket.ticket_id.hex()}", ticket.uses - used
+
+
+def asked(line: Line, key: bytes, part: str, free: int, part_max: int, now_ms: int) -> Turn:
     """A peer asks for a place of the run, which has `free` places for peers that are not in it.
 
-    `line`: without peers that are gone (`waiting`). `block_max`: places of the line for one block of network addresses. It is
-    that of the run itself, because each peer that is called keeps a place of the run.
+    `line`: without peers that are gone (`waiting`). `part_max`: places of the line for one part (`part_of`).
     """
     here = dict(line)
     if key not in here and not here and free > 0:
         return Turn(here, 0, 0)
     mine = here.get(key)
     if mine is None:
-        block = sum(bool(network) and other.network == network for other in here.values())
-        if len(here) >= LINE_MAX or block >= block_max:
-            many = (
-                f"{len(here)} peers wait in line"
-                if len(here) >= LINE_MAX
-                else f"{block} peers of your network wait in line"
-            )
-            return Turn(here, len(here) + 1, len(here), f"the run is full, and {many}, as many as there may be")
-        mine = Waiting(network, now_ms)
+        same = sum(bool(part) and other.part == part for other in here.values())
+        if len(here) >= LINE_MAX or same >= part_max:
+            whose = "with your invite" if part.startswith(INVITE) else "of your network"
+            many = f"{len(here)} peers" if len(here) >= LINE_MAX else f"{same} peers {whose}"
+            reason = f"the run is full, and {many} wait in line, as many as there may be"
+            return Turn(here, len(here) + 1, len(here), reason)
+        mine = Waiting(part, now_ms)
     mine = replace(mine, asked_ms=now_ms)
     here = {**here, key: mine}
     ahead = list(here).index(key)

@@ -11,6 +11,7 @@ from collections import Counter
 
 import structlog
 
+from coordinator.serving.caused import CausedLines
 from coordinator.serving.metrics import Metrics
 from protos.failures import REASONS
 from protos.rate import Rate
@@ -20,7 +21,7 @@ from protos.version import software_version
 VERSIONS_KEPT = 8
 """Versions that a run counts apart; others are "other". This coordinator's own version always has a place."""
 OTHER = "other"
-VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}((a|b|rc|\.dev|\.post)\d{1,4})?")
+VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}((a|b|rc|\.dev|\.post)\d{1,4})?", re.ASCII)
 ADDRESS_TOLD_MAX, ADDRESS_TOLD_MS = 3, 60_000
 TOLD_MAX, TOLD_MS = 60, 1_000
 ADDRESSES_KEPT = 4096
@@ -34,6 +35,7 @@ class Failures:
         self._counts: dict[bytes, Counter[tuple[int, str]]] = {}
         self._by_address = Rate(ADDRESS_TOLD_MAX, ADDRESS_TOLD_MS, ADDRESSES_KEPT)
         self._all = Rate(TOLD_MAX, TOLD_MS, 1)
+        self._caused = CausedLines(structlog.get_logger("coordinator"))
 
     def may_tell(self, address: str, now_ms: int) -> bool:
         """Whether a stranger at this network address may tell one more."""
@@ -47,8 +49,7 @@ class Failures:
         found[reason, name] += 1
         run = run_id.hex()[:16]
         self._metrics.join_failures.labels(run, REASONS[reason], name).inc()
-        log = structlog.get_logger("coordinator").bind(run=run, step="-", peer="-")
-        log.info("a peer could not join", why=REASONS[reason], version=name)
+        self._caused.info("a peer could not join", run, run=run, step="-", peer="-", why=REASONS[reason], version=name)
 
     def _known(self, found: Counter[tuple[int, str]], version: str) -> str:
         if version == software_version() or version in {name for _, name in found}:

@@ -103,7 +103,8 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             anchor=body.anchor,
         )
         if request.waits and denial in {None, Denial.FULL} and not body.anchor:
-            turn = self._turn(runtime, opened.public_key, network, may_enter=denial is None)
+            part, most = line.part_of(runtime.run, opened.public_key, ticket, network)
+            turn = self._turn(runtime, opened.public_key, part, most, may_enter=denial is None)
             return turn or pb.MayJoinResponse(place=1, length=1, reason=reason)
         if denial is not None:
             self._count_refused(runtime, denial, body)
@@ -111,7 +112,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         return pb.MayJoinResponse()
 
     def _turn(
-        self, runtime: RunRuntime, public_key: bytes, network: str, *, may_enter: bool
+        self, runtime: RunRuntime, public_key: bytes, part: str, most: int, *, may_enter: bool
     ) -> pb.MayJoinResponse | None:
         """What the line before the run says to a peer. None: there is a free place, and not for a peer of this network."""
         run, now_ms = runtime.run, clocks.monotonic_ms()
@@ -121,8 +122,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         free = self._places_free(run, public_key, here, now_ms)
         if free and not may_enter:
             return None
-        block = network if run.config.admission.mode == "open" else ""  # elsewhere, identities are not free
-        turn = line.asked(here, public_key, block, free, admission.block_places(run), now_ms)
+        turn = line.asked(here, public_key, part, free, most, now_ms)
         self.hub.lines.keep(run.run_id, turn.line)
         return pb.MayJoinResponse(place=turn.place, length=turn.length, reason=turn.reason)
 

@@ -30,6 +30,7 @@ from coordinator.clock.events import Connected, Disconnected, EntriesReturned, E
 from coordinator.clock.records import EntryCommitted, Record
 from coordinator.clock.state import Phase, Run
 from coordinator.serving import facts
+from coordinator.serving.caused import CausedLines
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.reading import Page, Reading
@@ -89,6 +90,7 @@ class RunRuntime:
         self._due: Checkpoint | None = None
         self._tasks: set[asyncio.Task[Refusals]] = set()
         self._log = structlog.get_logger("coordinator").bind(run=run.run_id.hex()[:16])
+        self._caused = CausedLines(self._log)
         self._arm_restored()
 
     async def handle(self, event: Event) -> Refusals:
@@ -233,7 +235,10 @@ class RunRuntime:
                 if effect.kind is NoticeKind.RESYNC:
                     self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()
                 self.streams.send(effect.to, pb.FollowResponse(notice=facts.notice(run, effect, self._identity)))
-                self._log.info(effect.reason, step=run.head_step, peer=short(effect.to) if effect.to else "all")
+                if effect.to is None:
+                    self._log.info(effect.reason, step=run.head_step, peer="all")
+                else:
+                    self._caused.info(effect.reason, effect.to, step=run.head_step, peer=short(effect.to))
             case Arm():
                 self._arm(effect.at_ms)
             case Refuse():
@@ -242,7 +247,8 @@ class RunRuntime:
                 if effect.denial is not None:
                     self._metrics.not_admitted(run, effect.denial)
                 peer = short(effect.public_key) if effect.public_key else "-"
-                self._log.info("a request was refused", step=run.head_step, peer=peer, reason=effect.reason)
+                why = {"step": run.head_step, "peer": peer, "reason": effect.reason}
+                self._caused.info("a request was refused", effect.public_key, **why)
             case EndStream():
                 self.streams.end(effect.public_key)
 

@@ -48,7 +48,7 @@ class Lines:
 
     def _write(self, path: Path) -> None:
         values = {
-            run_id.hex(): [[key.hex(), waiting.network] for key, waiting in line.items()]
+            run_id.hex(): [[key.hex(), waiting.part] for key, waiting in line.items()]
             for run_id, line in self._lines.items()
         }
         try:  # a stranger's request must not wait for the disk, so a loss of power may cost the places
@@ -63,9 +63,7 @@ class Lines:
             with path.open("rb") as file:
                 values = json.loads(file.read(FILE_BYTES_MAX))
             self._lines = {
-                bytes.fromhex(run_id): {
-                    bytes.fromhex(key): Waiting(str(network), now_ms) for key, network in line[:LINE_MAX]
-                }
+                bytes.fromhex(run_id): {bytes.fromhex(key): Waiting(str(part), now_ms) for key, part in line[:LINE_MAX]}
                 for run_id, line in values.items()
             }
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:

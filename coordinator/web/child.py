@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import structlog
 
+from coordinator.serving.caused import CausedLines
 from coordinator.web.requests import Answer, Requests
 
 MODULE: Final = "node.operator_page"
@@ -42,6 +43,7 @@ class Child:
         self._command = (sys.executable, "-m", MODULE, "--json", "--listen", listen, *named)
         self._requests = requests
         self._log = structlog.get_logger("operator-page")
+        self._caused = CausedLines(self._log)
 
     async def run(self, ready: Callable[[str], None]) -> int:
         """Serve until the process ends; its exit code. `ready` gets the page's URL."""
@@ -78,7 +80,7 @@ class Child:
     async def _one(self, child: asyncio.subprocess.Process, line: bytes) -> None:
         number, _, data = line.partition(b" ")
         if not number.isdigit() or len(number) > NUMBER_DIGITS_MAX:
-            self._log.warning("the operator's page sent a line that is no request", bytes=len(line))
+            self._caused.warning("the operator's page sent a line that is no request", "lines", bytes=len(line))
             return
         answer = await self._requests.answer(data)
         assert child.stdin is not None

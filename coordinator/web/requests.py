@@ -20,6 +20,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coordinator.commands.operator import Operator
+from coordinator.serving.caused import CausedLines
 from coordinator.web import logins
 from coordinator.web.actions import ALL, Values, What
 from coordinator.web.record import Record
@@ -81,6 +82,7 @@ class Requests:
         self._threads = ThreadPoolExecutor(THREADS, "operator's page")
         self._under_way = 0
         self._log = structlog.get_logger("operator-page")
+        self._caused = CausedLines(self._log)
 
     async def answer(self, data: bytes) -> Answer:
         """The answer to a request."""
@@ -106,7 +108,9 @@ class Requests:
         try:
             why = logins.take(self._home, request.secret, self._wall())
             if why:
-                self._log.warning("a login at the operator's page was refused", why=why, address=request.address)
+                self._caused.warning(
+                    "a login at the operator's page was refused", "logins", why=why, address=request.address
+                )
                 return no(401, why)
             opened = self._sessions.open(self._clock())
             number = self._record.begin(opened.name, "login", "", {"address": request.address}, self._wall())

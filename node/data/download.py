@@ -34,6 +34,11 @@ WAIT_SECONDS_MIN: Final = 1.0
 WAIT_SECONDS_MAX: Final = 60.0
 MANIFEST_TRIES: Final = 3
 
+_WITH_IPV4_LAST: Final = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
+"""NAT64 (RFC 6052), and the old IPv4-compatible addresses."""
+_OF_GATEWAYS_WITHIN: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
+"""NAT64 for a private network's own use (RFC 8215)."""
+
 Log = Callable[..., None]
 
 
@@ -157,11 +162,22 @@ class Mirrors:
         if self._private:
             return
         for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            if not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_global:
+            if not is_public(str(place[0])):
                 raise DataError(
                     f"data: {host} is {place[0]}, an address of this machine or of a private network; if you trust the run's "
                     "operator, join with --allow-data"
                 )
+
+
+def is_public(place: str) -> bool:
+    """Whether an address is one machine of the internet. A gateway turns some IPv6 addresses into the IPv4 ones within."""
+    ip: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(place.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip in _OF_GATEWAYS_WITHIN or ip.is_site_local:
+            return False
+        last = ipaddress.IPv4Address(ip.packed[-4:])
+        ip = ip.ipv4_mapped or ip.sixtofour or (last if any(ip in net for net in _WITH_IPV4_LAST) else ip)
+    return ip.is_global and not ip.is_multicast
 
 
 def _not_too_slow(blocks: Iterator[bytes], url: str) -> Iterator[bytes]:

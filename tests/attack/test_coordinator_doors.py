@@ -105,7 +105,13 @@ BY_NIGHT = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
-    "name", ["watch_flood", pytest.param("page_flood", marks=BY_NIGHT), pytest.param("held_requests", marks=BY_NIGHT)]
+    "name",
+    [
+        "watch_flood",
+        "long_owner",
+        pytest.param("page_flood", marks=BY_NIGHT),
+        pytest.param("held_requests", marks=BY_NIGHT),
+    ],
 )
 async def test_steps_go_on_under_a_flood(tmp_path: Path, name: str) -> None:
     """The findings' floods stopped a run at once: of Watch streams for good, of pages to 2 steps in 15 s."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.clock.events import Connected, EntriesReturned, FinishAsked, Reported
+from coordinator.clock.events import Connected, EntriesReturned, FinishAsked, Reported, WithdrawalAsked
 from coordinator.clock.records import EntryCommitted
 from coordinator.clock.state import EVALUATED_STEPS_KEPT
 from coordinator.serving.metrics import Metrics
@@ -163,3 +163,23 @@ async def test_a_figure_of_another_peer_and_a_damaged_one_stop_at_the_door(tmp_p
             await swarm[0].client.report(pb.ReportBody(evaluations=[theirs[:-1] + b"?"]))
         facts, _ = await swarm[0].client.get_run()
         assert figures(facts.evaluations, here.invite.run_id) == []
+
+
+def test_a_state_whose_figures_are_forgotten_gets_no_more_of_them() -> None:
+    """An attacker wants to write a figure of an old state again and again, once snapshots were withdrawn."""
+    harness = at_step(8)
+    for step in (2, 4, 6, 8):
+        say(harness, 0, step)
+    harness.feed(WithdrawalAsked(4))
+    for _ in range(2):
+        decide(harness, 0, 1, 2)
+    for n in range(3):
+        harness.feed(Reported(key(n), snapshots=(snapshot_at(10),)))
+    say(harness, 0, 10)
+    assert [fact.step for fact in harness.run.snapshots] == [2, 10]
+    assert sorted(harness.run.evaluations) == [4, 6, 8, 10]
+    journal = len(harness.journal)
+    for _ in range(100):
+        say(harness, 0, 2)
+    assert len(harness.journal) == journal
+    assert len(harness.run.unlogged) <= 1

@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 
 from coordinator.clock.admission import block_places, places_free
+from coordinator.clock.events import TicketAsked
 from coordinator.clock.line import CALLED_MS_MAX, LINE_MAX, SILENT_MS_MAX, Line, Waiting, asked, may_come, waiting
 from coordinator.clock.state import Peer, PeerPhase, Run
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.store.lines import NAME, RETURN_MS_MAX, Lines
+from node.link.client import CoordinatorClient
 from protos.errors import RefusedError
-from protos.run_config import RunConfig
+from protos.run_config import AdmissionConfig, RunConfig
+from protos.ticket import Ticket, seal_ticket
 from protos.v1 import coordinator_pb2 as pb
 from tests.unit.coordinator.driver import LAYOUT
-from tests.unit.coordinator.serving import LivePeer, eventually, peers, served
+from tests.unit.coordinator.serving import COORDINATOR, LivePeer, Served, eventually, identity, peers, served
 
 FULL = RunConfig.model_validate({"clock": {"min_peers": 1, "max_peers": 1, "steps": 100}})
 BLOCK = 32
@@ -167,3 +170,31 @@ async def test_over_grpc_the_order_holds_also_after_a_restart(tmp_path: Path) ->
         assert (await turn(cay)).place == 1
         facts, _ = await cay.client.get_run()
         assert facts.in_line == 1
+
+
+async def test_an_invite_for_one_peer_takes_one_place_of_the_line(tmp_path: Path) -> None:
+    """A ticket is used by a join alone, so one for one peer filled the line of a run by invite with free identities."""
+    run = FULL.model_copy(update={"admission": AdmissionConfig(mode="invite")})
+    one, many = Ticket(b"1" * 16, 0, 1), Ticket(b"2" * 16, 0, 2)
+    async with served(tmp_path, run) as here, peers(here, 9) as swarm:
+        for ticket in (one, many, Ticket(b"3" * 16, 0, 1)):
+            await here.runtime.handle(TicketAsked(ticket, 0))
+        first, *others = swarm
+        with_ticket(first, here, Ticket(b"3" * 16, 0, 1))
+        assert (await turn(first)).place == 0
+        await first.join()
+        places = []
+        for number, peer in enumerate(others):
+            with_ticket(peer, here, one if number < 5 else many)
+            answer = await turn(peer)
+            places.append(answer.place)
+            if number == 4:
+                assert "with your invite wait in line, as many as there may be" in answer.reason
+        assert places == [1, 2, 2, 2, 2, 2, 3, 4]
+        assert len(here.hub.lines.of(here.invite.run_id)) == 3, "one, and two"
+        assert (await turn(others[0])).place == 1, "it keeps its own"
+
+
+def with_ticket(peer: LivePeer, here: Served, ticket: Ticket) -> None:
+    sealed = seal_ticket(COORDINATOR, here.invite.run_id, ticket)
+    peer.client = CoordinatorClient(replace(here.invite, ticket=sealed), identity(peer.number))

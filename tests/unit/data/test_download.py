@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from node.data import download
-from node.data.download import Mirrors
+from node.data.download import Mirrors, is_public
 from node.data.errors import DataError
 from node.data.manifest import MANIFEST, Shard, is_url, sha256_of
 from protos.errors import NetworkError
@@ -196,3 +196,28 @@ def test_what_is_an_address() -> None:
     assert [is_url(it) for it in ("https://x/y", "http://x", "/x", "x", "stdlib", "file:///x", "ftp://x")] == [
         True, True, False, False, False, False, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("place", "public"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("64:ff9b::808:808", True),  # a network with IPv6 alone reaches 8.8.8.8 so
+        ("64:ff9b::a00:1", False),
+        ("64:ff9b::7f00:1", False),
+        ("64:ff9b:1::808:808", False),
+        ("2002:a00:1::", False),
+        ("2002:808:808::", True),
+        ("::127.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("fec0::1", False),
+        ("fe80::1%eth0", False),
+        ("224.0.0.1", False),
+        ("ff0e::1", False),
+        ("169.254.169.254", False),
+    ],
+)
+def test_an_address_that_a_gateway_turns_into_a_private_one_is_private(place: str, public: bool) -> None:
+    """A redirect to 64:ff9b::10.0.0.1 passed the check, and reached 10.0.0.1 through a router with NAT64."""
+    assert is_public(place) is public

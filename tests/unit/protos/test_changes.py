@@ -17,6 +17,7 @@ from protos.changes import (
     with_settings,
 )
 from protos.errors import Refusal
+from protos.limits import SETTING_BYTES_MAX
 from protos.log import Entry, open_entry, seal_entry
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
@@ -81,6 +82,15 @@ def test_the_values_of_any_step_follow_from_the_changes() -> None:
     assert changed_values(changed) == [{"key": "clock.steps", "value": 700, "from_step": 20}]
     strange = pb.ChangedSetting(setting=log_pb2.Setting(key="\x1b[2J", value_json="<script>{"), from_step=1)
     assert changed_values([strange]) == [{"key": "?[2J", "value": "<script>{", "from_step": 1}]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 50_000, "9" * 100_000, '"\\u001b]0;owned\\u0007"'])
+def test_a_lying_coordinators_values_neither_end_a_reader_nor_reach_its_terminal(text: str) -> None:
+    """`[[[[` without end ended `swarmentum status` with a RecursionError."""
+    told = pb.ChangedSetting(setting=log_pb2.Setting(key="clock.steps", value_json=text), from_step=1)
+    [row] = changed_values([told])
+    assert row["value"].isprintable()
+    assert len(row["value"]) <= SETTING_BYTES_MAX
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(CHANGEABLE)), st.integers(0, 9)), max_size=8))

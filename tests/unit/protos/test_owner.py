@@ -42,6 +42,13 @@ def test_a_name_that_does_not_print_is_refused_at_both_doors(text: str, words: s
         assert shown_owner(pb.Owner(name=text), PEER.public_key) == NOBODY
 
 
+def test_a_long_name_is_refused_before_its_unicode_form_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form of 1 MB of marks takes minutes. A stranger's join held the coordinator's clock up that long."""
+    monkeypatch.setattr(owners, "name_of", lambda text: pytest.fail(f"{len(text)} characters were normalised"))
+    with pytest.raises(Refusal, match="more than 64 characters"):
+        owner_from_body(pb.Owner(name="a" + "\u0301" * 1000 + "\u0316" * 1000), PEER.public_key)
+
+
 def test_a_signature_counts_for_one_peer_and_one_name() -> None:
     signed = signed_by(KEY, "Ada", PEER.public_key)
     assert owner_from_body(owner_body(signed), PEER.public_key).standing == "signed"

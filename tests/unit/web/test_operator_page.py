@@ -363,3 +363,15 @@ async def test_a_page_process_that_misbehaves_gets_refusals_or_an_end(tmp_path: 
         requests.close()
     assert told == ["http://127.0.0.1:1/"]
     assert not (tmp_path / RECORD_FILE).exists()
+
+
+async def test_a_page_that_was_taken_over_fills_no_log_with_logins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It needs no session for a wrong login, and each one was a line of the coordinator's log."""
+    requests = Requests(tmp_path)
+    for number in range(2_000):
+        asked = {"do": "login", "secret": "x", "address": f"{number}\n\x1b[2Jforged"}
+        assert (await requests.answer(json.dumps(asked).encode())).status == 401
+    requests.close()
+    assert capsys.readouterr().out.count("a login at the operator's page was refused") <= 100

@@ -1,0 +1,44 @@
+"""A run.toml may come from a browser: what a text of 64 kB may cost, and that each mistake stays a message."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from protos import toml_file
+from protos.errors import OperatorError
+from protos.run_config import RunConfig
+
+SIZE = 60_000
+SECONDS_MAX = 5.0
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(OperatorError) as caught:
+        toml_file.load(file, RunConfig)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[model.config]\n" + ".".join("a" * (SIZE // 2)) + " = 1", "run.toml:2: more than 256 dots in a line"),
+        ("[model.config." + ".".join("a" * (SIZE // 2)) + "]", "run.toml:1: more than 256 dots in a line"),
+        ("a = " + "[" * SIZE, "cannot be read as TOML: maximum recursion depth"),
+        ("a = " + "{a=" * (SIZE // 3), "cannot be read as TOML: maximum recursion depth"),
+        ("seed = " + "9" * SIZE, "cannot be read as TOML: Exceeds the limit"),
+        ("".join(f"a{number:x} = 1\n" for number in range(SIZE // 9)), f"and {SIZE // 9 - 100} more"),
+        ("name = '" + "x " * (SIZE // 2) + "'", "(given: 'x x "),
+    ],
+)
+def test_a_text_that_is_a_bomb_costs_little_and_gets_a_short_answer(tmp_path: Path, text: str, words: str) -> None:
+    """The first took 72 s, and the sixth 93 s, of one core beside the clock."""
+    began = time.monotonic()
+    said = refusal(tmp_path, text)
+    assert words in said
+    assert len(said) < 30_000
+    assert time.monotonic() - began < SECONDS_MAX
