@@ -300,10 +300,11 @@ def layout(
     from dataclasses import asdict
 
     with many_imports():
-        from node.commands.layout import layout_of
+        from node.commands.layout import bound_memory, layout_of
     from protos import toml_file
     from protos.run_config import RunConfig
 
+    bound_memory()
     facts = layout_of(toml_file.load(file, RunConfig))
     if as_json:
         print(json.dumps(asdict(facts)))

@@ -22,6 +22,10 @@ from protos.limits import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
 _LIBP2P_PRIVATE_PREFIX = bytes.fromhex("08011240")
 # The same spec: identity multihash (0x00, 36 bytes) of protobuf PublicKey{Type: Ed25519 = 1, Data: public[32]}.
 _LIBP2P_PEER_ID_PREFIX = bytes.fromhex("0024" + "08011220")
+_FIELD = (1 << 255) - 19
+_ORDER_8 = int.from_bytes(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little")
+_SMALL_ORDER = frozenset({0, 1, _FIELD - 1, _ORDER_8, _FIELD - _ORDER_8})
+"""The y of the eight points of small order of edwards25519 (libsodium's `ge25519_has_small_order` has the same list)."""
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,22 @@ def _key_of(public_key: bytes) -> Ed25519PublicKey:
 
 
 def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether `signature` is the key's signature of `message`; False for bytes of the wrong length."""
-    if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES:
+    """Whether `signature` is the key's signature of `message`; False for bytes of the wrong length, and for a key that has no
+    secret."""
+    if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES or _anybody_signs(public_key):
         return False
     try:
         _key_of(public_key).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def _anybody_signs(public_key: bytes) -> bool:
+    """Whether the key is a point of small order, which OpenSSL takes: a signature that anybody can write fits one message in
+    eight, or every message."""
+    y = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
+    return y % _FIELD in _SMALL_ORDER
 
 
 def short(public_key: bytes) -> str:

@@ -35,7 +35,7 @@ def model_start(file: Path, layout_digest: bytes) -> ModelStart:
     try:
         values = json.loads(file.read_bytes()[:FILE_BYTES_MAX])
         found = ModelStart(start_from_values(values), bytes.fromhex(values["layout_digest"]), int(values["parameters"]))
-    except (Refusal, ValueError, LookupError, TypeError) as error:
+    except (Refusal, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise OperatorError(f"--from {file}: is no start.json of `swarmentum start-from`: {error}") from error
     if len(found.layout_digest) != HASH_BYTES or found.parameters <= 0:
         raise OperatorError(f"--from {file}: states no parameter layout; run `swarmentum start-from` again")

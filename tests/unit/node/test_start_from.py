@@ -126,6 +126,11 @@ def test_what_is_no_model_and_no_start(tmp_path: Path, model: Path) -> None:
     with pytest.raises(OperatorError, match=r"is no start\.json"):
         model_start(tmp_path / "start.json", b"")
     made = start_from(CONFIG, model, PeerSettings(home=tmp_path / "home"))
+    endless = json.dumps({**made.values(), "parameters": 1e308}).replace("1e+308", "1e999")
+    for text in ("[" * 60_000, endless):  # a RecursionError and an OverflowError reached the operator
+        (tmp_path / "start.json").write_text(text)
+        with pytest.raises(OperatorError, match=r"is no start\.json"):
+            model_start(tmp_path / "start.json", b"")
     (tmp_path / "start.json").write_text(json.dumps(made.values()))
     assert model_start(tmp_path / "start.json", made.layout_digest).start == made.start
     with pytest.raises(OperatorError, match="another parameter layout"):

@@ -110,3 +110,25 @@ def test_an_empty_key_file_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "identity.key").touch()
     with pytest.raises(OperatorError, match=r"identity.key is empty.*Restore.*or delete it"):
         Identity.load_or_create(tmp_path / "identity.key")
+
+
+@pytest.mark.parametrize("y", [0, 1, 2**255 - 20, 2**255 - 19, 2**255 - 18])
+@pytest.mark.parametrize("sign", [0, 1 << 255])
+def test_a_key_without_a_secret_has_no_signatures(y: int, sign: int) -> None:
+    """Anybody signs for the neutral element: 0*B = R + h*A for R = A and every h. It passed as an owner's `signed` name."""
+    key = (y | sign).to_bytes(32, "little")
+    forged = (1).to_bytes(32, "little") + bytes(32)
+    assert not any(verify(key, forged, bytes([number])) for number in range(32))
+
+
+def test_points_of_order_eight_are_no_keys_and_a_real_key_is_one() -> None:
+    for text in (
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    ):
+        forged = (1).to_bytes(32, "little") + bytes(32)
+        for high in (0, 0x80):
+            key = bytes.fromhex(text)[:-1] + bytes([bytes.fromhex(text)[-1] | high])
+            assert not any(verify(key, forged, bytes([number])) for number in range(64))
+    made = Identity.from_seed(bytes(32))
+    assert verify(made.public_key, made.sign(b"x"), b"x")
