@@ -25,16 +25,17 @@ def test_peers_give_a_coordinator_back_what_its_journal_lost(tmp_path: Path) -> 
             swarm.wait_step(name, 25)
         port = swarm.serving["port"]
         swarm.processes["coordinator"].kill()
-        head, before = lose_the_end(Path(swarm.home) / "journal.sqlite3", STEPS_LOST)
+        known = max(swarm.last_step(name) for name in ("ada", "bob"))  # the newest entry may have reached nobody
+        head, before = lose_the_end(Path(swarm.home) / "journal.sqlite3", STEPS_LOST, known)
         swarm.serve(port)
         for name in ("ada", "bob"):
             swarm.wait_step(name, head + 10)
-        [gave, *_] = [
-            line
+        gave = [
+            line["entries"]
             for name in ("ada", "bob")
             for line in swarm.events(name, "the coordinator's journal had lost its end: this peer gave entries back")
         ]
-        assert gave["entries"] >= STEPS_LOST
+        assert sum(gave) >= STEPS_LOST
         assert swarm.events("coordinator", "the journal had lost its last entries, and a peer gave them back")
         assert entries(Path(swarm.home) / "journal.sqlite3", head) == before, "other bytes than were lost"
         swarm.join("cleo")  # from a snapshot, through what was lost
@@ -47,10 +48,11 @@ def test_peers_give_a_coordinator_back_what_its_journal_lost(tmp_path: Path) -> 
         swarm.close()
 
 
-def lose_the_end(journal: Path, steps: int) -> tuple[int, list[bytes]]:
-    """Delete the newest records, from an entry on. Returns the step of the newest entry of before, and all entries."""
+def lose_the_end(journal: Path, steps: int, known: int) -> tuple[int, list[bytes]]:
+    """Delete the newest records, from so many entries before step `known` on. Returns `known`, and all entries up to it."""
     database = sqlite3.connect(journal)
-    [head] = database.execute("SELECT max(step) FROM records WHERE kind = 'entry'").fetchone()
+    [newest] = database.execute("SELECT max(step) FROM records WHERE kind = 'entry'").fetchone()
+    head = min(newest, known)
     before = entries(journal, head)
     first = "SELECT number FROM records WHERE kind = 'entry' AND step = ?"
     with database:
