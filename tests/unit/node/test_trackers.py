@@ -12,6 +12,7 @@ import pytest
 
 from node.training.trackers import Tracking, open_tracker
 from protos.errors import OperatorError
+from tests.system.local_swarm import wait_for
 
 
 class Log:
@@ -47,7 +48,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     track("wandb", tmp_path)
     [file] = (tmp_path / "wandb").rglob("run-*.wandb")
-    assert file.stat().st_size > 500
+    wait_for("figures in the file, which a process of wandb's own writes", lambda: file.stat().st_size > 500)
 
 
 def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
