@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -22,6 +23,9 @@ from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settin
 from protos.console import configure_logging, exit_with
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
+
+GC_THRESHOLD = 50_000, 20, 20
+"""Of Python's garbage collector: objects that are made and not freed before it looks at the youngest, and so on."""
 
 app = typer.Typer(
     help="Keep the clock and the log of swarmentum runs. A small machine that peers can reach is enough; no GPU is needed.",
@@ -110,6 +114,10 @@ def serve(
     configure_logging(as_json=as_json)
     from coordinator.serving.server import serve as serve_forever
 
+    # What is loaded by now stays. The state of a swarm is large, and has no cycles: to search it for some stops the clock for
+    # a tenth of a second. So the collector comes rarely.
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
     asyncio.run(serve_forever(chosen, partial(_ready, home, as_json)))
 
 

@@ -23,6 +23,7 @@ ROSTER_PEERS_MAX = 2048
 POOL_RANGES_MAX = 4096
 ENTRY_BYTES_MAX = 352 * 1024  # of each part as many as may be, and 4 exclusions with all their evidence: 314 KB
 TICK_BYTES_MAX = 192 * 1024
+DECIDED_BYTES_MAX = ENTRY_BYTES_MAX + TICK_BYTES_MAX + 1024  # an entry and a tick in their envelopes
 CONFIG_JSON_BYTES_MAX = 256 * 1024
 ADDRESSES_MAX = 16
 ADDRESS_BYTES_MAX = 256

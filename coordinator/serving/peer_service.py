@@ -199,7 +199,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         opened = self.opened(request.envelope, Kind.KIND_FOLLOW)
         body = parse(pb.FollowBody, opened.body)
         self._in_session(opened, body.session_id, body.sequence)
-        async with aclosing(runtime.follow(opened.public_key, body.from_step)) as events:
+        async with aclosing(runtime.follow(opened.public_key, body.from_step, unpacks=body.unpacks)) as events:
             async for event in events:
                 await context.write(event)
 

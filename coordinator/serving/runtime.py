@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
@@ -57,6 +58,16 @@ class Refusals(list[str]):
     full = False
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What the machine said of an event: the run before it and after it, and the effects. `now_ms`: of that moment."""
+
+    before: Run
+    now_ms: int
+    run: Run
+    effects: list[Effect]
+
+
 class RunRuntime:
     """One run, and its fold of the journal (`folded`). `handle` returns the refusals, for the peer that asked."""
 
@@ -99,10 +110,10 @@ class RunRuntime:
         A caller that is cancelled (a peer hung up during its request) does not stop the event half-way. Raises JournalError if
         the event was not taken, or not wholly; then the journal counts.
         """
-        refusals = self._at_once(event)
-        if refusals is not None:
-            return refusals
-        task = asyncio.get_running_loop().create_task(self._handle(event))
+        answer = self._at_once(event)
+        if isinstance(answer, Refusals):
+            return answer
+        task = asyncio.get_running_loop().create_task(self._handle(event, answer))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         try:
@@ -112,27 +123,32 @@ class RunRuntime:
                 self._check_acts()
             raise
 
-    def _at_once(self, event: Event) -> Refusals | None:
-        """The event, if no other one waits and nothing is to be written, as for most reports. None: not taken."""
+    def _at_once(self, event: Event) -> Refusals | Verdict | None:
+        """The event, if no other one waits and nothing is to be written, as for most reports. If something is to be written,
+        what the machine said; None: other events come first."""
         if self._tasks or self._lock.locked() or self._stale or self._abandoned or not isinstance(event, Reported):
             return None  # events are taken in the order in which they came
-        now_ms = monotonic_ms()
-        run, effects = machine.step(self.run, event, now_ms)
-        if any(isinstance(effect, Append) for effect in effects):
-            return None
+        verdict = self._judged(event)
+        if any(isinstance(effect, Append) for effect in verdict.effects):
+            return verdict
         refusals = Refusals()
-        for effect in effects:
-            self._tell(effect, run, refusals)
-        before, self.run = self.run, run
-        self._observe(before, run, event, now_ms)
+        for effect in verdict.effects:
+            self._tell(effect, verdict.run, refusals)
+        self.run = verdict.run
+        self._observe(verdict.before, verdict.run, event, verdict.now_ms)
         return refusals
+
+    def _judged(self, event: Event) -> Verdict:
+        now_ms = monotonic_ms()
+        return Verdict(self.run, now_ms, *machine.step(self.run, event, now_ms))
 
     def _ended(self, task: asyncio.Task[Refusals]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # a caller that hung up does not read it, and asyncio would log it
 
-    async def _handle(self, event: Event) -> Refusals:
+    async def _handle(self, event: Event, verdict: Verdict | None = None) -> Refusals:
+        """`verdict`: what the machine said of the event, if the run has not changed since."""
         async with self._lock:
             try:
                 self._check_acts()
@@ -140,7 +156,9 @@ class RunRuntime:
                     await self._restore()
                 if isinstance(event, Disconnected) and not event.leaving and event.public_key in self.streams.newest:
                     return Refusals()  # the peer has a newer stream
-                return await self._carry_out(event)
+                if verdict is None or verdict.before is not self.run:
+                    verdict = self._judged(event)
+                return await self._carry_out(event, verdict)
             except FencedError as error:
                 self._log.warning(
                     "the database refused a write, because another coordinator acts",
@@ -154,10 +172,8 @@ class RunRuntime:
                 self._arm(monotonic_ms() + JOURNAL_RETRY_MS)
                 raise
 
-    async def _carry_out(self, event: Event) -> Refusals:
-        before, now_ms = self.run, monotonic_ms()
-        run, effects = machine.step(before, event, now_ms)
-        refusals = Refusals()
+    async def _carry_out(self, event: Event, verdict: Verdict) -> Refusals:
+        run, effects, refusals = verdict.run, verdict.effects, Refusals()
         self._stale = True  # until all is done: if a write fails, the journal counts
         records = [effect.record for effect in effects if isinstance(effect, Append)]
         if records:  # an entry and the next tick are one write
@@ -165,9 +181,12 @@ class RunRuntime:
         for effect in effects:
             self._tell(effect, run, refusals)
         self.streams.flush()
+        await asyncio.sleep(0)  # the streams send first: the peers wait for them
+        for record in records:
+            self._written(run, record)
         self._stale = False
         self.run = run
-        self._observe(before, run, event, now_ms)
+        self._observe(verdict.before, run, event, verdict.now_ms)
         await self._checkpoint()
         return refusals
 
@@ -216,12 +235,12 @@ class RunRuntime:
         if isinstance(record, EntryCommitted):
             self._metrics.committed(run, record.entry)
             self._due = self._folded.due() or self._due
-            self._entry = self._journal.seal(run.run_id, record).envelope
 
     def _tell(self, effect: Effect, run: Run, refusals: Refusals) -> None:
         match effect:
             case Append():
-                self._written(run, effect.record)
+                if isinstance(effect.record, EntryCommitted):
+                    self._entry = self._journal.seal(run.run_id, effect.record).envelope
             case SendEntry():
                 self.streams.hold(envelope_pb2.SignedEnvelope.FromString(self._entry))
             case SendTick():
@@ -266,14 +285,14 @@ class RunRuntime:
 
     # ---- followers ---------------------------------------------------------------------------------------------------
 
-    async def follow(self, key: bytes, from_step: int) -> AsyncGenerator[bytes, None]:
+    async def follow(self, key: bytes, from_step: int, *, unpacks: bool = False) -> AsyncGenerator[bytes, None]:
         """The log after `from_step`, then events as they happen, serialised. A second stream of one peer ends the first.
 
         Raises NotJoinedError, FullError or JournalError, and BehindError for a step that this log has not reached.
         """
         if from_step > self.run.head_step:
             raise BehindError(f"no step {from_step} to follow from: the head is {self.run.head_step}")
-        queue = self.streams.open(key)
+        queue = self.streams.open(key, unpacks=unpacks)
         try:
             sent = from_step
             while not await self._registered(key, queue, sent):

@@ -10,6 +10,7 @@ import asyncio
 from typing import TypeAlias
 
 from protos.errors import SwarmentumError
+from protos.packing import BYTES_MIN, pack
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 
@@ -40,10 +41,18 @@ class Streams:
         self.following: dict[bytes, Events] = {}
         """The streams among `newest` whose peer has read the whole log and gets events as they happen."""
         self._unsent: envelope_pb2.SignedEnvelope | None = None
+        self._decided = b""
+        """The newest Decided, serialised."""
+        self._unpacking: set[bytes] = set()
+        """Peers that unpack what is packed against the Decided before."""
+        self._have: set[bytes] = set()
+        """Those of them whose stream has `_decided`."""
 
-    def open(self, key: bytes) -> Events:
-        """A new stream of a peer; the peer's earlier stream ends."""
+    def open(self, key: bytes, *, unpacks: bool = False) -> Events:
+        """A new stream of a peer; the peer's earlier stream ends. `unpacks`: the peer understands `decided_zstd`."""
         self.end(key)
+        if unpacks:
+            self._unpacking.add(key)
         self.newest[key] = asyncio.Queue(FOLLOWER_EVENTS_MAX)
         return self.newest[key]
 
@@ -56,7 +65,7 @@ class Streams:
         if not self.is_newest(key, queue):
             return False
         del self.newest[key]
-        self.following.pop(key, None)
+        self._unfollow(key)
         return True
 
     def end(self, key: bytes) -> None:
@@ -70,9 +79,14 @@ class Streams:
             self.end(key)
 
     def _cut(self, key: bytes) -> None:
-        queue = self.following.pop(key, None)
+        queue = self._unfollow(key)
         if queue is not None:
             queue.put_nowait(None)
+
+    def _unfollow(self, key: bytes) -> Events | None:
+        self._unpacking.discard(key)
+        self._have.discard(key)
+        return self.following.pop(key, None)
 
     def hold(self, entry: envelope_pb2.SignedEnvelope) -> None:
         """Keep an entry until the next event: if a tick follows at once, both are one message."""
@@ -87,18 +101,33 @@ class Streams:
     def send_tick(self, to: bytes | None, tick: pb.TickEvent) -> None:
         """Send a tick, with the entry that waits for it."""
         entry, self._unsent = self._unsent, None
-        both = pb.FollowResponse(decided=pb.Decided(entry=entry, tick=tick)) if entry else None
-        self.send(to, both or pb.FollowResponse(tick=tick))
+        if entry is None:
+            self.send(to, pb.FollowResponse(tick=tick))
+        else:
+            self._send_decided(pb.Decided(entry=entry, tick=tick))
+
+    def _send_decided(self, decided: pb.Decided) -> None:
+        """To all followers: packed to those that have the Decided before."""
+        before, self._decided = self._decided, decided.SerializeToString(deterministic=True)
+        plain, packed = pb.FollowResponse(decided=decided).SerializeToString(), b""
+        if self._have and len(plain) >= BYTES_MIN:
+            packed = pb.FollowResponse(decided_zstd=pack(self._decided, before)).SerializeToString()
+        for key in list(self.following):
+            self._put(key, packed if packed and key in self._have else plain)
+        self._have = self._unpacking & self.following.keys()
 
     def send(self, to: bytes | None, event: pb.FollowResponse) -> None:
         """Send an event to one follower (None: to all). The stream of a follower with too many unread events ends."""
         self.flush()  # a waiting entry goes before any other event
         data = event.SerializeToString()
         for key in [to] if to is not None else list(self.following):
-            queue = self.following.get(key)
-            if queue is None:
-                continue
-            if queue.qsize() >= FOLLOWER_EVENTS_MAX - 1:
-                self._cut(key)
-            else:
-                queue.put_nowait(data)
+            self._put(key, data)
+
+    def _put(self, key: bytes, data: bytes) -> None:
+        queue = self.following.get(key)
+        if queue is None:
+            return
+        if queue.qsize() >= FOLLOWER_EVENTS_MAX - 1:
+            self._cut(key)
+        else:
+            queue.put_nowait(data)

@@ -74,6 +74,8 @@ class Folded:
         """A checkpoint, if it is time for one: the newest record is the entry that makes it due."""
         if len(self.waiting) != 1 or not isinstance(newest := self.waiting[0], EntryCommitted):
             return None
+        if newest.entry.step < self.kept_step + checkpoint.CHECKPOINT_EVERY:
+            return None  # most entries: the run need not be folded to know it
         run = self.at(0)
         if not checkpoint.is_due(run, self.kept_step):
             return None

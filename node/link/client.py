@@ -18,11 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from node import patience
 from node.link.coordinators import Coordinators
 from protos import limits as contract
-from protos.envelope import Kind, seal
-from protos.errors import NetworkError, OperatorError, RefusedError
+from protos.envelope import Kind, parse, seal
+from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
+from protos.packing import unpack
 from protos.pinned import TLS_NAME, fetch_certificate
 from protos.run_config import RunConfig, UnknownSetting, config_from_json
 from protos.start import start_of
@@ -227,16 +228,20 @@ class CoordinatorClient:
 
     async def follow(self, from_step: int) -> AsyncIterator[pb.FollowResponse]:
         """The log after `from_step`, then events. Ends or raises NetworkError when the stream breaks."""
-        body = pb.FollowBody(session_id=self._session, from_step=from_step, sequence=self._next())
+        body = pb.FollowBody(session_id=self._session, from_step=from_step, sequence=self._next(), unpacks=True)
         stub = rpc.CoordinatorServiceStub(self._channel)
         call = stub.Follow(pb.FollowRequest(envelope=self._seal(Kind.KIND_FOLLOW, body)))
+        newest = b""
         try:
             async for event in call:
-                if event.WhichOneof("event") == "decided":
-                    yield pb.FollowResponse(entry=event.decided.entry)
-                    yield pb.FollowResponse(tick=event.decided.tick)
-                else:
+                what = event.WhichOneof("event")
+                if what not in {"decided", "decided_zstd"}:
                     yield event
+                    continue
+                decided = event.decided if what == "decided" else _unpacked(event.decided_zstd, newest)
+                newest = decided.SerializeToString(deterministic=True)
+                yield pb.FollowResponse(entry=decided.entry)
+                yield pb.FollowResponse(tick=decided.tick)
         except grpc.RpcError as error:
             raise error_of(error) from error
         finally:
@@ -338,6 +343,14 @@ async def _asked(call: Any, request: pb.ReportRequest) -> Any:
     """
     await call.write(request)
     return await call.read()
+
+
+def _unpacked(frame: bytes, before: bytes) -> pb.Decided:
+    """What the coordinator packed against the Decided before. Raises NetworkError: a new stream begins without packing."""
+    try:
+        return parse(pb.Decided, unpack(frame, before, contract.DECIDED_BYTES_MAX))
+    except Refusal as refusal:
+        raise NetworkError(f"the coordinator's stream cannot be read: {refusal}") from refusal
 
 
 def _channel(address: str, pem: bytes, options: dict[str, Any]) -> Any:

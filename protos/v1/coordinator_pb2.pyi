@@ -352,28 +352,32 @@ class FollowRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class FollowBody(_message.Message):
-    __slots__ = ("session_id", "from_step", "sequence")
+    __slots__ = ("session_id", "from_step", "sequence", "unpacks")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    UNPACKS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     from_step: int
     sequence: int
-    def __init__(self, session_id: _Optional[bytes] = ..., from_step: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+    unpacks: bool
+    def __init__(self, session_id: _Optional[bytes] = ..., from_step: _Optional[int] = ..., sequence: _Optional[int] = ..., unpacks: _Optional[bool] = ...) -> None: ...
 
 class FollowResponse(_message.Message):
-    __slots__ = ("tick", "entry", "notice", "announcement", "decided")
+    __slots__ = ("tick", "entry", "notice", "announcement", "decided", "decided_zstd")
     TICK_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
     DECIDED_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_ZSTD_FIELD_NUMBER: _ClassVar[int]
     tick: TickEvent
     entry: _envelope_pb2.SignedEnvelope
     notice: Notice
     announcement: _envelope_pb2.SignedEnvelope
     decided: Decided
-    def __init__(self, tick: _Optional[_Union[TickEvent, _Mapping]] = ..., entry: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ...) -> None: ...
+    decided_zstd: bytes
+    def __init__(self, tick: _Optional[_Union[TickEvent, _Mapping]] = ..., entry: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ..., decided_zstd: _Optional[bytes] = ...) -> None: ...
 
 class Decided(_message.Message):
     __slots__ = ("entry", "tick")

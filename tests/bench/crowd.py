@@ -17,9 +17,11 @@ from typing import Any
 import grpc
 
 from node.link.client import _OPTIONS
+from protos import limits
 from protos.envelope import Kind, seal_bytes
 from protos.holdings import digest_of, mask_bytes, mask_of
 from protos.identity import Identity
+from protos.packing import unpack
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2, update_pb2
 
@@ -28,7 +30,7 @@ CALL_SECONDS_MAX = 300.0
 JOINS_AT_ONCE = 32
 TRIES_MAX = 600
 ROOT = hashlib.sha256(b"bench snapshot").digest()
-ENTRY_TAG, TICK_TAG, DECIDED_TAG = 0x12, 0x0A, 0x2A  # first byte of a FollowResponse: its only field
+ENTRY_TAG, TICK_TAG, DECIDED_TAG, PACKED_TAG = 0x12, 0x0A, 0x2A, 0x32  # first byte of a FollowResponse: its only field
 
 
 def seed_of(number: int) -> bytes:
@@ -79,7 +81,7 @@ class BenchPeer:
         envelope = self.sealed(Kind.KIND_JOIN, body.SerializeToString())
         answer = pb.JoinResponse.FromString(await self.call("Join", pb.JoinRequest(envelope=envelope)))
         self.session, self.sequence = answer.session_id, 1
-        follow = pb.FollowBody(session_id=self.session, from_step=answer.head_step, sequence=1)
+        follow = pb.FollowBody(session_id=self.session, from_step=answer.head_step, sequence=1, unpacks=True)
         request = pb.FollowRequest(envelope=self.sealed(Kind.KIND_FOLLOW, follow.SerializeToString()))
         return self.channel.unary_stream(SERVICE + "Follow")(request.SerializeToString())
 
@@ -127,7 +129,7 @@ class Crowd:
         self.peers = [BenchPeer(number, address, pem, run_id) for number in numbers]
         self.open, self.lost, self.tasks = Open(), list[str](), list[Any]()
         self.ticks, self.entries = list[float](), list[float]()
-        self.sizes, self.changed = {"tick": 0, "entry": 0}, asyncio.Event()
+        self.sizes, self.changed, self.decided = {"tick": 0, "entry": 0, "sent": 0}, asyncio.Event(), b""
 
     async def join(self) -> dict[str, Any]:
         slots, refused = asyncio.Semaphore(JOINS_AT_ONCE), list[str]()
@@ -202,9 +204,9 @@ class Crowd:
         try:
             async for raw in stream:
                 now, peer.told = time.monotonic(), True
-                if raw[0] in (ENTRY_TAG, DECIDED_TAG):
+                if raw[0] in (ENTRY_TAG, DECIDED_TAG, PACKED_TAG):
                     self.entries.append(now)
-                if raw[0] in (TICK_TAG, DECIDED_TAG):
+                if raw[0] in (TICK_TAG, DECIDED_TAG, PACKED_TAG):
                     self.ticks.append(now)
                     if peer is self.peers[0]:
                         self._opened(raw)
@@ -216,8 +218,12 @@ class Crowd:
 
     def _opened(self, raw: bytes) -> None:
         event = pb.FollowResponse.FromString(raw)
+        if event.HasField("decided_zstd"):
+            event.decided.ParseFromString(unpack(event.decided_zstd, self.decided, limits.DECIDED_BYTES_MAX))
+        if event.HasField("decided"):
+            self.decided = event.decided.SerializeToString(deterministic=True)
         said = event.decided.tick if event.HasField("decided") else event.tick
-        self.sizes = {"tick": said.ByteSize(), "entry": event.decided.entry.ByteSize()}
+        self.sizes = {"tick": said.ByteSize(), "entry": event.decided.entry.ByteSize(), "sent": len(raw)}
         tick = log_pb2.Tick.FromString(said.envelope.body)
         self.open = Open(tick.step, tick.parent_hash, [member.public_key for member in tick.roster], tick.attempt)
 
