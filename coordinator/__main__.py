@@ -114,11 +114,14 @@ def serve(
     configure_logging(as_json=as_json)
     from coordinator.serving.server import serve as serve_forever
 
-    # What is loaded by now stays. The state of a swarm is large, and has no cycles: to search it for some stops the clock for
-    # a tenth of a second. So the collector comes rarely.
+    _collect_rarely()
+    asyncio.run(serve_forever(chosen, partial(_ready, home, as_json)))
+
+
+def _collect_rarely() -> None:
+    """A swarm's state is large and has no cycles, and a search for cycles stops the clock for a tenth of a second (ADR 60)."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    asyncio.run(serve_forever(chosen, partial(_ready, home, as_json)))
 
 
 def _ready(home: Path | None, as_json: bool, serving: Any) -> None:

@@ -56,6 +56,11 @@ def seal_bytes(identity: Identity, kind: int, run_id: bytes, data: bytes) -> env
     )
 
 
+def unsigned(public_key: bytes, kind: int, run_id: bytes, data: bytes) -> envelope_pb2.SignedEnvelope:
+    """An envelope without a signature, for a stream whose first message has proved the signer."""
+    return envelope_pb2.SignedEnvelope(kind=kind, run_id=run_id, public_key=public_key, body=data)  # type: ignore[arg-type]
+
+
 def open_envelope(
     data: bytes, *, kind: int, run_id: bytes, bytes_max: int, signer: bytes | None = None
 ) -> VerifiedEnvelope:
@@ -76,21 +81,27 @@ def check(
     run_id: bytes,
     signer: bytes | None = None,
     raw: bytes | None = None,
+    signed: bool = True,
 ) -> VerifiedEnvelope:
-    """The same for an envelope that is parsed already (a field of a gRPC request, bounded there)."""
+    """The same for an envelope that is parsed already (a field of a gRPC request, bounded there).
+
+    `signed`: False only on a stream whose first message has proved the signer. Then there is no signature to check.
+    """
     if envelope.kind != kind:
         raise Refusal(Reason.WRONG_KIND, f"kind {envelope.kind}, expected {kind}")
     if envelope.run_id != run_id:
         raise Refusal(Reason.WRONG_RUN, f"run {envelope.run_id.hex()[:16] or 'none'}, expected {run_id.hex()[:16]}")
-    if len(envelope.public_key) != PUBLIC_KEY_BYTES or len(envelope.signature) != SIGNATURE_BYTES:
+    size = SIGNATURE_BYTES if signed else 0
+    if len(envelope.public_key) != PUBLIC_KEY_BYTES or len(envelope.signature) != size:
         raise Refusal(Reason.MALFORMED, "public key or signature has the wrong length")
     if signer is not None and envelope.public_key != signer:
         raise Refusal(
             Reason.UNKNOWN_SIGNER, f"signed by {envelope.public_key.hex()[:16]}, expected {signer.hex()[:16]}"
         )
-    message = signed_bytes(envelope.kind, envelope.run_id, envelope.public_key, envelope.body)
-    if not verify(envelope.public_key, envelope.signature, message):
-        raise Refusal(Reason.BAD_SIGNATURE, "the signature does not verify")
+    if signed:
+        message = signed_bytes(envelope.kind, envelope.run_id, envelope.public_key, envelope.body)
+        if not verify(envelope.public_key, envelope.signature, message):
+            raise Refusal(Reason.BAD_SIGNATURE, "the signature does not verify")
     serialised = raw if raw is not None else envelope.SerializeToString(deterministic=True)
     return VerifiedEnvelope(envelope.kind, envelope.run_id, envelope.public_key, envelope.body, serialised)
 

@@ -220,7 +220,11 @@ def verdict_from_body(body: log_pb2.Verdict, checker: bytes | None = None) -> Ve
 
 def seal_entry(identity: Identity, run_id: bytes, entry: Entry) -> SignedEntry:
     """Sign an entry as the run's coordinator."""
-    body = entry_body(entry)
+    return seal_entry_body(identity, run_id, entry, entry_body(entry))
+
+
+def seal_entry_body(identity: Identity, run_id: bytes, entry: Entry, body: bytes) -> SignedEntry:
+    """The same with the entry's bytes, which take milliseconds to make in a large swarm."""
     envelope = seal_bytes(identity, Kind.KIND_LOG_ENTRY, run_id, body)
     return SignedEntry(entry, entry_hash(body), envelope.SerializeToString(deterministic=True))
 

@@ -10,6 +10,7 @@ durable before any effect that peers can see. So a crash between any two effects
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from coordinator.clock import admin, life, membership, memory, regained, reports, steps
 from coordinator.clock.effects import Arm, Effect
@@ -69,6 +70,21 @@ def restore(run: Run, records: Iterable[Record], now_ms: int) -> Run:
     for record in records:
         run = memory.remember(run, record, now_ms)
     return run
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `step` said of an event: the run before it and after it, and the effects. `now_ms`: of that moment."""
+
+    before: Run
+    now_ms: int
+    run: Run
+    effects: list[Effect]
+
+
+def judge(run: Run, event: Event, now_ms: int) -> Verdict:
+    """`step`, for a caller that carries the effects out later."""
+    return Verdict(run, now_ms, *step(run, event, now_ms))
 
 
 def step(run: Run, event: Event, now_ms: int) -> Outcome:

@@ -115,7 +115,12 @@ class Calls:
             raise UnknownRunError(f"run {name} was deleted by its operator")
         raise UnknownRunError(f"no run {name} here; ask its operator for a new invite")
 
-    def opened(self, envelope: envelope_pb2.SignedEnvelope, kind: int, signer: bytes | None = None) -> VerifiedEnvelope:
-        """A verified envelope of this kind. Raises Refusal. Envelopes of the operator belong to no run."""
+    def opened(
+        self, envelope: envelope_pb2.SignedEnvelope, kind: int, signer: bytes | None = None, *, signed: bool = True
+    ) -> VerifiedEnvelope:
+        """A verified envelope of this kind. Raises Refusal. Envelopes of the operator belong to no run.
+
+        `signed`: False if the caller knows from the stream whose envelope this is.
+        """
         run_id = NO_RUN if kind == Kind.KIND_ADMIN else envelope.run_id
-        return check(envelope, kind=kind, run_id=run_id, signer=signer)
+        return check(envelope, kind=kind, run_id=run_id, signer=signer, signed=signed)

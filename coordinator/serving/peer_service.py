@@ -206,12 +206,13 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
     @answered
     async def Tell(self, requests: AsyncIterator[pb.ReportRequest], context: Context) -> None:  # noqa: N802
         """Report after report; each is answered before the next is read. The stream ends when this coordinator stops."""
-        task = asyncio.current_task()
+        task, teller = asyncio.current_task(), b""
         assert task is not None
         self._telling.add(task)
         try:
             async for request in requests:
-                await context.write(await self.Report(request, context))
+                await context.write(await self._told(request, context, teller))
+                teller = request.envelope.public_key
         except asyncio.CancelledError:
             if not self._ended:
                 raise
@@ -229,8 +230,12 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
     @answered
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:  # noqa: N802
         """Take the payloads, states and snapshots that a peer reports."""
+        return await self._told(request, context)
+
+    async def _told(self, request: pb.ReportRequest, context: Context, teller: bytes = b"") -> pb.ReportResponse:
+        """`teller`: who signed the first report of this stream. Its later ones need no signature: the stream is the proof."""
         runtime = self.runtime(request.envelope.run_id)
-        opened, body = self._report(request.envelope, context, "reports")
+        opened, body = self._report(request.envelope, context, "reports", teller)
         event = doors.reported(opened, body)
         self._in_session(opened, body.session_id, body.sequence)
         self.hub.metrics.refused_addresses(len(body.addresses) - len(event.addresses))
@@ -240,12 +245,13 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         return self._answer(runtime.run, event, refusals)
 
     def _report(
-        self, envelope: envelope_pb2.SignedEnvelope, context: Context, what: str
+        self, envelope: envelope_pb2.SignedEnvelope, context: Context, what: str, teller: bytes = b""
     ) -> tuple[VerifiedEnvelope, pb.ReportBody]:
         """A report whose connection has not sent too many. Raises BusyError or Refusal."""
         if not self.sessions.may_report(context.peer(), clocks.monotonic_ms()):
             raise BusyError(f"your connection sends too many {what}; send again in a second")
-        opened = self.opened(envelope, Kind.KIND_REPORT)
+        known = bool(teller) and not envelope.signature and envelope.public_key == teller
+        opened = self.opened(envelope, Kind.KIND_REPORT, signed=not known)
         return opened, parse(pb.ReportBody, opened.body)
 
     def _answer(self, run: Run, event: Reported, refusals: list[str]) -> pb.ReportResponse:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
@@ -56,16 +55,6 @@ class Refusals(list[str]):
     """The reasons of all refused parts. `full`: the run has no place left."""
 
     full = False
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the machine said of an event: the run before it and after it, and the effects. `now_ms`: of that moment."""
-
-    before: Run
-    now_ms: int
-    run: Run
-    effects: list[Effect]
 
 
 class RunRuntime:
@@ -123,12 +112,12 @@ class RunRuntime:
                 self._check_acts()
             raise
 
-    def _at_once(self, event: Event) -> Refusals | Verdict | None:
+    def _at_once(self, event: Event) -> Refusals | machine.Verdict | None:
         """The event, if no other one waits and nothing is to be written, as for most reports. If something is to be written,
         what the machine said; None: other events come first."""
         if self._tasks or self._lock.locked() or self._stale or self._abandoned or not isinstance(event, Reported):
             return None  # events are taken in the order in which they came
-        verdict = self._judged(event)
+        verdict = machine.judge(self.run, event, monotonic_ms())
         if any(isinstance(effect, Append) for effect in verdict.effects):
             return verdict
         refusals = Refusals()
@@ -138,16 +127,12 @@ class RunRuntime:
         self._observe(verdict.before, verdict.run, event, verdict.now_ms)
         return refusals
 
-    def _judged(self, event: Event) -> Verdict:
-        now_ms = monotonic_ms()
-        return Verdict(self.run, now_ms, *machine.step(self.run, event, now_ms))
-
     def _ended(self, task: asyncio.Task[Refusals]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # a caller that hung up does not read it, and asyncio would log it
 
-    async def _handle(self, event: Event, verdict: Verdict | None = None) -> Refusals:
+    async def _handle(self, event: Event, verdict: machine.Verdict | None = None) -> Refusals:
         """`verdict`: what the machine said of the event, if the run has not changed since."""
         async with self._lock:
             try:
@@ -157,7 +142,7 @@ class RunRuntime:
                 if isinstance(event, Disconnected) and not event.leaving and event.public_key in self.streams.newest:
                     return Refusals()  # the peer has a newer stream
                 if verdict is None or verdict.before is not self.run:
-                    verdict = self._judged(event)
+                    verdict = machine.judge(self.run, event, monotonic_ms())
                 return await self._carry_out(event, verdict)
             except FencedError as error:
                 self._log.warning(
@@ -172,7 +157,7 @@ class RunRuntime:
                 self._arm(monotonic_ms() + JOURNAL_RETRY_MS)
                 raise
 
-    async def _carry_out(self, event: Event, verdict: Verdict) -> Refusals:
+    async def _carry_out(self, event: Event, verdict: machine.Verdict) -> Refusals:
         run, effects, refusals = verdict.run, verdict.effects, Refusals()
         self._stale = True  # until all is done: if a write fails, the journal counts
         records = [effect.record for effect in effects if isinstance(effect, Append)]
@@ -238,9 +223,8 @@ class RunRuntime:
 
     def _tell(self, effect: Effect, run: Run, refusals: Refusals) -> None:
         match effect:
-            case Append():
-                if isinstance(effect.record, EntryCommitted):
-                    self._entry = self._journal.seal(run.run_id, effect.record).envelope
+            case Append(record=EntryCommitted() as committed):
+                self._entry = self._journal.seal(run.run_id, committed).envelope
             case SendEntry():
                 self.streams.hold(envelope_pb2.SignedEnvelope.FromString(self._entry))
             case SendTick():

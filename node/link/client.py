@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from node import patience
 from node.link.coordinators import Coordinators
 from protos import limits as contract
-from protos.envelope import Kind, parse, seal
+from protos.envelope import Kind, parse, seal, unsigned
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
 from protos.identity import Identity
 from protos.invite import Invite
@@ -265,12 +265,13 @@ class CoordinatorClient:
 
     async def tell(self, body: pb.ReportBody) -> pb.ReportResponse:
         """Send a report on the stream of reports, and wait for its answer; one at a time."""
-        request = self._reported(body)
         if self._channel is None:
             raise NetworkError("not connected to a coordinator")
-        if self._telling is None or self._telling_on is not self._channel:
+        first = self._telling is None or self._telling_on is not self._channel
+        if first:
             self._hang_up()
             self._telling, self._telling_on = rpc.CoordinatorServiceStub(self._channel).Tell(), self._channel
+        request = self._reported(body, signed=first)  # the first proves whose stream it is
         answered, call = False, self._telling
         try:
             async with asyncio.timeout(CALL_SECONDS_MAX):
@@ -293,9 +294,14 @@ class CoordinatorClient:
         self.known.learn(response.coordinators)
         return response
 
-    def _reported(self, body: pb.ReportBody) -> pb.ReportRequest:
+    def _reported(self, body: pb.ReportBody, *, signed: bool = True) -> pb.ReportRequest:
         body.session_id, body.sequence = self._session, self._next()
-        return pb.ReportRequest(envelope=self._seal(Kind.KIND_REPORT, body))
+        if signed:
+            return pb.ReportRequest(envelope=self._seal(Kind.KIND_REPORT, body))
+        assert self._identity is not None, "this client only reads"
+        data = body.SerializeToString(deterministic=True)
+        envelope = unsigned(self._identity.public_key, Kind.KIND_REPORT, self._invite.run_id, data)
+        return pb.ReportRequest(envelope=envelope)
 
     def _hang_up(self) -> None:
         """End the stream of reports; the next report opens another one."""

@@ -78,11 +78,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         idle = watch.cpu()
         time.sleep(2)
         natural = [step for step in steps if step["natural"]]
-        lags = [lag for step in steps if not step["natural"] for lag in step["lags_ms"]]
+        kept_back = [step for step in steps if not step["natural"]]
+        lags = [lag for step in kept_back for lag in step["lags_ms"]]
         return found | {
             "coordinator_cpu_ms_step": round(statistics.fmean(step["cpu_ms"] for step in natural), 1),
             "clock_overhead_ms_p50": round(statistics.median(lags), 1),
-            "clock_overhead_ms_first": round(statistics.median(min(step["lags_ms"]) for step in steps if not step["natural"]), 1),
+            "clock_overhead_ms_first": round(
+                statistics.median(min(step["lags_ms"]) for step in steps if not step["natural"]), 1
+            ),
             "clock_overhead_ms_p99": round(_quantile(lags, 0.99), 1),
             "all_at_once_ms_p50": round(statistics.median(lag for step in natural for lag in step["lags_ms"]), 1),
             "bytes_in_step": round(statistics.fmean(step["bytes_in"] for step in natural)),

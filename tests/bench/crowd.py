@@ -18,7 +18,7 @@ import grpc
 
 from node.link.client import _OPTIONS
 from protos import limits
-from protos.envelope import Kind, seal_bytes
+from protos.envelope import Kind, seal_bytes, unsigned
 from protos.holdings import digest_of, mask_bytes, mask_of
 from protos.identity import Identity
 from protos.packing import unpack
@@ -89,9 +89,12 @@ class BenchPeer:
         """What was refused. `more`: serialised fields that many peers' reports share."""
         self.sequence += 1
         body.session_id, body.sequence = self.session, self.sequence
-        envelope = self.sealed(Kind.KIND_REPORT, body.SerializeToString() + more)
+        data = body.SerializeToString() + more
         if self.telling is None:
             self.telling = self.channel.stream_stream(SERVICE + "Tell")()
+            envelope = self.sealed(Kind.KIND_REPORT, data)
+        else:
+            envelope = unsigned(self.identity.public_key, Kind.KIND_REPORT, self.run_id, data)
         async with asyncio.timeout(CALL_SECONDS_MAX):
             await self.telling.write(pb.ReportRequest(envelope=envelope).SerializeToString())
             answer = pb.ReportResponse.FromString(await self.telling.read())

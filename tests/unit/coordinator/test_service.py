@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from coordinator.clock.records import EntryCommitted, TickOpened
 from coordinator.clock.state import PeerPhase, Phase
 from coordinator.serving import reflection, sessions, streams
 from coordinator.serving import runtime as runtime_module
-from protos import limits
+from protos import limits, packing
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, RefusedError
 from protos.identity import Identity
@@ -30,7 +31,7 @@ from protos.run_config import AdmissionConfig, RunConfig, TrustConfig
 from protos.status import BehindError, SessionLostError
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
-from protos.v1 import log_pb2
+from protos.v1 import envelope_pb2, log_pb2
 from tests.unit.coordinator.driver import LAYOUT, config, digest_of, sha
 from tests.unit.coordinator.serving import (
     COORDINATOR,
@@ -595,3 +596,85 @@ async def test_reports_on_a_stream_and_addresses_alone(tmp_path: Path) -> None:
         with pytest.raises(SessionLostError):
             await peer.client.tell(pb.ReportBody())
         assert peer.client._telling is None, "the next report opens another stream"
+
+
+async def test_an_entry_and_its_tick_are_packed_against_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "BYTES_MIN", 0)
+    packed: list[tuple[bytes, bytes]] = []
+
+    def pack(data: bytes, before: bytes) -> bytes:
+        packed.append((data, before))
+        return packing.pack(data, before)
+
+    monkeypatch.setattr(streams, "pack", pack)
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
+        await begin(here, swarm)
+        chain = Chain(here.invite.run_id, COORDINATOR.public_key)
+        for _ in range(4):
+            heard = await one_step(swarm)
+            assert heard[0] == heard[1]
+            chain.extend(heard[0].entry.SerializeToString(deterministic=True))
+    assert len(packed) == 3, "the first had none before it"
+    assert [before for _, before in packed[1:]] == [data for data, _ in packed[:-1]]
+
+
+def test_only_a_follower_that_has_the_message_before_gets_a_packed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "BYTES_MIN", 0)
+    some = streams.Streams()
+
+    def decide(step: int) -> None:
+        some.hold(envelope_pb2.SignedEnvelope(body=b"entry %d" % step))
+        some.send_tick(None, pb.TickEvent(deadline_ms=step))
+
+    def follow(key: bytes, *, unpacks: bool) -> streams.Events:
+        queue = some.following[key] = some.open(key, unpacks=unpacks)
+        return queue
+
+    def kinds(queue: streams.Events) -> list[str | None]:
+        found = []
+        while not queue.empty():
+            data = queue.get_nowait()
+            found.append(None if data is None else pb.FollowResponse.FromString(data).WhichOneof("event"))
+        return found
+
+    old, new = follow(b"old", unpacks=False), follow(b"new", unpacks=True)
+    decide(1)
+    decide(2)
+    late = follow(b"late", unpacks=True)
+    again = follow(b"new", unpacks=True)
+    decide(3)
+    decide(4)
+    assert kinds(old) == ["decided"] * 4
+    assert kinds(new) == ["decided", "decided_zstd", None]
+    assert kinds(late) == kinds(again) == ["decided", "decided_zstd"]
+
+
+async def test_only_the_signer_of_a_streams_first_report_may_leave_signatures_out(tmp_path: Path) -> None:
+    async with served(tmp_path, WAITS) as here, peers(here, 2) as (ada, bob):
+        await ada.join()
+        await bob.join()
+
+        def unsigned_report(of: LivePeer) -> pb.ReportRequest:
+            request = of.client._reported(pb.ReportBody())
+            request.envelope.signature = b""
+            return request
+
+        async def _all(answers: AsyncIterator[pb.ReportResponse]) -> list[pb.ReportResponse]:
+            return [answer async for answer in answers]
+
+        stub = rpc.CoordinatorServiceStub(ada.client._channel)
+        mine = ada.client._reported(pb.ReportBody())
+        for asked, why in (
+            ([unsigned_report(ada)], "wrong length"),
+            ([mine, unsigned_report(bob)], "wrong length"),
+        ):
+            stream = stub.Tell(iter(asked))
+            with pytest.raises(grpc.aio.AioRpcError, match=why) as refused:
+                await _all(stream)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError, match="wrong length"):
+            await stub.Report(unsigned_report(ada))
+        for _ in range(3):
+            assert not (await ada.client.tell(pb.ReportBody())).refusals
