@@ -19,7 +19,7 @@ START_SECONDS_MAX = 120
 NAMES = (  # here too, so that nothing heavy is imported before the fuzzer instruments it
     "envelope", "announcement", "entry", "tick", "payload-groups", "payload-topk", "payload-paper", "payload-sized",
     "payload-random", "manifest", "shards", "snapshot", "config", "invite", "ticket", "peer-record", "dht-record", "address",
-    "foreign-text", "requests", "blob-stream", "archive", "starting-state", "end", "evaluation", "settings",
+    "foreign-text", "requests", "blob-stream", "archive", "packed", "starting-state", "end", "evaluation", "settings",
     "pushed-votes", "control", "operator-page", "reach",
 )  # fmt: skip
 
