@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.snapshot.image import DTYPES, LENGTH_BYTES, Image
+from node.snapshot.image import DTYPES, LENGTH_BYTES, Image, Spare
 from protos.disk import write_atomic, write_synced
 from protos.errors import OperatorError
 
@@ -52,7 +52,7 @@ class PrivateState:
     """Plain values: counters and the like."""
 
 
-def image_of(state: PrivateState, *, live: bool = True) -> Image:
+def image_of(state: PrivateState, *, live: bool = True, spare: Spare | None = None) -> Image:
     """The file's content, without its head; the tensors may change after `Image.detach`."""
     tensors: dict[str, Tensor] = {}
     content = {
@@ -62,7 +62,7 @@ def image_of(state: PrivateState, *, live: bool = True) -> Image:
         "optimizer": _plain(state.optimizer, tensors),
         "bookkeeping": state.bookkeeping,
     }
-    return Image(tensors, {METADATA: json.dumps(content)}, live=live)
+    return Image(tensors, {METADATA: json.dumps(content)}, live=live, spare=spare)
 
 
 def write_private(pieces: Callable[[int], Iterator[bytes]], path: Path) -> None:

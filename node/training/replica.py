@@ -26,7 +26,7 @@ from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.optim.sharded.spread import Pieces, whole
 from node.optim.step import Votes
 from node.optim.votes.form import Form
-from node.snapshot.image import Image
+from node.snapshot.image import Image, Spare
 from node.snapshot.pieces import Manifest, describe, load, pack, parameters_of
 from node.snapshot.private import PrivateState, image_of, load_private, write_private
 from node.training.methods import demo_config, local_config, paper_config
@@ -154,6 +154,7 @@ class Replica:
             local = LocalSteps(own.parameters, local_config(optimizer)) if optimizer.local.steps > 1 else None
         self.demo, self.local = demo, local
         self.layout_digest = self.demo.layout.digest()
+        self._spare = Spare()
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of the state, and of what is private
         self._digest: bytes | None = None
         self._fits: int | None = None  # samples for which the device had room at a time, as far as is known
@@ -311,7 +312,7 @@ class Replica:
 
     def image(self) -> Image:
         """The same file, for one reading, on any thread, while the replica continues."""
-        return self._remember(Image(self.state, live=self.live), private=False)
+        return self._remember(Image(self.state, live=self.live, spare=self._spare), private=False)
 
     def describer(self, total_bytes: int) -> Describe:
         """A function that makes the manifest of the present state, now or later, from the sha256 of its pieces."""
@@ -357,7 +358,7 @@ class Replica:
         if self.local is not None:
             own["local"] = self.local.state_dict()
         state = PrivateState(self.run_id, self.layout_digest, self.step, own, bookkeeping)
-        return self._remember(image_of(state, live=self.live), private=True)
+        return self._remember(image_of(state, live=self.live, spare=self._spare), private=True)
 
     def save_private(self, path: Path) -> None:
         """This peer's momentum and open votes, atomically, now."""

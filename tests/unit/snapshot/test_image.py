@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
-from node.snapshot.image import Image
+from node.snapshot.image import Image, Spare
 
 names = st.text(min_size=1, max_size=12).filter(lambda name: name != "__metadata__" and name.isprintable())
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -59,3 +59,37 @@ def test_a_state_that_changes_all_the_time_is_read_as_it_was() -> None:
         tensor.fill_(-1.0)
         reader.join()
         assert b"".join(found) == save({"t": torch.full((300_000,), float(turn))})
+
+
+def test_the_memory_of_a_copy_is_that_of_the_next_one() -> None:
+    spare, tensor = Spare(), torch.zeros(1000)
+
+    def copied(value: float) -> tuple[Image, int]:
+        tensor.fill_(value)
+        image = Image({"t": tensor}, spare=spare)
+        image.detach()
+        tensor.fill_(-1.0)
+        assert image._rest is not None
+        return image, image._rest[1].ctypes.data
+
+    def read(image: Image) -> bytes:
+        return b"".join(map(bytes, image.pieces(64)))
+
+    first, memory = copied(1.0)
+    second, other = copied(2.0)
+    assert memory != other, "the first is not read yet"
+    assert read(first) == save({"t": torch.full((1000,), 1.0)})
+    third, again = copied(3.0)
+    assert again == memory
+    assert read(second) == save({"t": torch.full((1000,), 2.0)})
+    assert read(third) == save({"t": torch.full((1000,), 3.0)})
+
+
+def test_memory_that_is_too_small_is_not_used() -> None:
+    spare = Spare()
+    spare.give(spare.take(10))
+    assert len(spare.take(1000)) >= 1000
+    small, large = spare.take(10), spare.take(20)
+    spare.give(large)
+    spare.give(small)
+    assert spare.take(5) is large
