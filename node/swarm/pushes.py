@@ -32,8 +32,8 @@ from protos.identity import public_key_of
 from protos.rate import Rate
 
 # Payloads up to PUSHED_BYTES_MAX travel with their announcement: a round trip less, and no gossip. An author waits for answers
-# for PUSH_PATIENCE_SECONDS before it gossips as well. A peer takes PUSHERS_MAX streams of pushes in all (for a connected swarm,
-# and joiners), and PUSHES_A_PEER_MAX of one author.
+# for PUSH_PATIENCE_SECONDS before it looks which pushes failed. A push fails after STREAM_OPEN_SECONDS_MAX.
+# A peer takes PUSHERS_MAX streams of pushes in all (for a connected swarm, and joiners), and PUSHES_A_PEER_MAX of one author.
 PUSHED_BYTES_MAX = 64 * 1024
 PUSH_PATIENCE_SECONDS = 0.5
 PUSHERS_MAX = 256
@@ -143,7 +143,7 @@ class Pusher:
         self._pushing: dict[bytes, asyncio.Task[bool]] = {}
 
     async def publish(self, envelope: bytes, payload: bytes | None) -> None:
-        """Push to every neighbour that lacks it. Gossip, too, if a neighbour or a roster member does not answer soon."""
+        """Push to every neighbour that lacks it. Gossip, too, for members that are not connected, or whose push failed."""
         if envelope != self._last:
             for task in self._pushing.values():
                 task.cancel()
@@ -161,8 +161,10 @@ class Pusher:
                 del self._pushing[key]
                 if not task.cancelled() and task.result():
                     self._has.add(key)
-        lacking = (here | set(self._view.roster)) - self._has - {self._host.identity.public_key}
-        if (lacking or not self._has) and envelope == self._last:
+        # A push under way to a slow peer or over a slow link arrives before any gossip would.
+        served = self._has | self._pushing.keys()
+        lacking = (here | set(self._view.roster)) - served - {self._host.identity.public_key}
+        if (lacking or not served) and envelope == self._last:
             await self._topic.say(envelope)
 
     def close(self) -> None:

@@ -199,6 +199,30 @@ async def test_who_cannot_be_pushed_to_hears_it_by_gossip() -> None:
     assert (sent, said[1:]) == ([], [announced(ADA, large)])
 
 
+async def test_a_slow_neighbour_costs_no_gossip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its push is under way, and arrives before any gossip would. Gossip begins when the push has failed."""
+    monkeypatch.setattr(pushes, "PUSH_PATIENCE_SECONDS", 0.0)
+    said: list[bytes] = []
+    ada, sent = pusher(said, answers=True)
+    answer = asyncio.Event()
+    opened = cast(Any, ada._host).open
+
+    async def slow(*names: Any) -> Any:
+        await answer.wait()
+        return await opened(*names)
+
+    cast(Any, ada._host).open = slow
+    for _ in range(3):
+        await ada.publish(announced(ADA), VOTES)
+    assert (sent, said) == ([], [])
+    [push] = ada._pushing.values()
+    answer.set()
+    async with asyncio.timeout(SECONDS_MAX):
+        assert await push
+    await ada.publish(announced(ADA), VOTES)
+    assert (sent, said) == ([framed(announced(ADA), VOTES)], [])
+
+
 async def test_the_time_to_each_answer_is_measured_for_the_size_of_the_votes() -> None:
     """The first push on a stream opens it, too, and says nothing about the uplink."""
     ada, sent = pusher([], answers=True)
