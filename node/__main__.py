@@ -212,7 +212,7 @@ def demo(
         Path | None, typer.Option(help="A text file or folder (default: this Python's standard library).")
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder of the results; made, or its demo results replaced.")] = Path(
-        "swarmentum-out"
+        "swarmentum-out/demo"
     ),
     group_size: Annotated[
         int,
