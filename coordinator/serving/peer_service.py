@@ -205,13 +205,16 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
 
     @answered
     async def Tell(self, requests: AsyncIterator[pb.ReportRequest], context: Context) -> None:  # noqa: N802
-        """Report after report; each is answered before the next is read. The stream ends when this coordinator stops."""
+        """Report after report, in order. A quiet one is answered only if a part of it is not taken. The stream ends when this
+        coordinator stops."""
         task, teller = asyncio.current_task(), b""
         assert task is not None
         self._telling.add(task)
         try:
             async for request in requests:
-                await context.write(await self._told(request, context, teller))
+                answer, quiet = await self._told(request, context, teller)
+                if not quiet or answer.refusals or answer.unclear:
+                    await context.write(answer)
                 teller = request.envelope.public_key
         except asyncio.CancelledError:
             if not self._ended:
@@ -230,10 +233,15 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
     @answered
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:  # noqa: N802
         """Take the payloads, states and snapshots that a peer reports."""
-        return await self._told(request, context)
+        answer, _ = await self._told(request, context)
+        return answer
 
-    async def _told(self, request: pb.ReportRequest, context: Context, teller: bytes = b"") -> pb.ReportResponse:
-        """`teller`: who signed the first report of this stream. Its later ones need no signature: the stream is the proof."""
+    async def _told(
+        self, request: pb.ReportRequest, context: Context, teller: bytes = b""
+    ) -> tuple[pb.ReportResponse, bool]:
+        """The answer, and whether the report is quiet.
+
+        `teller` signed the first report of this stream. Its later ones need no signature: the stream is the proof."""
         runtime = self.runtime(request.envelope.run_id)
         opened, body = self._report(request.envelope, context, "reports", teller)
         event = doors.reported(opened, body)
@@ -242,7 +250,9 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         refusals = await runtime.handle(event)
         if body.leaving:
             await runtime.handle(Disconnected(opened.public_key, leaving=True))
-        return self._answer(runtime.run, event, refusals)
+        answer = self._answer(runtime.run, event, refusals)
+        answer.sequence = body.sequence
+        return answer, body.quiet
 
     def _report(
         self, envelope: envelope_pb2.SignedEnvelope, context: Context, what: str, teller: bytes = b""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from node import patience
 from node.link.coordinators import Coordinators
+from node.link.telling import Telling
 from protos import limits as contract
 from protos.envelope import Kind, parse, seal, unsigned
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError
@@ -34,6 +35,7 @@ from protos.v1 import envelope_pb2, log_pb2
 from protos.version import own_misfit, release_of, software_version
 
 CALL_SECONDS_MAX = 15.0
+LATE_ANSWERS_MAX = 64
 # A peer asks a busy coordinator again for so long.
 BUSY_SECONDS_MAX = 60.0
 # These times count if a peer knows several coordinators. A peer gives a coordinator up that does not say within
@@ -76,9 +78,10 @@ class CoordinatorClient:
         self._channel: Any = None
         self._session = b""
         self._sequence = 0
-        self._telling: Any = None
+        self._telling: Telling | None = None
         self._telling_on: Any = None
-        self._asking: asyncio.Future[Any] | None = None
+        self.late: asyncio.Queue[pb.ReportResponse | None] = asyncio.Queue(LATE_ANSWERS_MAX)
+        """Answers to reports that wanted none, because a part was not taken. None: a stream of reports has ended."""
         # All opened channels, until `close`: a call on a channel may only end by itself.
         self._opened: list[Any] = []
         # With several coordinators: the certificate that all have, and a channel to each, which notices silence soon.
@@ -265,34 +268,40 @@ class CoordinatorClient:
 
     async def tell(self, body: pb.ReportBody) -> pb.ReportResponse:
         """Send a report on the stream of reports, and wait for its answer; one at a time."""
-        if self._channel is None:
-            raise NetworkError("not connected to a coordinator")
-        first = self._telling is None or self._telling_on is not self._channel
-        if first:
-            self._hang_up()
-            self._telling, self._telling_on = rpc.CoordinatorServiceStub(self._channel).Tell(), self._channel
-        request = self._reported(body, signed=first)  # the first proves whose stream it is
-        answered, call = False, self._telling
-        try:
-            async with asyncio.timeout(CALL_SECONDS_MAX):
-                self._asking = asyncio.ensure_future(_asked(call, request))
-                response: pb.ReportResponse = await self._asking
-            answered = isinstance(response, pb.ReportResponse)
-        except asyncio.CancelledError:
-            if call is self._telling:
-                raise
-            raise NetworkError("this peer has moved to another coordinator, and sends the report there") from None
-        except grpc.RpcError as error:
-            raise error_of(error) from error
-        except (TimeoutError, asyncio.InvalidStateError) as error:
-            raise NetworkError(f"the coordinator does not answer a report: {error or 'timeout'}") from error
-        finally:
-            if not answered and call is self._telling:
-                self._hang_up()
-        if not answered:
-            raise NetworkError("the coordinator ended the stream of reports")
+        with self._stream() as telling:
+            request = self._reported(body, signed=not telling.signed)
+            response = await telling.ask(request, body.sequence, CALL_SECONDS_MAX)
         self.known.learn(response.coordinators)
         return response
+
+    async def tell_quietly(self, body: pb.ReportBody, begun: Callable[[int], None]) -> None:
+        """Send a report that is answered, in `late`, only if a part is not taken. `begun` gets the report's number first."""
+        body.quiet = True
+        with self._stream() as telling:
+            request = self._reported(body, signed=not telling.signed)
+            begun(body.sequence)
+            await telling.tell(request, CALL_SECONDS_MAX)
+
+    @contextmanager
+    def _stream(self) -> Iterator[Telling]:
+        """The stream of reports; after an error the next report opens another one."""
+        if self._channel is None:
+            raise NetworkError("not connected to a coordinator")
+        if self._telling is None or self._telling.ended is not None or self._telling_on is not self._channel:
+            self._hang_up()
+            call = rpc.CoordinatorServiceStub(self._channel).Tell()
+            self._telling, self._telling_on = Telling(call, self._hear_late), self._channel
+        telling, done = self._telling, False
+        try:
+            yield telling
+            done = True
+        finally:
+            if not done and telling is self._telling:
+                self._hang_up()
+
+    def _hear_late(self, answer: pb.ReportResponse | None) -> None:
+        if not self.late.full():
+            self.late.put_nowait(answer)
 
     def _reported(self, body: pb.ReportBody, *, signed: bool = True) -> pb.ReportRequest:
         body.session_id, body.sequence = self._session, self._next()
@@ -305,10 +314,9 @@ class CoordinatorClient:
 
     def _hang_up(self) -> None:
         """End the stream of reports; the next report opens another one."""
-        call, self._telling, self._telling_on = self._telling, None, None
-        for waiting in (self._asking, call):
-            if waiting is not None:
-                waiting.cancel()
+        telling, self._telling, self._telling_on = self._telling, None, None
+        if telling is not None:
+            telling.close()
 
     async def entries(self, from_step: int) -> tuple[list[bytes], int]:
         """A page of the log as serialised envelopes, and the head's step."""
@@ -340,15 +348,6 @@ class CoordinatorClient:
             return await getattr(rpc.CoordinatorServiceStub(self._channel), name)(request, timeout=CALL_SECONDS_MAX)
         except grpc.RpcError as error:
             raise error_of(error) from error
-
-
-async def _asked(call: Any, request: pb.ReportRequest) -> Any:
-    """One report on a stream of reports, and its answer.
-
-    A task of its own can be cancelled; a write on a call that never connects does not notice that the call is cancelled.
-    """
-    await call.write(request)
-    return await call.read()
 
 
 def _unpacked(frame: bytes, before: bytes) -> pb.Decided:

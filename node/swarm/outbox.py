@@ -309,6 +309,16 @@ class Outbox:
         self._news.set()
         return list(held.values())
 
+    @property
+    def generation(self) -> int:
+        """Grows with each session and each roster: an answer to a report of an earlier one counts no more."""
+        return self._generation
+
+    def unsent(self, facts: Sequence[Fact]) -> None:
+        """The coordinator may not have these facts after all."""
+        self._told.difference_update(facts)
+        self._news.set()
+
     def _new(self, fact: Fact, facts: list[Fact]) -> bool:
         if fact in self._told:
             return False

@@ -7,11 +7,13 @@ Refuses to judge a fact: the module that added it has checked it.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from functools import partial
 
 from node import patience
 from node.link.client import CoordinatorClient
 from node.swarm.events import Failed
-from node.swarm.facts import Fact
+from node.swarm.facts import Fact, Held
 from node.swarm.outbox import Outbox
 from node.swarm.publication import Publication
 from node.swarm.runtime import Runtime
@@ -19,6 +21,17 @@ from node.swarm.view import View
 from protos.errors import NetworkError, RefusedError
 from protos.holdings import mask_from_bytes
 from protos.v1 import coordinator_pb2 as pb
+
+UNANSWERED_MAX = 16
+"""After so many quiet reports this peer asks for an answer."""
+
+
+@dataclass(frozen=True)
+class _Quiet:
+    """A report that wanted no answer: the outbox's generation at that time, and the facts in it."""
+
+    generation: int
+    facts: list[Fact]
 
 
 class Reporter:
@@ -37,6 +50,7 @@ class Reporter:
         self._client, self._outbox, self._publication = client, outbox, publication
         self._view, self._runtime = view, runtime
         self._telling = False
+        self._unanswered: dict[int, _Quiet] = {}
 
     def pause(self) -> None:
         """The coordinator does not know this session: new facts wait."""
@@ -59,6 +73,9 @@ class Reporter:
                 continue
             body, facts = report
             try:
+                if self._may_be_quiet(body, facts):
+                    await self._client.tell_quietly(body, partial(self._told_quietly, facts))
+                    continue
                 response = await self._client.tell(body)
             except NetworkError as error:
                 log = self._runtime.log
@@ -69,7 +86,39 @@ class Reporter:
             except RefusedError as error:
                 await self._runtime.emit(Failed(error))
                 return
+            self._hear_late()  # that a stream before this one ended, and what of it was not taken
+            self._unanswered.clear()
             self._answered(facts, response)
+
+    async def hear_late_forever(self) -> None:
+        """Report again what the coordinator did not take of a quiet report, and all quiet reports of a stream that ended."""
+        while True:
+            self._late(await self._client.late.get())
+
+    def _hear_late(self) -> None:
+        while not self._client.late.empty():
+            self._late(self._client.late.get_nowait())
+
+    def _told_quietly(self, facts: list[Fact], sequence: int) -> None:
+        """Before the report is written, because a late answer may come before the writer hears that it is."""
+        self._unanswered[sequence] = _Quiet(self._outbox.generation, facts)
+        self._outbox.sent(facts)
+
+    def _may_be_quiet(self, body: pb.ReportBody, facts: list[Fact]) -> bool:
+        """Holdings by places: the entry shows that they were taken, and a new step makes them worthless."""
+        held = all(isinstance(fact, Held) for fact in facts) and not body.holdings
+        return held and len(self._unanswered) < UNANSWERED_MAX
+
+    def _late(self, answer: pb.ReportResponse | None) -> None:
+        if answer is None:
+            lost, self._unanswered = self._unanswered, {}
+            self._outbox.unsent([fact for quiet in lost.values() for fact in quiet.facts])
+            return
+        quiet = self._unanswered.pop(answer.sequence, None)
+        if quiet is None or quiet.generation != self._outbox.generation:
+            return
+        self._outbox.name(mask_from_bytes(answer.unclear))
+        self._log_refusals(answer)
 
     def _answered(self, facts: list[Fact], response: pb.ReportResponse) -> None:
         """Mark the facts that the coordinator has; this peer reports the others again."""
@@ -78,6 +127,9 @@ class Reporter:
             self._runtime.spawn(self._wake_later())
         unheard += self._outbox.name(mask_from_bytes(response.unclear))
         self._outbox.sent([fact for fact in facts if fact not in unheard])
+        self._log_refusals(response)
+
+    def _log_refusals(self, response: pb.ReportResponse) -> None:
         for refusal in response.refusals:
             self._runtime.log.info(
                 "the coordinator refused a part of this peer's report", step=self._view.step, why=refusal

@@ -242,6 +242,7 @@ class Session:
         self._following = self.parts.runtime.spawn(self._follow_and_deliver())
         if first:
             self.parts.runtime.spawn(self.parts.reporter.report_forever())
+            self.parts.runtime.spawn(self.parts.reporter.hear_late_forever())
             self.parts.runtime.spawn(self.parts.connections.keep_forever())
             self.parts.runtime.spawn(self.parts.publication.say_again_forever())
             self.parts.runtime.spawn(self.parts.host.keep_reachable_forever())

@@ -434,7 +434,7 @@ class ReportRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused", "owner", "evaluations")
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused", "quiet", "owner", "evaluations")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +449,7 @@ class ReportBody(_message.Message):
     BAD_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    QUIET_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
@@ -465,9 +466,10 @@ class ReportBody(_message.Message):
     bad_snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
     held: HeldPlaces
     paused: bool
+    quiet: bool
     owner: Owner
     evaluations: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ..., quiet: _Optional[bool] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class HeldPlaces(_message.Message):
     __slots__ = ("step", "attempt", "places", "payloads_sha256")
@@ -508,16 +510,18 @@ class AppliedState(_message.Message):
     def __init__(self, step: _Optional[int] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("refusals", "announcement_taken", "coordinators", "unclear")
+    __slots__ = ("refusals", "announcement_taken", "coordinators", "unclear", "sequence")
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_TAKEN_FIELD_NUMBER: _ClassVar[int]
     COORDINATORS_FIELD_NUMBER: _ClassVar[int]
     UNCLEAR_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     refusals: _containers.RepeatedScalarFieldContainer[str]
     announcement_taken: bool
     coordinators: _containers.RepeatedScalarFieldContainer[str]
     unclear: bytes
-    def __init__(self, refusals: _Optional[_Iterable[str]] = ..., announcement_taken: _Optional[bool] = ..., coordinators: _Optional[_Iterable[str]] = ..., unclear: _Optional[bytes] = ...) -> None: ...
+    sequence: int
+    def __init__(self, refusals: _Optional[_Iterable[str]] = ..., announcement_taken: _Optional[bool] = ..., coordinators: _Optional[_Iterable[str]] = ..., unclear: _Optional[bytes] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class ListEntriesRequest(_message.Message):
     __slots__ = ("run_id", "from_step")

@@ -85,10 +85,10 @@ class BenchPeer:
         request = pb.FollowRequest(envelope=self.sealed(Kind.KIND_FOLLOW, follow.SerializeToString()))
         return self.channel.unary_stream(SERVICE + "Follow")(request.SerializeToString())
 
-    async def report(self, body: pb.ReportBody, more: bytes = b"") -> list[str]:
-        """What was refused. `more`: serialised fields that many peers' reports share."""
+    async def report(self, body: pb.ReportBody, more: bytes = b"", *, quiet: bool = False) -> list[str]:
+        """What was refused. `more`: serialised fields that many peers' reports share. `quiet`: no answer is waited for."""
         self.sequence += 1
-        body.session_id, body.sequence = self.session, self.sequence
+        body.session_id, body.sequence, body.quiet = self.session, self.sequence, quiet
         data = body.SerializeToString() + more
         if self.telling is None:
             self.telling = self.channel.stream_stream(SERVICE + "Tell")()
@@ -97,7 +97,11 @@ class BenchPeer:
             envelope = unsigned(self.identity.public_key, Kind.KIND_REPORT, self.run_id, data)
         async with asyncio.timeout(CALL_SECONDS_MAX):
             await self.telling.write(pb.ReportRequest(envelope=envelope).SerializeToString())
+            if quiet:
+                return []
             answer = pb.ReportResponse.FromString(await self.telling.read())
+            if answer.sequence != self.sequence:
+                return [f"an answer to report {answer.sequence}, which wanted none"]
         return [*answer.refusals, *(["unclear"] if answer.unclear else [])]
 
     def announcement(self, step: int, parent_hash: bytes) -> Any:
@@ -182,7 +186,10 @@ class Crowd:
         said = pb.ReportBody(held=self._held(self.open.roster)).SerializeToString()
         chosen = [peer for peer in self.peers if first <= peer.number < last]
         began_at = time.monotonic()
-        return {"began_at": began_at, **await self._all([peer.report(pb.ReportBody(), said) for peer in chosen])}
+        return {
+            "began_at": began_at,
+            **await self._all([peer.report(pb.ReportBody(), said, quiet=True) for peer in chosen]),
+        }
 
     async def entry(self) -> dict[str, Any]:
         """When each peer got the entry."""

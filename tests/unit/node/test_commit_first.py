@@ -33,6 +33,7 @@ class Coordinator:
     def __init__(self, failures: int = 0, refusals: int = 0) -> None:
         self.failures, self.refusals = failures, refusals
         self.heard, self.answer = asyncio.Event(), asyncio.Event()
+        self.late: asyncio.Queue[pb.ReportResponse | None] = asyncio.Queue()
 
     async def tell(self, body: pb.ReportBody) -> pb.ReportResponse:
         self.heard.set()

@@ -1,0 +1,171 @@
+"""Reports that want no answer: what the coordinator did not take of them, and what a broken stream lost, is reported again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+
+from node.swarm import reporter
+from node.swarm.outbox import Outbox
+from node.swarm.reporter import Reporter
+from protos.assignment import Range, Share
+from protos.errors import NetworkError
+from protos.holdings import mask_bytes, mask_of
+from protos.log import Tick
+from protos.v1 import coordinator_pb2 as pb
+from tests.unit.coordinator.driver import config
+from tests.unit.coordinator.serving import peers, served
+
+RUN, KEYS = b"r" * 32, [bytes([n]) * 32 for n in range(1, 4)]
+SECONDS_MAX = 10.0
+
+
+class Coordinator:
+    """The client of a coordinator that takes each report."""
+
+    def __init__(self) -> None:
+        self.late: asyncio.Queue[pb.ReportResponse | None] = asyncio.Queue()
+        self.quiet: list[pb.ReportBody] = []
+        self.asked: list[pb.ReportBody] = []
+        self.lost = 0
+        self._sequence = 0
+
+    async def tell(self, body: pb.ReportBody) -> pb.ReportResponse:
+        self._sequence += 1
+        self.asked.append(body)
+        return pb.ReportResponse(announcement_taken=body.HasField("announcement"), sequence=self._sequence)
+
+    async def tell_quietly(self, body: pb.ReportBody, begun: Callable[[int], None]) -> None:
+        self._sequence += 1
+        body.sequence = self._sequence
+        begun(self._sequence)
+        if self.lost:
+            self.lost -= 1
+            self.late.put_nowait(None)
+            raise NetworkError("lost on the way")
+        self.quiet.append(body)
+
+
+def tick(step: int = 1, attempt: int = 1) -> Tick:
+    return Tick(step, RUN, attempt, tuple(Share(key, 1) for key in KEYS), (Range(0, 3),), 0)
+
+
+@asynccontextmanager
+async def reporting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Coordinator, Outbox]]:
+    monkeypatch.setattr(reporter.patience, "RETRY_SECONDS_MIN", 0.0)
+    coordinator, outbox = Coordinator(), Outbox()
+    publication = mock.Mock(answered=mock.Mock(return_value=[]))
+    view = mock.Mock(step=0)
+    made = Reporter(KEYS[0], cast(Any, coordinator), outbox, publication, view, mock.Mock())
+    made.resume()
+    tasks = [asyncio.ensure_future(task) for task in (made.report_forever(), made.hear_late_forever())]
+    outbox.open_step(tick())
+    try:
+        yield coordinator, outbox
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS_MAX):
+        while not what():
+            await asyncio.sleep(0)
+
+
+def hold_all(outbox: Outbox) -> None:
+    for key in KEYS:
+        outbox.hold(1, key, key)
+
+
+ALL = mask_bytes(mask_of(range(3)))
+
+
+async def test_holdings_are_told_quietly_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with reporting(monkeypatch) as (coordinator, outbox):
+        hold_all(outbox)
+        await until(lambda: bool(coordinator.quiet))
+        assert [body.held.places for body in coordinator.quiet] == [ALL]
+        assert outbox.next_report() is None
+        outbox.add_applied(1, RUN)
+        await until(lambda: bool(coordinator.asked))
+        assert not coordinator.asked[0].HasField("held")
+
+
+async def test_places_that_were_unclear_are_named_in_a_report_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with reporting(monkeypatch) as (coordinator, outbox):
+        hold_all(outbox)
+        await until(lambda: bool(coordinator.quiet))
+        unclear = mask_bytes(mask_of([2]))
+        coordinator.late.put_nowait(pb.ReportResponse(sequence=coordinator.quiet[0].sequence, unclear=unclear))
+        await until(lambda: bool(coordinator.asked))
+        [named] = coordinator.asked[0].holdings
+        assert named.public_key == KEYS[2]
+        assert coordinator.asked[0].held.places == mask_bytes(mask_of([0, 1]))
+
+
+async def test_an_answer_to_a_report_about_an_earlier_roster_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with reporting(monkeypatch) as (coordinator, outbox):
+        hold_all(outbox)
+        await until(lambda: len(coordinator.quiet) == 1)
+        outbox.open_step(tick(attempt=2))
+        await until(lambda: len(coordinator.quiet) == 2)
+        unclear = mask_bytes(mask_of([2]))
+        coordinator.late.put_nowait(pb.ReportResponse(sequence=coordinator.quiet[0].sequence, unclear=unclear))
+        await until(coordinator.late.empty)
+        assert outbox.next_report() is None
+        assert coordinator.asked == []
+
+
+@pytest.mark.parametrize("when", ["while it is written", "later"])
+async def test_what_a_broken_stream_lost_is_told_again(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    async with reporting(monkeypatch) as (coordinator, outbox):
+        coordinator.lost = int(when == "while it is written")
+        hold_all(outbox)
+        await until(lambda: len(coordinator.quiet) == 1)
+        if when == "later":
+            coordinator.late.put_nowait(None)
+            await until(lambda: len(coordinator.quiet) == 2)
+        assert coordinator.quiet[-1].held.places == ALL
+        assert outbox.next_report() is None
+
+
+async def test_after_many_quiet_reports_an_answer_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "UNANSWERED_MAX", 2)
+    async with reporting(monkeypatch) as (coordinator, outbox):
+        for attempt in range(1, 4):
+            outbox.open_step(tick(attempt=attempt))
+            hold_all(outbox)
+            told = attempt
+            await until(lambda told=told: len(coordinator.quiet) + len(coordinator.asked) == told)  # type: ignore[misc]
+        assert (len(coordinator.quiet), len(coordinator.asked)) == (2, 1)
+
+
+async def test_the_coordinator_answers_a_quiet_report_only_where_something_is_wrong(tmp_path: Path) -> None:
+    async with served(tmp_path, config(min_peers=2, steps=5)) as here, peers(here, 2) as (ada, bob):
+        await ada.join()
+        await bob.join()
+        numbers: list[int] = []
+        await ada.client.tell_quietly(pb.ReportBody(), numbers.append)
+        wrong = pb.ReportBody(applied=[pb.AppliedState(step=7, state_digest=bytes(32))])
+        await ada.client.tell_quietly(wrong, numbers.append)
+        answer = await ada.client.tell(pb.ReportBody())
+        late = [ada.client.late.get_nowait() for _ in range(ada.client.late.qsize())]
+        assert [it and (it.sequence, bool(it.refusals)) for it in late] == [(numbers[1], True)]
+        assert answer.sequence == numbers[1] + 1
+
+
+async def test_a_stream_that_ends_says_so(tmp_path: Path) -> None:
+    async with served(tmp_path, config(min_peers=2, steps=5)) as here, peers(here, 1) as (ada,):
+        await ada.join()
+        await ada.client.tell_quietly(pb.ReportBody(), lambda _: None)
+        ada.client._hang_up()
+        assert ada.client.late.get_nowait() is None
+        assert not (await ada.client.tell(pb.ReportBody())).refusals, "on another stream, with a signature"
