@@ -26,6 +26,11 @@ class Lane:
         self._urgent = 0
         self._lock, self._urgent_lock = asyncio.Lock(), asyncio.Lock()
 
+    @property
+    def limited(self) -> bool:
+        """Whether the owner gives this direction a limit."""
+        return self._rate() is not None
+
     async def take(self, size: int, *, urgent: bool = False) -> None:
         """Wait until so many bytes may go. `urgent`: before those that are not."""
         if self._rate() is None:

@@ -104,6 +104,7 @@ class Commands:
         return {
             "entered": trainer.entered,
             "waiting": printable(standing.waiting),
+            "waits_for": trainer.swarm.waits_for,
             "loading": trainer.recovery.loading.words,
             "checks": self._on_probation(),
             "step_seconds": pace,

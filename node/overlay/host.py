@@ -77,6 +77,11 @@ class Host:
         return self._daemon.restarts
 
     @property
+    def gives_bytes(self) -> bool:
+        """Whether the owner lets this peer carry bytes of others."""
+        return self._daemon.settings.relay_for_others
+
+    @property
     def relayed(self) -> frozenset[str]:
         """Ids of peers that were connected through a relay only, at the last look."""
         return self._links.relayed
@@ -134,6 +139,10 @@ class Host:
     async def addresses(self) -> list[str]:
         """See `Links.addresses`."""
         return await self._links.addresses()
+
+    async def seen_at(self, remote: str) -> str | None:
+        """See `Links.seen_at`."""
+        return await self._links.seen_at(remote)
 
     async def access(self) -> Access:
         """How this peer is reached and connected now. Where a person said how it is reached, that counts."""

@@ -48,8 +48,8 @@ from node.training.terms import Terms
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.codec import payload_hash
-from protos import figures
 from protos.errors import DivergedError
+from protos.figures import loss_of, rate
 from protos.identity import public_key_of
 from protos.log import SignedEntry
 from protos.run_config import RunConfig
@@ -123,7 +123,7 @@ class Trainer:
         """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
         replica = self.replica
         about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, self.is_anchor)
-        welcome = self.swarm.join(about, bootstrap)
+        welcome = self.swarm.join(about, bootstrap, self.patience_seconds)
         self.terms.told(welcome.settings, welcome.head_step, quiet=True)
         self.recovery.begin(welcome.snapshots, welcome.head_step)
         self.keeper.take_up()
@@ -335,12 +335,12 @@ class Trainer:
 
     def _note(self, event: Committed, accepted: bool, digest: bytes) -> None:
         entry, summary = event.signed.entry, self.summary
-        loss = figures.loss_of(entry.contributions, summary.loss)
+        loss = loss_of(entry.contributions, summary.loss)
         summary.applied(entry.step, loss, accepted, self.swarm.counters)
         peers, samples = len(entry.contributions), sum(c.samples for c in entry.contributions)
         tried = any(trial.public_key == public_key_of(summary.id) for trial in entry.trials)
         self.standing.decided(entry.step, accepted=accepted, samples=samples, peers=peers, loss=loss, tried=tried)
-        self.log.info("step", step=entry.step, loss=round(loss, 4), lr=entry.lr, peers=peers, accepted=accepted)
+        self.log.info("step", step=entry.step, loss=round(loss, 4), lr=rate(entry.lr), peers=peers, accepted=accepted)
         if accepted and summary.votes_accepted == 1:
             self.log.info("the first contribution of this peer was accepted", step=entry.step)
         self.steps.applied(event.signed, digest, loss, accepted)
