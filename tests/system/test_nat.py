@@ -17,12 +17,14 @@ import pytest
 from protos.identity import Identity
 from protos.invite import Invite
 from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
-from tests.system.netns import HOMES, PUBLIC, Internet, NotHereError
+from tests.system.netns import HOMES, PUBLIC, Internet, NotHereError, ipv6_of
 
 pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.timeout(240)]
 
 STEPS = 20
 COORDINATOR_PORT, RELAY_PORT, PEER_PORT = 7700, 4001, 4002
+LINE_KBIT = 5_000, 20_000
+"""Up and down."""
 PUBLIC_PEER = "pat"
 PEERS = (PUBLIC_PEER, *HOMES)
 RUN = f"""
@@ -55,9 +57,11 @@ class NatSwarm(LocalSwarm):
         *,
         relay: bool = True,
         relay_flags: tuple[str, ...] = (),
+        ipv6: bool = False,
     ) -> None:
+        """`ipv6`: coordinator, relay and peers listen at IPv6, too, and the link names both addresses of the coordinator."""
         self.folder, self.internet = folder, internet
-        self.with_relay, self.relay_flags = relay, relay_flags
+        self.with_relay, self.relay_flags, self.ipv6 = relay, relay_flags, ipv6
         self.processes: dict[str, Process] = {}
         try:
             self._start(min_peers, run)
@@ -66,14 +70,15 @@ class NatSwarm(LocalSwarm):
             raise
 
     def _start(self, min_peers: int, run: str) -> None:
-        here = PUBLIC["pub"]
+        here, also = PUBLIC["pub"], ipv6_of(PUBLIC["pub"], 2)
+        relay_at, serve_at = ("*", "[::]") if self.ipv6 else (here, "0.0.0.0")
+        told = f"{here}:{COORDINATOR_PORT}" + (f",[{also}]:{COORDINATOR_PORT}" if self.ipv6 else "")
         self.bootstrap: list[str] = []
         if self.with_relay:
             relay = self.start("relay", "node", "relay", "--home", str(self.folder / "relay"),
-                               "--listen", f"{here}:{RELAY_PORT}", "--json", *self.relay_flags)  # fmt: skip
+                               "--listen", f"{relay_at}:{RELAY_PORT}", "--json", *self.relay_flags)  # fmt: skip
         serve = self.start("coordinator", "coordinator", "serve", "--home", self.home, "--json",
-                           "--listen", f"0.0.0.0:{COORDINATOR_PORT}",
-                           "--advertise", f"{here}:{COORDINATOR_PORT}")  # fmt: skip
+                           "--listen", f"{serve_at}:{COORDINATOR_PORT}", "--advertise", told)  # fmt: skip
         self.serving = serve.first_json()
         if self.with_relay:
             self.bootstrap = relay.first_json()["addresses"]
@@ -94,12 +99,18 @@ class NatSwarm(LocalSwarm):
 
     def join_plainly(self, name: str) -> None:
         """A peer that says nothing about its network but a port, which the tests probe."""
-        self.join(name, "--listen", f"0.0.0.0:{PEER_PORT}")
+        self.join(name, "--listen", f"{'*' if self.ipv6 else '0.0.0.0'}:{PEER_PORT}")
 
     def found(self, name: str) -> dict[str, Any]:
         """What a peer last found out about its network; empty: nothing yet."""
         said = self.events(name, "whether others can dial this peer")
         return said[-1] if said else {}
+
+    def wait_relay(self, name: str, relay: str) -> None:
+        """Until a peer has found out that nobody can dial it, and has taken this relay alone."""
+        taken = [self.known_as(relay)]
+        wait_for(f"relay of {name}", lambda: self.found(name).get("relays") == taken)
+        assert self.found(name)["reachable"] == "private"
 
     def known_as(self, name: str) -> str:
         """How log lines name a peer or a relay."""
@@ -267,6 +278,64 @@ def test_a_home_whose_public_address_changes_goes_on(internet: Internet, tmp_pat
     finally:
         swarm.close()
         internet.move("home1", PUBLIC[HOMES["home1"]])
+
+
+@pytest.mark.nightly
+def test_a_home_behind_two_routers_takes_part(internet: Internet, tmp_path: Path) -> None:
+    internet.double("home1")
+    swarm = NatSwarm(tmp_path, internet, min_peers=3, relay=False)
+    try:
+        for name in PEERS:
+            swarm.join_plainly(name)
+        trained_together(swarm, PEERS)
+        for home in HOMES:
+            swarm.wait_relay(home, PUBLIC_PEER)
+        wait_for("connection of the homes", lambda: swarm.way("home1", "home2"))
+        leaves_cleanly(swarm, PEERS)
+    finally:
+        swarm.close()
+        internet.double("home1", on=False)
+
+
+@pytest.mark.long
+def test_peers_with_ipv4_alone_and_with_ipv6_alone_are_in_one_run(internet: Internet, tmp_path: Path) -> None:
+    """A public peer has both. Neither home can send the other a packet, and each of them has the votes of both."""
+    internet.ipv6()
+    internet.family("home1", ipv4=True, ipv6=False)
+    internet.family("home2", ipv4=False, ipv6=True)
+    swarm = NatSwarm(tmp_path, internet, min_peers=3, relay=False, ipv6=True)
+    try:
+        for name in PEERS:
+            swarm.join_plainly(name)
+        trained_together(swarm, PEERS)
+        for home in HOMES:
+            swarm.wait_relay(home, PUBLIC_PEER)  # a firewall of IPv6 lets nobody in, either
+            wait_for(f"direct connection of {home}", lambda home=home: swarm.way(home, PUBLIC_PEER) == "direct")  # type: ignore[misc]
+        wait_for("connection of the homes", lambda: swarm.way("home1", "home2") == "relayed")
+        leaves_cleanly(swarm, PEERS)
+    finally:
+        swarm.close()
+        internet.only_ipv4()
+        for home in HOMES:
+            internet.family(home, ipv4=True, ipv6=False)
+
+
+@pytest.mark.nightly
+def test_homes_with_ordinary_lines_take_part(internet: Internet, tmp_path: Path) -> None:
+    """20 Mbit/s down and 5 Mbit/s up, for both homes."""
+    for nat in HOMES.values():
+        internet.shape(nat, *LINE_KBIT)
+    swarm = NatSwarm(tmp_path, internet, min_peers=3)
+    try:
+        for name in PEERS:
+            swarm.join_plainly(name)
+        trained_together(swarm, PEERS)
+        assert all(internet.limits(nat) == (1000 * LINE_KBIT[0], 1000 * LINE_KBIT[1]) for nat in HOMES.values())
+        leaves_cleanly(swarm, PEERS)
+    finally:
+        swarm.close()
+        for nat in HOMES.values():
+            internet.shape(nat, 0)
 
 
 @pytest.mark.long

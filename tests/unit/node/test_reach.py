@@ -58,6 +58,17 @@ def test_a_liar_among_the_asked_costs_a_relay_and_no_address() -> None:
     assert found.relays
 
 
+def test_a_peer_that_is_dialled_over_ipv6_alone_takes_relays_for_peers_with_ipv4_alone() -> None:
+    six = "2001:4860::7"
+    alone = conclude([told("2001:4860::1", 4001, seen_at=six)], ME)
+    assert (alone.verdict, alone.relays) == (Verdict.PUBLIC, ())
+    with_relay = conclude([told("2001:4860::1", 4001, seen_at=six, relays=True)], ME)
+    assert (with_relay.verdict, len(with_relay.relays)) == (Verdict.PRIVATE, 1)
+    assert with_relay.addresses == (f"/ip6/{six}/tcp/4001/p2p/{ME}",), "and tells the address at which it was dialled"
+    both = conclude([told("2001:4860::1", 4001, seen_at=six, relays=True), told("11.0.0.1", 4001)], ME)
+    assert both.verdict is Verdict.PUBLIC
+
+
 def test_answers_from_the_own_network_say_nothing_about_the_internet() -> None:
     near = told("192.168.1.7", 4001, relays=True, seen_at="192.168.1.2")
     assert conclude([near], ME).verdict is Verdict.UNKNOWN

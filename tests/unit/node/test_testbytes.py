@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -82,8 +82,8 @@ async def test_a_sender_that_stalls_or_sends_without_end_is_bounded(
         reader, writer = await bob.open(key, PROTOCOL)
         assert await reader.readexactly(1) == YES
         writer.write(bytes(2 * BYTES_MAX))
-        async with asyncio.timeout(10):
-            answers = await reader.read(-1)
-        assert len(answers) <= BYTES_MAX // CHUNK_BYTES
+        with suppress(OSError):  # the taker closes while bytes are under way
+            async with asyncio.timeout(10):
+                await reader.read(-1)
         assert wire.received <= BYTES_MAX
         writer.close()
