@@ -168,6 +168,14 @@ class Host:
         """See `Links.dial_directly`."""
         return await self._links.dial_directly(remote, addresses)
 
+    async def punch(self, remote: str, addresses: list[str]) -> bool:
+        """See `Links.punch`."""
+        return await self._links.punch(remote, addresses)
+
+    async def places(self) -> set[str]:
+        """IP addresses of the peers with a direct connection."""
+        return {it.ip for it in await self._links.remotes()}
+
     async def meet(self) -> None:
         """Make sure that connected peers talk to this life of the peer, not to an earlier one (see `lives`)."""
         await self._lives.meet(set(await self.connected()))

@@ -14,7 +14,7 @@ from node.link import client
 from node.link.client import CoordinatorClient
 from node.swarm.announcements import Announcements
 from node.swarm.entries import Entries
-from node.swarm.events import Agreed, Ended, Failed, Finished, Opened, Resync, Waiting
+from node.swarm.events import Agreed, Ended, Failed, Finished, NotCounted, Opened, Resync, Waiting
 from node.swarm.listener import Listener
 from node.swarm.membership import Membership
 from node.swarm.neighbours import Neighbours
@@ -28,6 +28,7 @@ from protos.end import open_end
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.log import open_tick
 from protos.status import BehindError, SessionLostError
+from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 
 
@@ -178,5 +179,7 @@ class Follower:
             await self._runtime.emit(Resync(snapshot, notice.reason, step=notice.step))
         elif notice.kind == pb.NoticeKind.NOTICE_KIND_FINISHED:
             await self._runtime.emit(Finished(notice.reason))
+        elif notice.kind == pb.NoticeKind.NOTICE_KIND_VOTE:
+            await self._runtime.emit(NotCounted(notice.step, printable(notice.reason)))
         else:
             await self._runtime.emit(Waiting(notice.reason))

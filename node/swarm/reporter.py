@@ -10,14 +10,15 @@ import asyncio
 
 from node import patience
 from node.link.client import CoordinatorClient
-from node.swarm.events import Failed
-from node.swarm.facts import Fact
+from node.swarm.events import Failed, NotCounted
+from node.swarm.facts import Fact, Published
 from node.swarm.outbox import Outbox
 from node.swarm.publication import Publication
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
 from protos.errors import NetworkError, RefusedError
 from protos.holdings import mask_from_bytes
+from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 
 
@@ -70,6 +71,9 @@ class Reporter:
                 await self._runtime.emit(Failed(error))
                 return
             self._answered(facts, response)
+            step = next((fact.step for fact in facts if isinstance(fact, Published)), None)
+            if step is not None and not response.announcement_taken and response.refusals:
+                await self._runtime.emit(NotCounted(step, f"too late or refused: {printable(response.refusals[0])}"))
 
     def _answered(self, facts: list[Fact], response: pb.ReportResponse) -> None:
         """Mark the facts that the coordinator has; this peer reports the others again."""

@@ -32,7 +32,7 @@ from node.snapshot.drawn import drawn
 from node.snapshot.pieces import Manifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
-from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, Opened, Resync, Waiting
+from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
 from node.swarm.membership import About
 from node.training.checker import Checker
 from node.training.ending import LastStep, heed
@@ -156,7 +156,7 @@ class Trainer:
             case Opened():
                 self.opened = event
                 self.spans.opened(event)
-                self.standing.opened(event.tick.step, asked=bool(event.ranges), paused=self.paused)
+                self.standing.opened(event.tick.step, self.replica.step, asked=bool(event.ranges), paused=self.paused)
                 if self.checker is not None:
                     self.checker.opened(event.tick)
             case Committed():
@@ -170,9 +170,9 @@ class Trainer:
             case Resync():
                 self.opened = None
                 self._resync(event)
-            case Waiting():
-                self.standing.waits(event.reason)
-                self.log.info("waiting", step=self.replica.step, why=event.reason)
+            case Waiting() | NotCounted():
+                self.standing.told(event)
+                self.log.info(event.words, step=self.replica.step, why=event.reason)
             case Ended():
                 self.opened = None
                 heed(event, self.last, self.replica, self.keeper, self.archive)
@@ -255,6 +255,7 @@ class Trainer:
         self.source.noted(reading, time.monotonic() - started, replica.step)
         if not result.samples or decided():
             why = self.wishes.words() if self.wishes.paused else "too late for this step"
+            self.standing.late(tick.step, result.samples, opened.ranges or (), time.monotonic() - started)
             self.log.info(f"no votes: {why}", step=tick.step, samples=result.samples)
             return None
         return Ready(result, time.monotonic() - started, tick.step)
@@ -302,8 +303,7 @@ class Trainer:
 
     def _publish_again(self, step: int) -> None:
         """Publish votes that this peer computed before a restart, for a step that is still open."""
-        data = None if self.announced_step == step else self.replica.open_payload()
-        if data is not None:
+        if self.announced_step != step and (data := self.replica.open_payload()) is not None:
             self.announced_step = step
             self.log.info("publishing the open votes again", step=step)
             self.swarm.publish(data, update_pb2.Announcement.FromString(self.replica.announcement))

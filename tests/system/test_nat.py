@@ -22,6 +22,8 @@ from tests.system.netns import HOMES, PUBLIC, Internet, NotHereError, ipv6_of
 pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.timeout(240)]
 
 STEPS = 20
+# libp2p tells a peer its own address behind a NAT once four others have seen it there, and punches no hole before.
+OBSERVERS = {f"obs{number}": f"11.{number}.0.2" for number in range(4, 8)}
 COORDINATOR_PORT, RELAY_PORT, PEER_PORT = 7700, 4001, 4002
 LINE_KBIT = 5_000, 20_000
 """Up and down."""
@@ -58,9 +60,11 @@ class NatSwarm(LocalSwarm):
         relay: bool = True,
         relay_flags: tuple[str, ...] = (),
         ipv6: bool = False,
+        more_relays: tuple[str, ...] = (),
     ) -> None:
-        """`ipv6`: coordinator, relay and peers listen at IPv6, too, and the link names both addresses of the coordinator."""
-        self.folder, self.internet = folder, internet
+        """`ipv6`: coordinator, relay and peers listen at IPv6, too, and the link names both addresses of the coordinator.
+        `more_relays`: public places that have a relay of their own."""
+        self.folder, self.internet, self.more_relays = folder, internet, more_relays
         self.with_relay, self.relay_flags, self.ipv6 = relay, relay_flags, ipv6
         self.processes: dict[str, Process] = {}
         try:
@@ -82,6 +86,10 @@ class NatSwarm(LocalSwarm):
         self.serving = serve.first_json()
         if self.with_relay:
             self.bootstrap = relay.first_json()["addresses"]
+        for place in self.more_relays:
+            other = self.start(place, "node", "relay", "--home", str(self.folder / place),
+                               "--listen", f"{self.internet.public[place]}:{RELAY_PORT}", "--json")  # fmt: skip
+            self.bootstrap += other.first_json()["addresses"]
         text = self.folder / "text.txt"
         text.write_bytes(Path(os.__file__).read_bytes())
         run = run.replace("DATA", str(text)).replace("MIN_PEERS", str(min_peers))
@@ -95,7 +103,7 @@ class NatSwarm(LocalSwarm):
         self.invite = Invite.parse(self.link)
 
     def inside(self, name: str) -> tuple[str, ...]:
-        return self.internet.inside(name if name in HOMES else "pub")
+        return self.internet.inside(name if name in (*HOMES, *self.more_relays) else "pub")
 
     def join_plainly(self, name: str) -> None:
         """A peer that says nothing about its network but a port, which the tests probe."""
@@ -132,7 +140,7 @@ class NatSwarm(LocalSwarm):
 @pytest.fixture(scope="module")
 def internet() -> Iterator[Internet]:
     try:
-        internet = Internet()
+        internet = Internet(PUBLIC | OBSERVERS)
     except NotHereError as why:
         pytest.skip(f"no network namespaces here: {why}")
     try:
@@ -221,6 +229,23 @@ def test_two_homes_need_no_relay_of_the_operator_if_a_peer_is_public(internet: I
     finally:
         swarm.close()
     assert processes_with(str(tmp_path)) == [], "something was left running"
+
+
+@pytest.mark.nightly
+def test_two_homes_punch_through_their_routers_if_enough_others_see_them(internet: Internet, tmp_path: Path) -> None:
+    swarm = NatSwarm(tmp_path, internet, min_peers=3, more_relays=tuple(OBSERVERS))
+    try:
+        for name in PEERS:
+            swarm.join_plainly(name)
+        trained_together(swarm, PEERS)
+        for home in HOMES:
+            assert swarm.found(home)["reachable"] == "private"
+            assert internet.connect("pub", PUBLIC[HOMES[home]], PEER_PORT) == "dropped"
+        wait_for("direct way", lambda: {swarm.way("home1", "home2"), swarm.way("home2", "home1")} == {"direct"}, 120)
+        trained_together(swarm, PEERS, from_now=True)
+        leaves_cleanly(swarm, PEERS)
+    finally:
+        swarm.close()
 
 
 @pytest.mark.nightly
