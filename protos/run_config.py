@@ -117,7 +117,10 @@ class DataConfig(Section):
     """Other http(s) addresses of the same shards. A peer takes the next one if one does not answer."""
 
     tokenizer: str = "bytes"
-    """`bytes` (256 tokens), or the name or path of a Hugging Face tokenizer."""
+    """`bytes` (256 tokens), the path of a tokenizer.json, or the name or folder of a Hugging Face tokenizer."""
+
+    tokenizer_sha256: str | None = Field(default=None, pattern=forms.SHA256)
+    """The hash that `swarmentum data tokenizer NAME` prints. A peer whose tokenizer encodes differently does not join."""
 
     mix: tuple[MixSource, ...] = Field(default=(), max_length=MIX_MAX)
     """Several sources instead of `source`: tables [[data.mix]] with `name`, `source`, `weight`, and `changes` of the weight at
