@@ -191,7 +191,7 @@ class PeerSettings(LiveSettings, BaseSettings):
             relays=tuple(self.relays),
             reachability=self.reachability,
             relay_for_others=self.relay_for_others,
-            relay_bytes_a_second=None if self.relay_mbit is None else self.relay_mbit * BYTES_A_MBIT,
+            relay_bytes_a_second=None if self.relaying_mbit is None else self.relaying_mbit * BYTES_A_MBIT,
             memory_bytes_max=None if self.overlay_memory_gb is None else int(self.overlay_memory_gb * 10**9),
             quic=self.quic,
             patience_seconds=math.inf if self.patience_seconds is None else self.patience_seconds,

@@ -1,7 +1,8 @@
 """Token shards from text: `swarmentum data build`. Documents are shuffled, tokenised, and cut into files of equal size.
 
 The text is a file, a folder, a JSON Lines, Parquet or Arrow file, or a dataset that the `datasets` library opens. Documents
-stream through: neither the text nor the tokens have to fit into memory. Refuses to write into a folder that has something in it.
+stream through: neither the text nor the tokens have to fit into memory. Refuses to write into a folder that has something in
+it.
 """
 
 from __future__ import annotations

@@ -347,7 +347,7 @@ class Session:
         host = self.parts.host
         host.limit_memory(memory_bytes_max)
         host.relaying.limit(relay_bytes_a_second)
-        return host.relaying.total
+        return self.counters.wire.relayed(host.relaying.total)
 
     async def paused(self, paused: bool) -> None:
         """This peer's owner has paused it, or lets it take part again."""
