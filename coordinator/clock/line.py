@@ -131,13 +131,13 @@ def may_come(line: Line, key: bytes, free: int) -> bool:
 
 def waiting(line: Line, run: Run, now_ms: int) -> Line:
     """The line without the peers that are silent, that did not come when they were called, or that have a place of the run by
-    now. A peer has one when it follows the log."""
+    now. A peer has one when it follows the log. A peer with accepted votes needs no turn (`admission.needs_turn`)."""
     return {key: it for key, it in line.items() if not (_gone(it, now_ms) or _is_in(run, key))}
 
 
 def _is_in(run: Run, key: bytes) -> bool:
     peer = run.peers.get(key)
-    return peer is not None and peer.phase is not PeerPhase.ABSENT
+    return peer is not None and (peer.phase is not PeerPhase.ABSENT or peer.votes_accepted > 0)
 
 
 def _gone(waiting: Waiting, now_ms: int) -> bool:

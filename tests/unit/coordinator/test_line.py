@@ -114,6 +114,10 @@ def test_a_peer_that_follows_the_log_is_in_line_no_more() -> None:
     joined = Peer(ADA, phase=PeerPhase.ABSENT)
     assert list(waiting(line, run_with({ADA: joined}), 2)) == [ADA], "it has a session, and builds its model"
     assert list(waiting(line, run_with({ADA: replace(joined, phase=PeerPhase.SYNCING)}), 2)) == []
+    counted = replace(joined, votes_accepted=1)
+    assert list(waiting(line, run_with({ADA: counted}), 2)) == [], (
+        "a restart kept it at the head of the line for minutes"
+    )
 
 
 def test_the_peers_of_one_network_keep_no_more_places_of_the_run_than_they_may_take() -> None:
