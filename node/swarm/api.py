@@ -111,7 +111,7 @@ class Swarm:
     def waits_for(self) -> str:
         """What this peer waits for, in words: a coordinator that is away, or a place of the run. Empty: nothing."""
         away = self._session.away
-        return self._waits_for or (away and f"the coordinator is away: {printable(away)}")
+        return self._waits_for or (away and f"trying again: {printable(away)}")
 
     def connect(self, *, anchor: bool = False, patience_seconds: float = math.inf) -> pb.GetRunResponse:
         """Reach the coordinator and read the run's facts. Waits while the coordinator is away, and while the run is full.
@@ -133,7 +133,7 @@ class Swarm:
                 if time.monotonic() + delay > give_up:
                     raise
                 why = printable(str(error))
-            self._waits_for = f"the coordinator is away: {why}"
+            self._waits_for = f"trying again: {why}"
             if again.worth(why, time.monotonic()):
                 structlog.get_logger("peer").info("coordinator away; trying again", why=why, step=step)
             self._sleep(delay)

@@ -172,14 +172,14 @@ def test_a_coordinator_that_is_away_is_asked_until_it_answers_and_a_full_run_wai
     swarm._sleep = lambda seconds: said.append(swarm.waits_for)  # type: ignore[method-assign]
     with capture_logs() as lines:
         assert swarm.connect().head_step == 7
-    away = [f"the coordinator is away: no coordinator answers at nowhere.example:{port}: Name or service not known"
+    away = [f"trying again: no coordinator answers at nowhere.example:{port}: Name or service not known"
             for port in (0, 1, 1)]  # fmt: skip
     assert said == [*away, "the run is full; this peer is number 1 of 1 in line"]
     assert swarm.waits_for == ""
     told = [line["why"] for line in lines if line["event"] == "coordinator away; trying again"]
-    assert told == [text.removeprefix("the coordinator is away: ") for text in away[:2]], "the same words are said once"
+    assert told == [text.removeprefix("trying again: ") for text in away[:2]], "the same words are said once"
     network.away = "nobody answers"
-    assert swarm.waits_for == "the coordinator is away: nobody answers", "also while the peer follows the log"
+    assert swarm.waits_for == "trying again: nobody answers", "also while the peer follows the log"
     swarm.close(leaving=False)
 
 
