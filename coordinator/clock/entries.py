@@ -46,7 +46,7 @@ def commit(run: Run, now_ms: int) -> Outcome:
 
 
 def _uncounted(current: OpenStep, counted: Collection[bytes], now_ms: int) -> list[Effect]:
-    """Tell each author of a payload that was claimed, and is not in the entry, why: its owner asks."""
+    """Tell each author of a payload that was claimed, and is not in the entry, why: its owner asks. ADR 65."""
     rule, found = current.counted_by, list[Effect]()
     assert rule is not None, "a step is counted before it is decided"
     took = f"when the step was decided after {(now_ms - current.opened_ms) / MS:.1f} s"

@@ -1,4 +1,4 @@
-"""How fast a machine uploads: it sends a bounded number of bytes to a peer of the run, which counts and forgets them.
+"""How fast a machine uploads (ADR 63): it sends a bounded number of bytes to a peer of the run, which counts and forgets them.
 
 `swarmentum doctor` asks. A peer takes test bytes only if its owner lets it carry bytes of others, and gives no limit in Mbit/s.
 Refuses a second measurement at the same time, and more than a few a minute: identities are free, and an owner pays for bytes.
@@ -25,6 +25,7 @@ from protos.rate import Rate
 PROTOCOL = "/swarmentum/test-bytes/1"
 CHUNK_BYTES = 1 << 15
 BYTES_MAX = 2 << 20
+CHUNKS_MAX = BYTES_MAX // CHUNK_BYTES
 SEND_SECONDS = 4.0
 """A sender writes no more after so long; then it waits for the answers to what is under way."""
 TAKE_SECONDS_MAX = 15.0
@@ -80,7 +81,7 @@ class Taker:
         return self._sites.may(site(ipaddress.ip_address(ip)), now_ms) and self._all.may("", now_ms)
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for _ in range(BYTES_MAX // CHUNK_BYTES):
+        for _ in range(CHUNKS_MAX):
             try:
                 await reader.readexactly(CHUNK_BYTES)
             except asyncio.IncompleteReadError:
@@ -116,7 +117,7 @@ async def _send(writer: asyncio.StreamWriter) -> int:
     """Write chunks until SEND_SECONDS or BYTES_MAX; returns their number."""
     until, sent = time.monotonic() + SEND_SECONDS, 0
     chunk = bytes(range(256)) * (CHUNK_BYTES // 256)
-    while sent < BYTES_MAX // CHUNK_BYTES and time.monotonic() < until:
+    while sent < CHUNKS_MAX and time.monotonic() < until:
         writer.write(chunk)
         sent += 1
         await writer.drain()
@@ -128,7 +129,7 @@ async def _answered(reader: asyncio.StreamReader, sending: asyncio.Future[int]) 
     times: list[float] = []
     with suppress(TimeoutError, OSError):
         async with asyncio.timeout(TAKE_SECONDS_MAX):
-            while not sending.done() or len(times) < sending.result():
+            while len(times) < CHUNKS_MAX and (not sending.done() or len(times) < sending.result()):
                 if not await reader.read(1):
                     break
                 times.append(time.monotonic())

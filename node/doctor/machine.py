@@ -106,7 +106,7 @@ def port_fault(settings: PeerSettings) -> str:
     host, _, text = settings.listen.rpartition(":")
     host, port = host.strip("[]"), int(text)
     try:
-        check_port_free(host, port)
+        check_port_free(host, port, quic=settings.quic)
     except OperatorError as error:
         return f"the peer cannot listen at {settings.listen}: {error}"
     return ""

@@ -115,7 +115,7 @@ class Daemon:
         after each start, `restarted` after each start but the first.
         """
         host, port = self._settings.listen_host, self._settings.listen_port
-        check_port_free(host, port)
+        check_port_free(host, port, quic=self._settings.quic)
         self._settings = replace(self._settings, listen_port=port or free_port(host))
         told = [address.text for address in usable(bootstrap, most=BOOTSTRAP_MAX)]
         if len(told) < len(set(bootstrap)):

@@ -1,4 +1,4 @@
-"""Where p2pd listens: the addresses of a machine with IPv4, IPv6 or both, and a port that it keeps over all its starts.
+"""Where p2pd listens: the addresses of a machine with IPv4, IPv6 or both, and a port that it keeps over all its starts. ADR 64.
 
 A new p2pd at another port would make every address wrong that others know of this peer, also those at which they have dialled
 it. Refuses a port that another program has: p2pd itself would take a busy TCP port silently (SO_REUSEPORT).
@@ -34,10 +34,10 @@ def free_port(host: str) -> int:
     raise OperatorError(f"no port is free for TCP and UDP at {', '.join(hosts)}; choose one with --listen")
 
 
-def check_port_free(host: str, port: int) -> None:
+def check_port_free(host: str, port: int, *, quic: bool = True) -> None:
     """OperatorError if another program listens there, or if the address is not this machine's. Port 0: any port."""
     for each in hosts_of(host):
-        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)[: 1 + quic]:
             if fault := _fault(each, port, kind):
                 raise OperatorError(f"cannot listen on {each} port {port}: {fault}; choose another one with --listen")
 

@@ -87,3 +87,28 @@ async def test_a_sender_that_stalls_or_sends_without_end_is_bounded(
                 await reader.read(-1)
         assert wire.received <= BYTES_MAX
         writer.close()
+
+
+async def test_a_taker_that_answers_without_end_or_not_at_all_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testbytes, "TAKE_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(testbytes, "ANSWER_SECONDS_MAX", 1.0)
+
+    async def liar(remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(YES * 100_000)
+        await writer.drain()
+        await asyncio.sleep(3)
+
+    async def mute(remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(3)
+
+    async with hosts(tmp_path, BOTH_ENDS) as (ada, bob):
+        await ada.serve(PROTOCOL, liar)
+        async with asyncio.timeout(10):
+            found = await measure(bob.open, ada.identity.public_key)
+        assert found is not None
+        assert found.size < BYTES_MAX
+        await bob.serve(PROTOCOL, mute)
+        async with asyncio.timeout(10):
+            assert await measure(ada.open, bob.identity.public_key) is None
