@@ -78,6 +78,7 @@ class HuggingFaceTokenizer:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         try:
+            self._inner: Any
             if Path(name).is_file():
                 self._inner = PreTrainedTokenizerFast(tokenizer_file=name)  # type: ignore[no-untyped-call]
                 return

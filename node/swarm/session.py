@@ -147,7 +147,7 @@ def build(
     fetcher = BlobFetcher(host, wire, refused)
     pulls = Pulls(fetcher, payloads, view, snapshots, runtime, patience)
     topic = Topic(host, run_id, view, runtime.log)
-    pusher = Pusher(host, view, wire, topic, counters.arrivals)
+    pusher = Pusher(host, view, wire, topic, counters.arrivals, counters.doors)
     publication = Publication(identity, run_id, payloads, outbox, pusher.publish, view, runtime, outside.aside)
     announcements = Announcements(public_key, Inbox(run_id), pulls, door, outbox, view, runtime)
     collector = Collector(pulls, payloads, door, snapshots, runtime, whole=archive)
