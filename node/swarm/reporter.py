@@ -71,9 +71,10 @@ class Reporter:
                 await self._runtime.emit(Failed(error))
                 return
             self._answered(facts, response)
-            step = next((fact.step for fact in facts if isinstance(fact, Published)), None)
-            if step is not None and not response.announcement_taken and response.refusals:
-                await self._runtime.emit(NotCounted(step, f"too late or refused: {printable(response.refusals[0])}"))
+            for step in (fact.step for fact in facts if isinstance(fact, Published)):
+                # The coordinator has decided that step. Other refusals may pass: this peer says it again.
+                for why in (why for why in response.refusals if why.startswith(f"payload of step {step}: step ")):
+                    await self._runtime.emit(NotCounted(step, f"too late: {printable(why)}"))
 
     def _answered(self, facts: list[Fact], response: pb.ReportResponse) -> None:
         """Mark the facts that the coordinator has; this peer reports the others again."""
