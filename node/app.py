@@ -202,7 +202,9 @@ class _Peer:
         tell = swarm.tell_failure if self.settings.tell_failures else _told_nobody
         with saves, telling(tell) as stage:
             stage.reason = Failing.JOIN_FAILURE_VERSION
-            facts = swarm.connect(anchor=self.anchor)
+            # A command that only copies the state ends soon if nobody answers; a peer waits for its coordinator.
+            patience = 0.0 if self.copies and self.series is None else self.settings.overlay().patience_seconds
+            facts = swarm.connect(anchor=self.anchor, patience_seconds=patience)
             config = check_genesis(facts.genesis, self.invite)
             self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
             self.evaluates = self._evaluates(config, facts)

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from node.donor.settings import LiveSettings
 from node.overlay.settings import OverlaySettings
-from protos import toml_file
+from protos import forms, toml_file
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB
 from protos.optimizer_config import GroupSize, OneIn, TopK
@@ -24,7 +24,6 @@ from protos.run_config import Address
 PORT_MAX = 65535
 BYTES_A_MBIT = 125_000
 MULTIADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/[^\s]*)?")
-LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|\d+\.\d+\.\d+\.\d+):\d{1,5}$"
 
 
 class PeerSettings(LiveSettings, BaseSettings):
@@ -72,8 +71,8 @@ class PeerSettings(LiveSettings, BaseSettings):
     data: str | None = None
     """Path of the training text or tokens on this machine, instead of the run's `data.source`."""
 
-    listen: str = Field(default="0.0.0.0:0", pattern=LISTEN_PATTERN)
-    """IP address and port (TCP and UDP) of the overlay; port 0 takes free ones."""
+    listen: str = Field(default="*:0", pattern=forms.LISTEN_OR_ALL)
+    """IP address and port (TCP and UDP) of the overlay; `*` is every address, IPv4 and IPv6. Port 0 takes a free port."""
 
     announce: list[str] = Field(default_factory=list)
     """Multiaddresses to give other peers instead of the found ones, e.g. /ip4/203.0.113.5/tcp/4001."""
@@ -93,7 +92,7 @@ class PeerSettings(LiveSettings, BaseSettings):
     quic: bool = True
     """Listen on UDP (QUIC) beside TCP. Turn it off on a public machine that fears attacks on QUIC (docs/security.md)."""
 
-    metrics_listen: str | None = Field(default=None, pattern=LISTEN_PATTERN)
+    metrics_listen: str | None = Field(default=None, pattern=forms.LISTEN)
     """Address and port of Prometheus metrics (http://.../metrics); off by default."""
 
     data_gb: float = Field(default=10.0, gt=0)
@@ -162,7 +161,8 @@ class PeerSettings(LiveSettings, BaseSettings):
     def _address(cls, value: str | None) -> str | None:
         if value is not None:
             host, _, port = value.rpartition(":")
-            ipaddress.ip_address(host.strip("[]"))
+            if host != "*":
+                ipaddress.ip_address(host.strip("[]"))
             if int(port) > PORT_MAX:
                 raise ValueError(f"{port} is not a port; use a port from 0 to {PORT_MAX}")
         return value
@@ -191,7 +191,7 @@ class PeerSettings(LiveSettings, BaseSettings):
             relays=tuple(self.relays),
             reachability=self.reachability,
             relay_for_others=self.relay_for_others,
-            relay_bytes_a_second=None if self.relay_mbit is None else self.relay_mbit * BYTES_A_MBIT,
+            relay_bytes_a_second=None if self.relaying_mbit is None else self.relaying_mbit * BYTES_A_MBIT,
             memory_bytes_max=None if self.overlay_memory_gb is None else int(self.overlay_memory_gb * 10**9),
             quic=self.quic,
             patience_seconds=math.inf if self.patience_seconds is None else self.patience_seconds,

@@ -20,7 +20,7 @@ from node.data.mixed import MixedSamples
 from node.data.samples import Samples
 from node.data.shards import ShardedSamples
 from node.data.shelf import Cache, Folder, Shards, manifest_of
-from node.data.tokenizer import Tokenizer, load_tokenizer
+from node.data.tokenizer import Tokenizer, run_tokenizer
 from protos.assignment import Range
 from protos.disk import write_bytes, writing
 from protos.mixture import phases
@@ -59,7 +59,7 @@ def open_text(
     first. `paced`: see `Mirrors`. Raises OperatorError or NetworkError."""
     data = config.data
     if not trains:
-        return Text(data.source, load_tokenizer(data.tokenizer))
+        return Text(data.source, run_tokenizer(data.tokenizer, data.tokenizer_sha256))
     if data.mix:
         return _mixture(config, settings, log, paced, step)
     return _one(Named(settings.data or data.source, data.mirrors, data.sha256), config, settings, log, paced, step)
@@ -117,7 +117,13 @@ def _one(
             f"of the set, a folder with a {MANIFEST}, or join without --data"
         )
     path = None if source == STANDARD_LIBRARY else Path(source)
-    corpus = open_corpus(path, settings.home / "cache", tokenizer=data.tokenizer, dtype=data.dtype)
+    corpus = open_corpus(
+        path,
+        settings.home / "cache",
+        tokenizer=data.tokenizer,
+        tokenizer_sha256=data.tokenizer_sha256,
+        dtype=data.dtype,
+    )
     samples = Samples(corpus.tokens, data.context, config.seed)
     return Text(corpus.name, corpus.tokenizer, samples, corpus.tokens.dtype.name)
 
@@ -132,7 +138,7 @@ def _shards(
     private = settings.allow_data or settings.data is not None
     mirrors = Mirrors(urls, private=private, log=log.warning, paced=paced)
     encoded, manifest = _manifest(source, mirrors, settings.home / "cache", named.sha256)
-    tokenizer = load_tokenizer(data.tokenizer)
+    tokenizer = run_tokenizer(data.tokenizer, data.tokenizer_sha256)
     if sha256_of(tokenizer.fingerprint()) != manifest.tokenizer_sha256:
         raise DataError(
             f"data: {source} has tokens of the tokenizer {manifest.tokenizer!r}, and the run's data.tokenizer is "

@@ -211,12 +211,13 @@ def may_see(address: Address, of: Network, to: Network) -> bool:
 
 def shown(addresses: Sequence[Address], of: Network, to: Network) -> list[str]:
     """At most ADDRESSES_SHOWN_MAX addresses of one peer for another: the best direct one and the best relayed one. Without a
-    relayed one, the next best direct one takes its place. First those at which the coordinator sees the peer, then public
-    ones."""
+    relayed one, the next best direct one takes its place. First those of the family, IPv4 or IPv6, that the other peer comes
+    from, because it may have no other; then those at which the coordinator sees the peer, then public ones."""
     fine = [address for address in addresses if may_see(address, of, to)]
 
-    def rank(address: Address) -> tuple[bool, bool, str]:
-        return address.ip is None or address.ip != of, address.scope is not Scope.PUBLIC, address.transport
+    def rank(address: Address) -> tuple[bool, bool, bool, str]:
+        other = address.ip is not None and to is not None and address.ip.version != to.version
+        return other, address.ip is None or address.ip != of, address.scope is not Scope.PUBLIC, address.transport
 
     direct = sorted((a for a in fine if not a.relay), key=rank)
     relayed = sorted((a for a in fine if a.relay), key=rank)

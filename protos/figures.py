@@ -22,3 +22,8 @@ def loss_of(contributions: Sequence[Contribution], before: float = 0.0) -> float
     middle = statistics.median(c.loss for c in counted)
     most = LOSS_TIMES_MEDIAN_MAX * max(abs(middle), 1e-6)
     return sum(min(max(c.loss, -most), most) * c.samples for c in counted) / sum(c.samples for c in counted)
+
+
+def rate(learning_rate: float) -> float:
+    """A learning rate with as many digits as mean something to a person; the log keeps its exact bits."""
+    return float(f"{learning_rate:.4g}")

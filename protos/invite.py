@@ -61,7 +61,7 @@ class Invite:
         try:
             data = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError) as error:
-            raise OperatorError(f"the invite link is damaged ({error}); copy it again, whole") from error
+            raise OperatorError("the invite link is damaged or cut off; copy it again, whole") from error
         if len(data) < 4 or hashlib.sha256(data[:-4]).digest()[:4] != data[-4:]:
             raise OperatorError("the invite link is damaged or cut off; copy it again, whole")
         try:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from protos import forms
 from protos.errors import Reason, Refusal
 from protos.identity import public_key_of
 from protos.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, CONFIG_JSON_BYTES_MAX, ENTRY_CONTRIBUTIONS_MAX
@@ -21,7 +22,7 @@ SOURCE_CHARACTERS_MAX = 2048
 MIRRORS_MAX = 8
 MIX_MAX = 32
 CHANGES_MAX = 64
-Address = Annotated[str, Field(max_length=ADDRESS_BYTES_MAX, pattern=r"^/.+/p2p/[1-9A-HJ-NP-Za-km-z]+$")]
+Address = Annotated[str, Field(max_length=ADDRESS_BYTES_MAX, pattern=forms.PEER_ADDRESS)]
 
 
 def check_web(source: str, sha256: str | None, mirrors: tuple[str, ...]) -> None:
@@ -39,7 +40,7 @@ class ModelConfig(Section):
     config: dict[str, Any] | None = None
     """A transformers AutoConfig as a table: `model_type` and whatever that type takes."""
 
-    factory: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    factory: str | None = Field(default=None, pattern=forms.FUNCTION)
     """`module:function` that returns a torch.nn.Module; every peer must have the module installed."""
 
     kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -67,16 +68,16 @@ class WeightChange(Section):
 class MixSource(Section):
     """One source of a mixture."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
+    name: str = Field(pattern=forms.SOURCE_NAME)
     """What messages call it, and its name in the folder that a peer gives with `swarmentum join --data`."""
 
     source: str = Field(max_length=SOURCE_CHARACTERS_MAX)
     """As `data.source`."""
 
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    sha256: str | None = Field(default=None, pattern=forms.SHA256)
     """As `data.sha256`."""
 
-    mirrors: tuple[Annotated[str, Field(max_length=SOURCE_CHARACTERS_MAX, pattern=r"^https?://")], ...] = Field(
+    mirrors: tuple[Annotated[str, Field(max_length=SOURCE_CHARACTERS_MAX, pattern=forms.WEB_ADDRESS)], ...] = Field(
         default=(), max_length=MIRRORS_MAX
     )
     """As `data.mirrors`."""
@@ -107,16 +108,19 @@ class DataConfig(Section):
     """`stdlib` (the Python standard library's own sources), a text file, a folder, a .npy or .bin token file, or the http(s)
     address of token shards that `swarmentum data build` made. A peer points to its own copy with `swarmentum join --data`."""
 
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    sha256: str | None = Field(default=None, pattern=forms.SHA256)
     """The hash of the shards' manifest.json, which `swarmentum data build` prints. All peers then train on the same tokens."""
 
-    mirrors: tuple[Annotated[str, Field(max_length=SOURCE_CHARACTERS_MAX, pattern=r"^https?://")], ...] = Field(
+    mirrors: tuple[Annotated[str, Field(max_length=SOURCE_CHARACTERS_MAX, pattern=forms.WEB_ADDRESS)], ...] = Field(
         default=(), max_length=MIRRORS_MAX
     )
     """Other http(s) addresses of the same shards. A peer takes the next one if one does not answer."""
 
     tokenizer: str = "bytes"
-    """`bytes` (256 tokens), or the name or path of a Hugging Face tokenizer."""
+    """`bytes` (256 tokens), the path of a tokenizer.json, or the name or folder of a Hugging Face tokenizer."""
+
+    tokenizer_sha256: str | None = Field(default=None, pattern=forms.SHA256)
+    """The hash that `swarmentum data tokenizer NAME` prints. A peer whose tokenizer encodes differently does not join."""
 
     mix: tuple[MixSource, ...] = Field(default=(), max_length=MIX_MAX)
     """Several sources instead of `source`: tables [[data.mix]] with `name`, `source`, `weight`, and `changes` of the weight at
@@ -283,7 +287,7 @@ class OverlayConfig(Section):
 class RunConfig(Section):
     """The whole of run.toml."""
 
-    name: str = Field(default="swarm", min_length=1, max_length=64, pattern=r"^[\w .-]+$")
+    name: str = Field(default="swarm", min_length=1, max_length=64, pattern=forms.RUN_NAME)
     """The name of the run, for people."""
 
     seed: int = Field(default=0, ge=0, lt=1 << 63)

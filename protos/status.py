@@ -6,7 +6,9 @@ table is a fault of the network or of the server, and may pass.
 
 from __future__ import annotations
 
+import re
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -34,10 +36,17 @@ _MEANINGS: dict[Any, tuple[type[NetworkError] | type[RefusedError], str]] = {
     grpc.StatusCode.OUT_OF_RANGE: (BehindError, "the coordinator has less of the log than this peer"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (BusyError, "the coordinator is busy"),
 }
+_LAST_ERROR = re.compile(r"last error: [A-Z_]+: (?:ipv[46]:)?(.*)", re.DOTALL)
 _NO_ANSWER = NetworkError, "the coordinator does not answer"
 
 
 def error_of(error: Any) -> NetworkError | RefusedError:
     """The error that a failed gRPC call (`grpc.RpcError`) means. RefusedError: to ask again changes nothing."""
     kind, text = _MEANINGS.get(error.code(), _NO_ANSWER)
-    return kind(f"{text}: {error.details()}")
+    return kind(f"{text}: {_last(error.details() or '')}")
+
+
+def _last(details: str) -> str:
+    """What gRPC says, without its words around the last failure: the address, and the system's reason."""
+    found = _LAST_ERROR.search(details)
+    return unquote(found[1]) if found else details

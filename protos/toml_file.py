@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from protos.errors import OperatorError
+from protos.forms import expected
 
 M = TypeVar("M", bound=BaseModel)
 LINE_DOTS_MAX: Final = 256
@@ -58,12 +59,24 @@ def describe(error: ValidationError, place: Any = lambda loc: "") -> str:
     lines, wrong = [], error.errors()
     for item in wrong[:WRONG_SHOWN_MAX]:
         key = ".".join(str(part) for part in item["loc"]) or "the whole"
-        message = UNKNOWN if item["type"] == "extra_forbidden" else item["msg"]
+        message = _message(item)
         given = "" if item["type"] in ("missing", "value_error") else f" (given: {_cut(item['input'])})"
         lines.append(f"{place(item['loc'])}{key}: {message}{given}")
     if len(wrong) > WRONG_SHOWN_MAX:
         lines.append(f"and {len(wrong) - WRONG_SHOWN_MAX} more")
     return "\n".join(lines)
+
+
+def _message(item: Any) -> str:
+    """What is wrong with a value, in words for a person who knows no pydantic."""
+    match item["type"]:
+        case "extra_forbidden":
+            return UNKNOWN
+        case "value_error":
+            return str(item["ctx"]["error"])
+        case "string_pattern_mismatch":
+            return f"expected is {expected(item['ctx']['pattern'])}"
+    return str(item["msg"])
 
 
 def _cut(value: object) -> str:

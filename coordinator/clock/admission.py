@@ -14,7 +14,7 @@ from coordinator.clock.effects import Denial
 from coordinator.clock.events import JoinAsked
 from coordinator.clock.state import GUESTS_MAX, TICKETS_MAX, Issued, Peer, PeerPhase, Phase, Run, TicketState
 from protos.identity import peer_id, short
-from protos.limits import READMITTED_MAX
+from protos.limits import FULL, READMITTED_MAX
 from protos.ticket import Ticket
 
 # Places of a run that one block of network addresses may take, as a part of all: a flood from one block leaves the rest.
@@ -101,7 +101,7 @@ def room(run: Run, public_key: bytes, network: str, now_ms: int, *, anchor: bool
     if anchor:
         return Room(True, "anchors need no place")
     present = _others(run, public_key)
-    most, text = run.config.clock.max_peers, "the run is full: {0} of {1} peers are here; try again later"
+    most, text = run.config.clock.max_peers, f"{FULL}: {{0}} of {{1}} peers are here; try again later"
     if network and run.config.admission.mode == "open":
         block = [peer for peer in present if peer.network == network]
         block_most = block_places(run)

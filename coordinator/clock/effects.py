@@ -16,6 +16,7 @@ class NoticeKind(Enum):
     RESYNC = "resync"
     FINISHED = "finished"
     WAITING = "waiting"
+    VOTE = "vote"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class SendAnnouncement:
 
 @dataclass(frozen=True)
 class SendNotice:
-    """Send `to` (None: all followers) a notice. In a re-sync, `step` is the step after which the state differs."""
+    """Send `to` (None: all followers) a notice. In a re-sync, `step` is the step after which the state differs;
+    about a vote, it is the step that was decided."""
 
     kind: NoticeKind
     reason: str

@@ -5,10 +5,10 @@ Refuses to say when a step is decided (`steps.py`) and to judge votes itself: `t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from coordinator.clock import electorate, memory, quorum, rules, trust
-from coordinator.clock.effects import Append, Effect, SendEntry
+from coordinator.clock import electorate, holdings, memory, quorum, rules, trust
+from coordinator.clock.effects import Append, Effect, NoticeKind, SendEntry, SendNotice
 from coordinator.clock.events import Claim
 from coordinator.clock.records import EntryCommitted, Judged, OwnerNamed
 from coordinator.clock.state import DURATIONS_KEPT, OpenStep, Outcome, Run
@@ -17,6 +17,8 @@ from protos.assignment import assign, merge
 from protos.checks import VERDICT_STEPS
 from protos.limits import EVALUATIONS_MAX, OWNER_STEPS_MIN, POOL_RANGES_MAX
 from protos.log import Contribution, Entry, entry_body, entry_hash
+
+MS = 1000
 
 
 def commit(run: Run, now_ms: int) -> Outcome:
@@ -39,7 +41,26 @@ def commit(run: Run, now_ms: int) -> Outcome:
         run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
     run = replace(run, anchor_late=late)
     run, named = _owners(run, accepted)
-    return run, [*effects, Append(record), SendEntry(entry.step), *named]
+    told = _uncounted(current, accepted.keys() | trials.keys(), now_ms)
+    return run, [*effects, Append(record), SendEntry(entry.step), *told, *named]
+
+
+def _uncounted(current: OpenStep, counted: Collection[bytes], now_ms: int) -> list[Effect]:
+    """Tell each author of a payload that was claimed, and is not in the entry, why: its owner asks. ADR 65."""
+    rule, found = current.counted_by, list[Effect]()
+    assert rule is not None, "a step is counted before it is decided"
+    took = f"when the step was decided after {(now_ms - current.opened_ms) / MS:.1f} s"
+    for author in sorted(current.claims.keys() - counted):
+        place = current.tick.places[author]
+        if current.counted >> place & 1:
+            why = "another peer announced the same payload first"
+        elif rule.anchor:
+            why = f"no anchor held the payload {took}"
+        else:
+            held, of = holdings.count_of(current.tally, place), rule.within.bit_count()
+            why = f"held by {held} of {of} peers, quorum {rule.needed}, {took}"
+        found.append(SendNotice(NoticeKind.VOTE, why, to=author, step=current.tick.step))
+    return found
 
 
 def _owners(run: Run, counted: Iterable[bytes]) -> Outcome:

@@ -49,6 +49,11 @@ def reaching(tally: tuple[int, ...], needed: int) -> int:
     return more | equal
 
 
+def count_of(tally: tuple[int, ...], place: int) -> int:
+    """How many hold the payload of the author at this place."""
+    return sum((digit >> place & 1) << at for at, digit in enumerate(tally))
+
+
 def tallied(step: OpenStep, within: int) -> tuple[int, ...]:
     """How many of the members in the mask `within` hold each author's payload."""
     tally: tuple[int, ...] = ()

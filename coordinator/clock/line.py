@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from coordinator.clock.admission import block_places, needs_ticket
 from coordinator.clock.state import PeerPhase, Run
 from coordinator.clock.values import replace
+from protos.amounts import duration
+from protos.limits import FULL
 from protos.ticket import Ticket
 
 SILENT_MS_MAX = 5 * 60_000
@@ -21,7 +23,10 @@ SILENT_MS_MAX = 5 * 60_000
 CALLED_MS_MAX = 20 * 60_000
 """A peer that is called downloads a tokenizer and builds its model meanwhile."""
 LINE_MAX = 256
+MS = 1000
 INVITE = "invite "
+CALLS_KEPT = 16
+"""The expected wait follows from the pace of so many last calls."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,14 @@ class Waiting:
     asked_ms: int
     called_ms: int | None = None
     """Since when a place of the run is kept for it."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a line moves: since when somebody waits in it, and when its last peers were called (at most CALLS_KEPT)."""
+
+    since_ms: int
+    called_ms: tuple[int, ...] = ()
 
 
 Line = Mapping[bytes, Waiting]
@@ -76,7 +89,7 @@ def asked(line: Line, key: bytes, part: str, free: int, part_max: int, now_ms: i
         if len(here) >= LINE_MAX or same >= part_max:
             whose = "with your invite" if part.startswith(INVITE) else "of your network"
             many = f"{len(here)} peers" if len(here) >= LINE_MAX else f"{same} peers {whose}"
-            reason = f"the run is full, and {many} wait in line, as many as there may be"
+            reason = f"{FULL}, and {many} wait in line, as many as there may be"
             return Turn(here, len(here) + 1, len(here), reason)
         mine = Waiting(part, now_ms)
     mine = replace(mine, asked_ms=now_ms)
@@ -85,8 +98,29 @@ def asked(line: Line, key: bytes, part: str, free: int, part_max: int, now_ms: i
     if ahead < free:
         return Turn({**here, key: replace(mine, called_ms=mine.called_ms or now_ms)}, 0, len(here))
     place = ahead - max(free, 0) + 1
-    reason = f"the run is full; this peer is number {place} of {len(here) - max(free, 0)} in line"
+    reason = f"{FULL}; this peer is number {place} of {len(here) - max(free, 0)} in line"
     return Turn({**here, key: replace(mine, called_ms=None)}, place, len(here), reason)
+
+
+def moved(pace: Pace | None, before: Line, after: Line, now_ms: int) -> Pace | None:
+    """The pace after a question that turned one line into another. An empty line has none."""
+    if not after:
+        return None
+    pace = pace or Pace(now_ms)
+    called = [key for key, it in after.items() if it.called_ms is not None]
+    new = sum(key not in before or before[key].called_ms is None for key in called)
+    return replace(pace, called_ms=(*pace.called_ms, *[now_ms] * new)[-CALLS_KEPT:])
+
+
+def expected(pace: Pace, place: int, now_ms: int) -> str:
+    """How long a peer at this place will wait, in words. Refuses to guess before anybody was called."""
+    calls = len(pace.called_ms)
+    if not calls:
+        since = duration((now_ms - pace.since_ms) / MS)
+        return f"the expected wait is not known: nobody has left the run in the {since} since the line began"
+    begin = pace.since_ms if calls < CALLS_KEPT else pace.called_ms[0]
+    wait = place * (now_ms - begin) / calls
+    return f"expected wait: about {duration(wait / MS)}, at the pace of the last {calls} places that became free"
 
 
 def may_come(line: Line, key: bytes, free: int) -> bool:
@@ -97,13 +131,13 @@ def may_come(line: Line, key: bytes, free: int) -> bool:
 
 def waiting(line: Line, run: Run, now_ms: int) -> Line:
     """The line without the peers that are silent, that did not come when they were called, or that have a place of the run by
-    now. A peer has one when it follows the log."""
+    now. A peer has one when it follows the log. A peer with accepted votes needs no turn (`admission.needs_turn`)."""
     return {key: it for key, it in line.items() if not (_gone(it, now_ms) or _is_in(run, key))}
 
 
 def _is_in(run: Run, key: bytes) -> bool:
     peer = run.peers.get(key)
-    return peer is not None and peer.phase is not PeerPhase.ABSENT
+    return peer is not None and (peer.phase is not PeerPhase.ABSENT or peer.votes_accepted > 0)
 
 
 def _gone(waiting: Waiting, now_ms: int) -> bool:

@@ -18,6 +18,7 @@ _NOTICE_KINDS = {
     NoticeKind.RESYNC: pb.NoticeKind.NOTICE_KIND_RESYNC,
     NoticeKind.FINISHED: pb.NoticeKind.NOTICE_KIND_FINISHED,
     NoticeKind.WAITING: pb.NoticeKind.NOTICE_KIND_WAITING,
+    NoticeKind.VOTE: pb.NoticeKind.NOTICE_KIND_VOTE,
 }
 
 

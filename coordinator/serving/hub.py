@@ -154,7 +154,7 @@ class Hub:
         self._described.pop(run_id, None)
         self.metrics.forget(run_id)
         self.failures.forget(run_id)
-        self.lines.keep(run_id, {})
+        self.lines.keep(run_id, {}, 0)
         if runtime is not None:
             runtime.abandon()
         if self._purging is None or self._purging.done():

@@ -123,8 +123,10 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         if free and not may_enter:
             return None
         turn = line.asked(here, public_key, part, free, most, now_ms)
-        self.hub.lines.keep(run.run_id, turn.line)
-        return pb.MayJoinResponse(place=turn.place, length=turn.length, reason=turn.reason)
+        pace = self.hub.lines.keep(run.run_id, turn.line, now_ms)
+        waits = turn.place and public_key in turn.line and pace is not None
+        reason = f"{turn.reason}; {line.expected(pace, turn.place, now_ms)}" if waits and pace else turn.reason
+        return pb.MayJoinResponse(place=turn.place, length=turn.length, reason=reason)
 
     @answered
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:  # noqa: N802

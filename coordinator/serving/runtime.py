@@ -240,7 +240,7 @@ class RunRuntime:
                 self.streams.send(effect.to, pb.FollowResponse(notice=facts.notice(run, effect, self._identity)))
                 if effect.to is None:
                     self._log.info(effect.reason, step=run.head_step, peer="all")
-                else:
+                elif effect.kind is not NoticeKind.VOTE:  # its author alone wants to know
                     self._caused.info(effect.reason, effect.to, step=run.head_step, peer=short(effect.to))
             case Arm():
                 self._arm(effect.at_ms)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from coordinator.clock.line import LINE_MAX, Line, Waiting
+from coordinator.clock.line import LINE_MAX, Line, Pace, Waiting, moved
 from protos.disk import replace_bytes
 
 NAME = "lines.json"
@@ -25,6 +25,7 @@ class Lines:
     def __init__(self, path: Path | None, now_ms: int) -> None:
         self._path = path
         self._lines: dict[bytes, Line] = {}
+        self._paces: dict[bytes, Pace | None] = {}
         self._read_ms = now_ms
         if path is not None and path.is_file():
             self._read(path, now_ms)
@@ -37,14 +38,16 @@ class Lines:
         """Whether the coordinator started so recently that places that look free may belong to peers that come back."""
         return now_ms - self._read_ms < RETURN_MS_MAX
 
-    def keep(self, run_id: bytes, line: Line) -> None:
-        """The line is this now. The file is written if somebody came or left."""
+    def keep(self, run_id: bytes, line: Line, now_ms: int) -> Pace | None:
+        """The line is this now. The file is written if somebody came or left. Returns the line's pace since this start."""
         changed = list(self.of(run_id)) != list(line)
+        pace = self._paces[run_id] = moved(self._paces.get(run_id), self.of(run_id), line, now_ms)
         self._lines[run_id] = line
         if not line:
-            del self._lines[run_id]
+            del self._lines[run_id], self._paces[run_id]
         if changed and self._path is not None:
             self._write(self._path)
+        return pace
 
     def _write(self, path: Path) -> None:
         values = {

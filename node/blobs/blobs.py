@@ -47,6 +47,12 @@ class WireBytes:
     up: Lane = field(default_factory=Lane)
     down: Lane = field(default_factory=Lane)
 
+    def relayed(self, total: int) -> int:
+        """So many bytes in all came in and went out for others; returns them."""
+        for lane in (self.up, self.down):
+            lane.relayed(total)
+        return total
+
 
 class Arrivals:
     """How long this peer's blobs took to arrive, as their pullers report. Only a puller can measure it. Bounded."""

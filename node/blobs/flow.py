@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 BURST_SECONDS = 0.25
 """A direction that was quiet may send so much at once, beside the bytes that it is asked for."""
+RELAYED_SECONDS_MAX = 5.0
 LOOK_SECONDS = 1.0
 """A direction that is shut, or whose limit is lifted, is looked at so often."""
 
@@ -23,8 +24,14 @@ class Lane:
         """Whether the month's bytes are used up. `node/donor/watch.py` writes it, from another thread."""
         self._rate = rate
         self._free_at = 0.0
+        self._relayed = 0
         self._urgent = 0
         self._lock, self._urgent_lock = asyncio.Lock(), asyncio.Lock()
+
+    @property
+    def limited(self) -> bool:
+        """Whether the owner gives this direction a limit."""
+        return self._rate() is not None
 
     async def take(self, size: int, *, urgent: bool = False) -> None:
         """Wait until so many bytes may go. `urgent`: before those that are not."""
@@ -42,6 +49,15 @@ class Lane:
                     await asyncio.sleep(min(max(wait, 0.001), LOOK_SECONDS))
         finally:
             self._urgent -= urgent
+
+    def relayed(self, total: int) -> None:
+        """So many bytes in all went in this direction for others, past this lane. What is new comes off the rate, at most
+        RELAYED_SECONDS_MAX of it: own votes wait no longer for them."""
+        new, self._relayed = total - self._relayed, total
+        if new > 0 and (rate := self._rate()) is not None:
+            now = _now()
+            due = max(self._free_at, now - BURST_SECONDS) + new / rate
+            self._free_at = max(self._free_at, min(due, now + RELAYED_SECONDS_MAX))
 
     def give_back(self, size: int) -> None:
         """So many bytes did not go after all."""

@@ -26,12 +26,13 @@ def build(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A text file, a folder, a .jsonl or .parquet file, or hf://OWNER/NAME for a dataset of the Hugging Face hub.",
+            help="A text file, a folder, a .jsonl, .parquet or .arrow file, or hf://OWNER/NAME for a dataset of the hub.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="A new folder for the shards.")],
     tokenizer: Annotated[
-        str, typer.Option(help="The run's tokenizer: bytes, or a folder or name for Hugging Face's AutoTokenizer.")
+        str,
+        typer.Option(help="The run's tokenizer: bytes, a tokenizer.json, or a folder or name of Hugging Face."),
     ] = "bytes",
     column: Annotated[str, typer.Option(help="The column of text in .jsonl, .parquet and datasets.")] = "text",
     subset: Annotated[str | None, typer.Option(help="The subset (configuration) of a dataset.")] = None,
@@ -59,3 +60,23 @@ def build(
     print('source = "https://YOUR.SERVER/FOLDER"')
     print(f'sha256 = "{built.sha256}"')
     print(f'tokenizer = "{tokenizer}"')
+
+
+@app.command("tokenizer", epilog=EXIT_CODES)
+def tokenizer(
+    name: Annotated[str, typer.Argument(metavar="TOKENIZER", help="As --tokenizer of `swarmentum data build`.")],
+    as_json: Json = False,
+) -> None:
+    """Print a tokenizer's hash, which a run can name, so that no peer joins with another one."""
+    need_node_extra()
+    from node.data.tokenizer import load_tokenizer, sha256_of_tokenizer
+
+    found = load_tokenizer(name)
+    sha256, ends = sha256_of_tokenizer(found), found.end
+    if as_json:
+        print(json.dumps({"tokenizer": name, "sha256": sha256, "vocabulary": found.vocabulary, "end": ends}))
+        return
+    end = "none: a newline ends a text" if ends is None else str(ends)
+    print(f"{found.vocabulary:,} tokens; id that ends a text: {end}. For run.toml:")
+    print(f'tokenizer = "{name}"')
+    print(f'tokenizer_sha256 = "{sha256}"')

@@ -69,11 +69,11 @@ def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault) -> Foun
     """What can be found about a run from here."""
     name = printable(invite.run_name, NAME_CHARACTERS_MAX)
     if isinstance(way, Fault):
-        return Found(name, "", way, way, way, way, way, way, way)
+        return Found(name, "", way, way, way, way, way, way, way, way)
     run = way.run
     if isinstance(run, Fault):
         rest = Fault("the run is not known")
-        return Found(name, way.address, way.round_trip_ms, run, rest, rest, rest, rest, rest)
+        return Found(name, way.address, way.round_trip_ms, run, rest, rest, rest, rest, rest, rest)
     folder = settings.home / "runs" / invite.run_id.hex()[:16]
     identity = Identity.load_or_create(settings.home / "identity.key")
     first = side_by_side({"asks": lambda: seat.asked(run.config, settings)}, MACHINE_SECONDS_MAX)
@@ -85,7 +85,7 @@ def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault) -> Foun
     facts = {"seat": Fault("the run asks for more than was allowed")} | side_by_side(probes, RUN_SECONDS_MAX)
     inside = facts["inside"]
     if isinstance(inside, Fault):
-        inside = swarm.Inside(inside, inside, inside, inside)
+        inside = swarm.Inside(inside, inside, inside, inside, inside)
     return Found(
         name=name,
         address=way.address,
@@ -96,6 +96,7 @@ def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault) -> Foun
         seat=facts["seat"],
         reach=inside.reach,
         download=inside.download,
+        upload=inside.upload,
     )
 
 
@@ -112,7 +113,9 @@ def as_values(found: list[Line], run: Found | None) -> dict[str, Any]:
 
 def show(found: list[Line], run: Found | None) -> None:
     """For people. Words of a run are strangers': printable, never markup."""
-    table = Table("", "", "", title=None if run is None else Text(f"run {run.name}"), show_header=False, box=None)
+    table = Table(title=None if run is None else Text(f"run {run.name}"), show_header=False, box=None)
+    for overflow in ("fold", "fold", "fold"):  # a peer id is longer than a line of words
+        table.add_column(overflow=overflow)
     for line in found:
         words = Text(printable(line.text, LINE_CHARACTERS_MAX))
         if line.todo:

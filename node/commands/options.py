@@ -21,7 +21,7 @@ InviteLink = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs; logs go to stderr.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more log lines.")]
 Listen = Annotated[
-    str | None, typer.Option(help="IP:port of the overlay, TCP and UDP (default: 0.0.0.0:0, a free port).")
+    str | None, typer.Option(help="IP:port of the overlay, TCP and UDP (default: *:0, every address and a free port).")
 ]
 Announce = Annotated[
     list[str] | None,

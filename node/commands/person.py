@@ -22,7 +22,8 @@ COLUMNS_MIN = 40
 
 
 def link_from(given: str | None, file: Path | None = None) -> str:
-    """The invite link: as given, from the first line of stdin (`-`), or from the first line of a file."""
+    """The invite link: as given, from stdin (`-`), or from a file. A terminal gives one line; a pipe and a file may have
+    broken the link over several lines."""
     if (given is None) == (file is None):
         raise OperatorError(
             "give exactly one of these: the invite link, `-` to read the link from stdin, or --invite-file PATH"
@@ -30,18 +31,21 @@ def link_from(given: str | None, file: Path | None = None) -> str:
     if file is not None:
         try:
             with file.open(encoding="utf-8") as opened:
-                line = opened.readline(INVITE_BYTES_MAX + 2)
+                text = opened.read(INVITE_BYTES_MAX + 2)
         except (OSError, UnicodeDecodeError) as error:
             raise OperatorError(f"--invite-file {file}: cannot be read: {error}") from error
-        return _some(line, f"--invite-file {file}")
+        return _some(text, f"--invite-file {file}")
     assert given is not None, "one of them is"
-    return _some(sys.stdin.readline(INVITE_BYTES_MAX + 2), "stdin") if given == STDIN else given
+    if given != STDIN:
+        return given
+    read = sys.stdin.readline if sys.stdin.isatty() else sys.stdin.read
+    return _some(read(INVITE_BYTES_MAX + 2), "stdin")
 
 
-def _some(line: str, where: str) -> str:
-    if not line.strip():
-        raise OperatorError(f"{where}: the first line is empty; put the invite link, swarmentum://..., there")
-    return line.strip()
+def _some(text: str, where: str) -> str:
+    if not text.strip():
+        raise OperatorError(f"{where}: nothing is there; put the invite link, swarmentum://..., there")
+    return text.strip()
 
 
 def can_be_asked() -> bool:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import structlog
 
+from node.blobs import testbytes
+from node.blobs.blobs import WireBytes
 from node.overlay.dht import Discovery
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
@@ -62,6 +64,7 @@ async def _serve(home: Path, overlay: OverlaySettings, as_json: bool) -> None:
     discovery = Discovery(host, run_id=None)
     try:
         await host.start()
+        await host.serve(testbytes.PROTOCOL, testbytes.Taker(host, WireBytes()).handle)
         await discovery.start(list(overlay.bootstrap))
         ready = RelayReady(identity.peer_id, tuple(await host.addresses()))
         _announce(ready, as_json)

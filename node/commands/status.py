@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -35,6 +37,8 @@ from protos.v1 import coordinator_pb2 as pb
 
 LINE_SECONDS = 2.0
 FIGURES_READ_MAX = 64
+COLUMNS_OF_ONE_TABLE = 130
+NEVER_WRAPPED = {"peer", "step", "state digest", "votes", "samples/s", "loss", "score"}
 
 
 async def fetch(invite: Invite) -> tuple[pb.GetRunResponse, RunConfig]:
@@ -142,24 +146,8 @@ def show(values: dict[str, Any]) -> None:
     for row in values["changed"]:
         since = f"{row['key']} = {row['value']}, changed by the operator from step {row['from_step']} on"
         console.print(since, highlight=False, markup=False)
-    table = Table(
-        "peer", "owner", "phase", "device", "step", "state digest", "votes", "samples/s", "loss", "standing", "score"
-    )
-    for peer in values["peers"]:
-        table.add_row(
-            peer["id"][-8:],
-            Text(f"{peer['owner']} ({peer['owner_standing']})" if peer["owner"] else ""),
-            peer["phase"] + (", anchor" if peer["anchor"] else "") + (", paused" if peer["paused"] else ""),
-            Text(peer["device"]),
-            str(peer["step"]),
-            peer["digest"][:16],
-            str(peer["votes_accepted"]),
-            f"{peer['samples_per_second']:.1f}",
-            f"{peer['loss']:.4f}",
-            Text(peer["standing"]),
-            f"{peer['score']:.1f}",
-        )
-    console.print(table)
+    for table in peer_tables(values["peers"], console.width):
+        console.print(table)
     for owner in values["owners"]:
         many = f"{len(owner['peers'])} peers" if len(owner["peers"]) > 1 else "1 peer"
         what = f"{many}, {owner['votes_accepted']} votes, {owner['samples_per_second']:.1f} samples/s"
@@ -168,6 +156,44 @@ def show(values: dict[str, Any]) -> None:
     for excluded in values["exclusions"]:
         when = "from the next entry on" if excluded["step"] is None else f"step {excluded['step']}"
         console.print(f"{excluded['id']}, {when}: {excluded['reason']}", highlight=False, markup=False, soft_wrap=True)
+
+
+def peer_tables(peers: list[dict[str, Any]], columns: int) -> list[Table]:
+    """The peers in one table, or in two where the window is too narrow for one. Nothing in them is cut: words wrap."""
+    if columns >= COLUMNS_OF_ONE_TABLE:
+        return [_table({"peer": _peer, **_WHOSE, **_WORK}, peers)]
+    return [_table({"peer": _peer, **_WORK}, peers), _table({"peer": _peer, **_WHOSE}, peers)][: 1 + bool(peers)]
+
+
+def _table(columns: dict[str, Callable[[dict[str, Any]], str]], peers: list[dict[str, Any]]) -> Table:
+    table = Table(box=SIMPLE, pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold", no_wrap=name in NEVER_WRAPPED)
+    for peer in peers:
+        table.add_row(*(Text(cell(peer)) for cell in columns.values()))
+    return table
+
+
+def _peer(peer: dict[str, Any]) -> str:
+    return str(peer["id"][-8:])
+
+
+_WHOSE: dict[str, Callable[[dict[str, Any]], str]] = {
+    "owner": lambda peer: f"{peer['owner']} ({peer['owner_standing']})" if peer["owner"] else "-",
+    "device": lambda peer: peer["device"],
+    "state digest": lambda peer: peer["digest"][:16],
+    "score": lambda peer: f"{peer['score']:.1f}",
+}
+_WORK: dict[str, Callable[[dict[str, Any]], str]] = {
+    "phase": lambda peer: (
+        peer["phase"] + (", anchor" if peer["anchor"] else "") + (", paused" if peer["paused"] else "")
+    ),
+    "step": lambda peer: str(peer["step"]),
+    "votes": lambda peer: str(peer["votes_accepted"]),
+    "samples/s": lambda peer: f"{peer['samples_per_second']:.1f}",
+    "loss": lambda peer: f"{peer['loss']:.4f}" if peer["votes_accepted"] else "-",
+    "standing": lambda peer: peer["standing"],
+}
 
 
 class Watcher:

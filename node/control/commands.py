@@ -104,6 +104,8 @@ class Commands:
         return {
             "entered": trainer.entered,
             "waiting": printable(standing.waiting),
+            "waits_for": trainer.swarm.waits_for,
+            "doors": dict(trainer.swarm.counters.doors),
             "loading": trainer.recovery.loading.words,
             "checks": self._on_probation(),
             "step_seconds": pace,

@@ -9,9 +9,12 @@ import math
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from node.swarm.events import NotCounted, Waiting
+from protos.assignment import Range
 
 STEPS_KEPT = 100
 OPEN_KEPT = 4
@@ -70,6 +73,7 @@ class Standing:
         self._lock = threading.Lock()
         self._open: dict[int, Fate] = {}
         self._decided: OrderedDict[int, Fate] = OrderedDict()
+        self._whys: OrderedDict[int, str] = OrderedDict()
         self._times: deque[float] = deque(maxlen=PACE_STEPS + 1)
         self.given = Given()
         self.paused = False
@@ -77,14 +81,22 @@ class Standing:
         self.waiting = ""
         """Why no step is open; empty while one is, or before the coordinator has said anything."""
 
-    def waits(self, why: str) -> None:
-        """The coordinator opens no step."""
-        self.waiting = why
+    def told(self, event: Waiting | NotCounted) -> None:
+        """The coordinator opens no step; or it says why votes of this peer do not count, before or after their step's entry."""
         with self._lock:
-            self._times.clear()
+            if isinstance(event, Waiting):
+                self.waiting = event.reason
+                self._times.clear()
+                return
+            self._whys[event.step] = event.reason
+            while len(self._whys) > OPEN_KEPT:
+                self._whys.popitem(last=False)
+            fate = self._decided.get(event.step)
+            if fate is not None and fate.outcome == "refused":
+                self._decided[event.step] = replace(fate, why=event.reason)
 
-    def opened(self, step: int, *, asked: bool, paused: bool = False) -> None:
-        """The coordinator opened a step, perhaps again; `asked`: its roster names this peer."""
+    def opened(self, step: int, applied: int, *, asked: bool, paused: bool = False) -> None:
+        """The coordinator opened a step, perhaps again; `asked`: its roster names this peer, which has `applied` so many."""
         self.waiting = ""
         before = self._open.get(step)
         if before is not None and before.outcome == "announced":
@@ -92,7 +104,27 @@ class Standing:
         # A step's tick may come before the entry of the step before it is applied (ADR 31).
         self._open = {at: fate for at, fate in self._open.items() if at > step - OPEN_KEPT}
         outcome = "paused" if paused else "late" if asked else "not asked"
-        self._open[step] = Fate(step, outcome, OUTCOMES[outcome])
+        why = self._left_out(step - 1 - applied) if outcome == "not asked" else OUTCOMES[outcome]
+        self._open[step] = Fate(step, outcome, why)
+
+    def _left_out(self, behind: int) -> str:
+        """Why a roster does not name this peer, as far as this peer knows it."""
+        why = OUTCOMES["not asked"]
+        if behind > 0:
+            return (
+                f"{why}: this peer had {behind} {'step' if behind == 1 else 'steps'} to apply when the step was opened"
+            )
+        with self._lock:
+            tried = any(fate.outcome == "probation" for fate in self._decided.values())
+        return f"{why}: newcomers take turns until their checks are passed" if tried else why
+
+    def late(self, step: int, done: int, ranges: Sequence[Range], seconds: float) -> None:
+        """The step was decided when this peer had computed `done` samples of its ranges, in so many seconds."""
+        wanted = sum(map(len, ranges))
+        why = f"{OUTCOMES['late']}, with {done} of {wanted} samples computed in {seconds:.1f} s"
+        if 0 < done < wanted:
+            why = f"late by about {seconds * (wanted - done) / done:.1f} s: {why}"
+        self._open[step] = Fate(step, "late", why)
 
     def announced(self, step: int, samples: int, tokens: int = 0) -> None:
         """This peer announced votes for the step."""
@@ -113,8 +145,8 @@ class Standing:
         elif tried:
             fate = replace(fate, outcome="probation", why=OUTCOMES["probation"])
         elif fate.outcome == "announced":
-            why = f"too few holders had this peer's payload when the step closed; it counts the votes of {peers} peers"
-            fate = replace(fate, outcome="refused", why=why)
+            why = f"decided without them; the step counts the votes of {peers} peers"
+            fate = replace(fate, outcome="refused", why=self._whys.get(step, why))
         if fate.outcome != "accepted":
             fate = replace(fate, samples=0, tokens=0)
         with self._lock:

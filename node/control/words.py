@@ -35,6 +35,8 @@ def state(told: Told) -> tuple[str, str]:
         return "leaving: saving what is needed to come back", "wait"
     if told["loading"]:
         return told["loading"], "wait"
+    if told["waits_for"]:
+        return cut(told["waits_for"], WHY_CHARACTERS_MAX), "wait"
     if not told["entered"]:
         return "joining the run", "wait"
     if told["step"] >= told["steps"]:

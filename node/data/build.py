@@ -1,7 +1,8 @@
 """Token shards from text: `swarmentum data build`. Documents are shuffled, tokenised, and cut into files of equal size.
 
-The text is a file, a folder, a JSON Lines or Parquet file, or a dataset that the `datasets` library opens. The documents stream
-through: neither the text nor the tokens have to fit into memory. Refuses to write into a folder that has something in it.
+The text is a file, a folder, a JSON Lines, Parquet or Arrow file, or a dataset that the `datasets` library opens. Documents
+stream through: neither the text nor the tokens have to fit into memory. Refuses to write into a folder that has something in
+it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from protos.disk import write_bytes, writing
 
 JSON_LINES: Final = (".jsonl", ".ndjson")
 PARQUET: Final = ".parquet"
+ARROW: Final = ".arrow"
+ARROW_MAGIC: Final = b"ARROW1"
 LINE_BYTES_MAX: Final = 64 << 20
 PARQUET_ROWS: Final = 1024
 SHARD_TOKENS: Final = 1 << 24
@@ -150,15 +153,15 @@ def texts(source: Source) -> Iterator[str]:
     path = Path(source.place)
     if not path.exists():
         raise DataError(
-            f"data build: {path} does not exist; name a text file, a folder, a .jsonl or .parquet file, or {HUB}OWNER/NAME for "
-            "a dataset of the Hugging Face hub"
+            f"data build: {path} does not exist; name a text file, a folder, a .jsonl, .parquet or .arrow file, or "
+            f"{HUB}OWNER/NAME for a dataset of the Hugging Face hub"
         )
     tables = sorted(path.rglob("*")) if path.is_dir() else [path]
-    tables = [table for table in tables if table.suffix in {*JSON_LINES, PARQUET}]
+    tables = [table for table in tables if table.suffix in _READERS]
     if not tables:
         yield from (document.text() for document in read_text(path))
     for table in tables:
-        yield from (_parquet if table.suffix == PARQUET else _json_lines)(table, source.column)
+        yield from _READERS[table.suffix](table, source.column)
 
 
 def _json_lines(path: Path, column: str) -> Iterator[str]:
@@ -198,6 +201,37 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
                     yield _text_of({column: value}, column, f"{path}, row {number}")
     except (ArrowException, OSError) as error:
         raise DataError(f"data build: {path} cannot be read: {error}") from error
+
+
+def _arrow(path: Path, column: str) -> Iterator[str]:
+    """A file that the `datasets` library saved: a stream of record batches, or a file with an index."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise DataError(f"data build: {path} needs pyarrow: pip install 'swarmentum[data]'") from error
+    try:
+        with pa.memory_map(str(path)) as mapped:
+            indexed = mapped.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+            mapped.seek(0)
+            opened = pa.ipc.open_file(mapped) if indexed else pa.ipc.open_stream(mapped)
+            if column not in opened.schema.names:
+                found = ", ".join(opened.schema.names)
+                raise DataError(f"data build: {path} has no column {column!r}; it has {found}: name one with --column")
+            batches = map(opened.get_batch, range(opened.num_record_batches)) if indexed else opened
+            number = 0
+            for batch in batches:
+                for value in batch.column(opened.schema.get_field_index(column)).to_pylist():
+                    number += 1
+                    yield _text_of({column: value}, column, f"{path}, row {number}")
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"data build: {path} cannot be read: {error}") from error
+
+
+_READERS: Final[dict[str, Callable[[Path, str], Iterator[str]]]] = {
+    **dict.fromkeys(JSON_LINES, _json_lines),
+    PARQUET: _parquet,
+    ARROW: _arrow,
+}
 
 
 def _dataset(source: Source) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from node.data.errors import DataError
 from node.data.sources import read_text, standard_library
-from node.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from node.data.tokenizer import ByteTokenizer, Tokenizer, run_tokenizer
 from node.data.tokens import (
     SCAN_TOKENS,
     TOKEN_SUFFIXES,
@@ -43,16 +43,17 @@ def open_corpus(
     cache_dir: Path,
     *,
     tokenizer: str = "bytes",
+    tokenizer_sha256: str | None = None,
     dtype: str = "uint16",
     vocabulary: int | None = None,
     progress: Progress = lambda done, name: None,
 ) -> Corpus:
     """Text or tokens at `path` (None: the standard library's sources), every id below `vocabulary` where it is given.
 
-    `tokenizer` is 'bytes' or a Hugging Face name or folder; `dtype` is the type of a raw `.bin`. `cache_dir` keeps
-    the tokens that a Hugging Face tokenizer makes.
+    `tokenizer` is 'bytes', a tokenizer.json, or a Hugging Face name or folder; `dtype` is the type of a raw `.bin`. `cache_dir`
+    keeps the tokens that a Hugging Face tokenizer makes.
     """
-    chosen = load_tokenizer(tokenizer)
+    chosen = run_tokenizer(tokenizer, tokenizer_sha256)
     name = "the Python standard library" if path is None else str(path)
     if path is not None and not path.exists():
         raise DataError(f"data: {path} does not exist; name a text file, a folder of text, or a .npy or .bin of tokens")

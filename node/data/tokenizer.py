@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,15 +75,21 @@ class HuggingFaceTokenizer:
     """A tokenizer of the `transformers` library, by name or folder."""
 
     def __init__(self, name: str) -> None:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         try:
+            self._inner: Any
+            if Path(name).is_file():
+                self._inner = PreTrainedTokenizerFast(tokenizer_file=name)  # type: ignore[no-untyped-call]
+                return
             # without the last word it asks whether it may run what the tokenizer brought, and hears a "y" on stdin
             self._inner = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # the library of a tokenizer.json raises plain exceptions
+            why = (str(error).splitlines() or [type(error).__name__])[0]
             raise TokenizerError(
-                f"data.tokenizer = {name!r}: transformers cannot load it: {str(error).splitlines()[0]} "
-                "Give 'bytes', a folder with a tokenizer, or a name that this machine can download"
+                f"data.tokenizer = {name!r}: transformers cannot load it: {why} Give 'bytes', a folder with a tokenizer, a "
+                "tokenizer.json, or a name that this machine can download. A machine without a network needs a copy of "
+                "~/.cache/huggingface from one that has the tokenizer"
             ) from error
 
     @property
@@ -109,8 +116,24 @@ class HuggingFaceTokenizer:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """`bytes`, or whatever `AutoTokenizer` knows by that name or finds in that folder."""
+    """`bytes`, a tokenizer.json, or whatever `AutoTokenizer` knows by that name or finds in that folder."""
     return ByteTokenizer() if name == "bytes" else HuggingFaceTokenizer(name)
+
+
+def sha256_of_tokenizer(tokenizer: Tokenizer) -> str:
+    """What `data.tokenizer_sha256` of a run names."""
+    return hashlib.sha256(tokenizer.fingerprint()).hexdigest()
+
+
+def run_tokenizer(name: str, sha256: str | None) -> Tokenizer:
+    """The run's tokenizer. Raises TokenizerError for one that encodes differently than the run's (`sha256`, if it has one)."""
+    found = load_tokenizer(name)
+    if sha256 is not None and (here := sha256_of_tokenizer(found)) != sha256:
+        raise TokenizerError(
+            f"data.tokenizer = {name!r}: the one of this machine ({here[:16]}...) encodes differently than the run's "
+            f"({sha256[:16]}...): copy the run's tokenizer to this machine, or ask the operator for the revision"
+        )
+    return found
 
 
 def _byte_signs() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from node.blobs.testbytes import Upload
 from node.model.room import Room
 
 
@@ -113,6 +114,13 @@ class Download:
 
 
 @dataclass(frozen=True)
+class InLine:
+    """A run that is full, and the peers in the line before it."""
+
+    waiting: int
+
+
+@dataclass(frozen=True)
 class Found:
     """All that is known about a run from here. A `Fault` stands for what could not be found."""
 
@@ -122,8 +130,9 @@ class Found:
     facts: Others | Fault
     asks: str | Fault
     """What the run asks of this machine (data, code, downloads)."""
-    admitted: str | Fault
+    admitted: str | InLine | Fault
     """This peer's id, if the coordinator admits it."""
     seat: Seat | Fault
     reach: Reach | Fault
     download: Download | Fault
+    upload: Upload | Fault

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import platform
 import re
-import socket
 import sys
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -19,7 +18,7 @@ from node.doctor.facts import Devices, Here
 from node.donor import awake
 from node.model.device import DeviceError, devices, pick_device
 from node.model.room import room_of
-from node.overlay.daemon import check_port_free
+from node.overlay.ports import check_port_free
 from protos.errors import OperatorError
 from protos.log import FORMAT_VERSION
 from protos.version import software_version
@@ -106,14 +105,9 @@ def port_fault(settings: PeerSettings) -> str:
     """Why this machine cannot listen as the settings say; empty: it can."""
     host, _, text = settings.listen.rpartition(":")
     host, port = host.strip("[]"), int(text)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        check_port_free(host, port)
-        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-            with socket.socket(family, kind) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, port))
-    except (OperatorError, OSError) as error:
+        check_port_free(host, port, quic=settings.quic)
+    except OperatorError as error:
         return f"the peer cannot listen at {settings.listen}: {error}"
     return ""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 
-from node.doctor.facts import Fault, Found, Others, Reach, Seat
+from node.doctor.facts import Fault, Found, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Verdict, unknown
-from node.doctor.predict import Prediction, predict
+from node.doctor.predict import SECONDS_AN_HOUR, Prediction, predict
 from protos.address import Scope, scope_of, usable
 from protos.amounts import amount
 
@@ -14,6 +14,7 @@ ROUND_TRIP_MS_MAX = 500.0
 """Beyond this, small models wait more for the coordinator than for their own gradients."""
 DOWN_BYTES_A_SECOND_MIN = 250_000
 """Two megabits a second: below, a snapshot of a model of 100 M parameters takes half an hour."""
+SMALLER_VOTES = "Join with --fit-uplink: the votes then follow what the line carries."
 CARRIER = ipaddress.ip_network("100.64.0.0/10")
 RELAY_TODO = "Forward a port of your router to this machine (--listen 0.0.0.0:PORT), or name a relay (--relay ADDRESS)."
 
@@ -29,7 +30,7 @@ def of_run(found: Found) -> list[Line]:
         router(found.reach),
         reachable(found.reach),
         download(found),
-        unknown("upload", Fault("no peer of a run takes test bytes")),
+        upload(found),
         contribution(found),
     ]
     return [line for line in lines if line is not None]
@@ -68,8 +69,18 @@ def asks(asked: str | Fault) -> Line:
     return Line("request", Verdict.OK, asked)
 
 
-def admission(admitted: str | Fault) -> Line:
+def admission(admitted: str | InLine | Fault) -> Line:
     """Whether the coordinator lets this peer in."""
+    if isinstance(admitted, InLine):
+        text = (
+            f"the run is full, and {admitted.waiting} peers wait in line; `join` waits in line, too, and says its place"
+        )
+        return Line(
+            "admission",
+            Verdict.WARNING,
+            text,
+            "Start `swarmentum join`, and leave it running: the line keeps its place.",
+        )
     if isinstance(admitted, Fault):
         return _fault("admission", admitted, "Send your peer id to the run's operator." if admitted.refused else "")
     return Line("admission", Verdict.OK, f"admitted as peer {admitted}")
@@ -145,6 +156,17 @@ def download(found: Found) -> Line:
     if rate < DOWN_BYTES_A_SECOND_MIN:
         return Line("download", Verdict.WARNING, text, "Use a cable instead of wireless, or another connection.")
     return Line("download", Verdict.OK, text)
+
+
+def upload(found: Found) -> Line:
+    """Bytes a second to a peer of the run, against what the votes need."""
+    if isinstance(found.upload, Fault):
+        return unknown("upload", found.upload)
+    rate, told = found.upload.size / max(found.upload.seconds, 1e-6), predicted(found)
+    text = f"{amount(rate)} a second ({amount(found.upload.size)} of test bytes in {found.upload.seconds:.1f} s)"
+    if told is not None and rate < told.up_bytes_an_hour / SECONDS_AN_HOUR:
+        return Line("upload", Verdict.WARNING, f"{text}; the votes need more at the run's pace", SMALLER_VOTES)
+    return Line("upload", Verdict.OK, text)
 
 
 def predicted(found: Found) -> Prediction | None:

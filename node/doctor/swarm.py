@@ -10,12 +10,14 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from node.blobs.blobs import WireBytes
 from node.blobs.fetcher import BlobFetcher
-from node.doctor.facts import Download, Fault, Others, Reach
+from node.blobs.testbytes import Upload, measure
+from node.doctor.facts import Download, Fault, InLine, Others, Reach
 from node.doctor.probes import fault_of
 from node.link.client import CoordinatorClient
 from node.overlay.host import Host
@@ -25,9 +27,10 @@ from node.snapshot.pieces import Manifest, open_manifest
 from node.swarm.events import Snapshot
 from node.swarm.snapshots import snapshot_of
 from node.training.sync import manifest_bytes
-from protos.errors import NetworkError, SwarmentumError
-from protos.identity import Identity, peer_id
+from protos.errors import NetworkError, OperatorError, SwarmentumError
+from protos.identity import Identity, peer_id, public_key_of
 from protos.invite import Invite
+from protos.limits import FULL
 from protos.phases import phase_word
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
@@ -36,7 +39,8 @@ DOWNLOAD_BYTES_MAX = 4 << 20
 DOWNLOAD_SECONDS_MAX = 15.0
 """A piece that is not here by then is not waited for."""
 DOWNLOAD_SECONDS_WANTED = 5.0
-OVERLAY_SECONDS_MAX = 30.0
+OVERLAY_SECONDS_MAX = 60.0
+UPLOADS_TRIED_MAX = 4
 CONNECT_SECONDS_MAX = 5.0
 ROUND_TRIPS = 3
 
@@ -124,35 +128,37 @@ def others_of(run: Run, later: Run | Fault) -> Others:
 class Inside:
     """What can be found once the run is known."""
 
-    admitted: str | Fault
+    admitted: str | InLine | Fault
     reach: Reach | Fault
     download: Download | Fault
+    upload: Upload | Fault
     later: Run | Fault
 
 
 async def inside(invite: Invite, identity: Identity, overlay: OverlaySettings, run: Run) -> Inside:
     """Admission, the overlay, a download, and a second look at the run."""
-    admitted, seen_from = await _admission(invite, identity)
+    admitted, seen_from = await _admission(invite, identity, run)
     if isinstance(admitted, Fault):
         not_now = Fault("the run does not admit this peer")
-        reach, download = not_now, not_now
-        return Inside(admitted, reach, download, run)
-    reach_found, download_found = await _overlay(invite, overlay, run, seen_from)
+        return Inside(admitted, not_now, not_now, not_now, run)
+    reach_found, download_found, upload_found = await _overlay(invite, overlay, run, seen_from)
     try:
         later: Run | Fault = await look(invite)
     except SwarmentumError as error:
         later = fault_of(error)
-    return Inside(admitted, reach_found, download_found, later)
+    return Inside(admitted, reach_found, download_found, upload_found, later)
 
 
-async def _admission(invite: Invite, identity: Identity) -> tuple[str | Fault, str]:
-    """This peer's id if it is admitted, and the address from which the coordinator sees it."""
+async def _admission(invite: Invite, identity: Identity, run: Run) -> tuple[str | InLine | Fault, str]:
+    """This peer's id if it is admitted, or the line before a full run; and the address from which the coordinator sees it."""
     client = CoordinatorClient(invite, identity)
     try:
         await client.connect()
         return identity.peer_id, await client.may_join()
     except SwarmentumError as error:
         fault = fault_of(error)
+        if fault.refused and FULL in fault.why:
+            return InLine(run.facts.in_line), ""
         return replace(fault, why=f"{fault.why} (this peer is {identity.peer_id})"), ""
     finally:
         await client.close()
@@ -160,8 +166,8 @@ async def _admission(invite: Invite, identity: Identity) -> tuple[str | Fault, s
 
 async def _overlay(
     invite: Invite, overlay: OverlaySettings, run: Run, seen_from: str
-) -> tuple[Reach | Fault, Download | Fault]:
-    """Get on the overlay for a moment, and pull from the run's peers."""
+) -> tuple[Reach | Fault, Download | Fault, Upload | Fault]:
+    """Get on the overlay for a moment, pull from the run's peers, and send test bytes to one."""
     with tempfile.TemporaryDirectory(prefix="swarmentum-doctor-") as folder:
         path = Path(folder) / "identity.key"
         host = Host(Identity.load_or_create(path), path, replace(overlay, listen_port=0, announce=()))
@@ -173,14 +179,26 @@ async def _overlay(
                 dialled = None if finding.verdict is Verdict.UNKNOWN else finding.verdict is Verdict.PUBLIC
                 reach = Reach(tuple(await host.addresses()), len(connected), seen_from, dialled, len(finding.relays))
                 newest = await look(invite)  # a small run makes a snapshot every few seconds, and peers drop older ones
-                return reach, await _download(host, newest, set(connected))
+                return reach, await _download(host, newest, set(connected)), await _upload(host)
         except TimeoutError:
             late = Fault(f"the overlay did not answer within {OVERLAY_SECONDS_MAX:.0f} s")
-            return late, late
+            return late, late, late
         except SwarmentumError as error:
-            return fault_of(error), Fault("this machine is not on the overlay")
+            away = Fault("this machine is not on the overlay")
+            return fault_of(error), away, away
         finally:
             await host.stop()
+
+
+async def _upload(host: Host) -> Upload | Fault:
+    """Test bytes to the first peer that takes them: connected directly, because a relay has a pace of its own."""
+    direct = [remote for remote, is_direct in (await host.connected()).items() if is_direct]
+    for remote in direct[:UPLOADS_TRIED_MAX]:
+        with suppress(OperatorError):  # of other software
+            found = await measure(host.open, public_key_of(remote))
+            if found is not None:
+                return found
+    return Fault("no connected peer takes test bytes now" if direct else "no peer is connected directly")
 
 
 async def _download(host: Host, run: Run, connected: set[str]) -> Download | Fault:

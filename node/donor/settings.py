@@ -74,6 +74,13 @@ class LiveSettings(BaseModel):
     owner: str | None = Field(default=None, title="a name of 1 to 64 printable characters, or off")
     """Whose machine this is, as everybody sees it. A name is a claim; `swarmentum owner add` has a key sign for it."""
 
+    @property
+    def relaying_mbit(self) -> float | None:
+        """The mean of what this peer relays. An owner who caps a direction, and names no `relay_mbit`, relays nothing: circuits
+        keep to no rate."""
+        capped = self.upload_mbit is not None or self.download_mbit is not None
+        return 0.0 if capped and self.relay_mbit is None else self.relay_mbit
+
     @field_validator("hours")
     @classmethod
     def _schedule(cls, value: str | None) -> str | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -34,6 +34,7 @@ from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2
 from protos.version import own_misfit, release_of, software_version
 
+T = TypeVar("T")
 CALL_SECONDS_MAX = 15.0
 LATE_ANSWERS_MAX = 64
 # A peer asks a busy coordinator again for so long.
@@ -157,6 +158,16 @@ class CoordinatorClient:
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
             raise NetworkError(f"the coordinator at {address} stands by")
         return address, channel
+
+    async def or_move(self, call: Awaitable[T]) -> T:
+        """The call's result. After a call that nobody answered, the next one goes to the coordinator that acts, if there are
+        several."""
+        try:
+            return await call
+        except NetworkError:
+            with suppress(NetworkError):
+                await self.move()
+            raise
 
     async def close(self) -> None:
         """Drop the channels."""

@@ -27,6 +27,10 @@ OVERLAY_PEERS_WANTED = 32
 DIAL_DIRECTLY_SECONDS_MIN = 5.0
 DIAL_DIRECTLY_SECONDS_MAX = 300.0
 OVERLAY_PEERS_MAX = 64
+# libp2p tries to punch once, when a relayed connection is made, and only if OBSERVERS_MIN others at different addresses have
+# told it where they see it (go-libp2p's ActivationThresh). A connection that was made earlier stays relayed: it is made again.
+OBSERVERS_MIN = 4
+PUNCHES_MAX = 3
 
 
 class Neighbours(Protocol):
@@ -59,6 +63,7 @@ class Connections:
         self._make_discovery = discovery
         self._discovery = discovery(host, run_id)
         self._again: dict[str, tuple[float, float]] = {}  # relayed peers: the next dial's time, and the wait after it
+        self._punched: dict[str, int] = {}
         self._announced = 0.0
         self._lacked: set[str] = set()
 
@@ -145,16 +150,30 @@ class Connections:
         await self._host.meet()
         await self._dial_directly({peer: theirs for peer, theirs in by_peer.items() if here.get(peer) is False})
 
+    async def _may_punch(self, peer: str) -> bool:
+        """Whether another try to punch through both routers is worth the relayed connection, which ends for it."""
+        if self._punched.get(peer, 0) >= PUNCHES_MAX or len(await self._host.places()) < OBSERVERS_MIN:
+            return False
+        self._punched[peer] = self._punched.pop(peer, 0) + 1
+        if len(self._punched) > OVERLAY_PEERS_MAX:
+            self._punched.pop(next(iter(self._punched)))
+        return True
+
     async def _dial_directly(self, relayed: dict[str, list[str]]) -> None:
         """Dial a public peer directly that is connected through a relay: a relay's bandwidth is shared by all peers."""
         now = time.monotonic()
         for peer, theirs in relayed.items():
             public = [address for address in theirs if is_public(address)]
             again, patience = self._again.get(peer, (0.0, DIAL_DIRECTLY_SECONDS_MIN))
-            if not public or now < again:
+            if now < again:
                 continue
-            direct = await self._host.dial_directly(peer, public)
-            self._neighbours.log("relayed connection to a public peer", to=peer, direct=direct)
+            if public:
+                direct, what = await self._host.dial_directly(peer, public), "relayed connection to a public peer"
+            elif self._host.peer_id < peer and await self._may_punch(peer):  # one of the two begins
+                direct, what = await self._host.punch(peer, theirs), "relayed connection to a peer behind a router"
+            else:
+                continue
+            self._neighbours.log(what, to=peer, direct=direct)
             self._again[peer] = (now + patience, min(2 * patience, DIAL_DIRECTLY_SECONDS_MAX))
             if len(self._again) > OVERLAY_PEERS_MAX:
                 self._again.pop(next(iter(self._again)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,10 +22,11 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from node import patience
 from node.overlay import guard, memory, relaying
+from node.overlay.ports import check_port_free, free_port, hosts_of
 from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings
 from node.overlay.tasks import Tasks
 from protos.address import usable
-from protos.errors import NetworkError, OperatorError
+from protos.errors import NetworkError
 
 # A peer behind a router tries BOOTSTRAP_TRIES times to reach its first relay, about 20 s, before it gives up.
 BOOTSTRAP_TRIES = 8
@@ -72,21 +72,6 @@ class _Process(P2P):  # type: ignore[misc]
             raise
 
 
-def check_port_free(host: str, port: int) -> None:
-    """OperatorError if another program listens there: p2pd itself would take a busy TCP port silently (SO_REUSEPORT)."""
-    if port == 0:
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise OperatorError(
-                f"cannot listen on {host} port {port}: {error.strerror}; choose another port with --listen"
-            ) from error
-
-
 class Daemon:
     """One peer's p2pd, over all its starts. `restarts` counts the starts after it had died."""
 
@@ -129,7 +114,9 @@ class Daemon:
         `bootstrap` comes from other peers. p2pd ends over text that is not an address, so such text is left out. `ready` runs
         after each start, `restarted` after each start but the first.
         """
-        check_port_free(self._settings.listen_host, self._settings.listen_port)
+        host, port = self._settings.listen_host, self._settings.listen_port
+        check_port_free(host, port, quic=self._settings.quic)
+        self._settings = replace(self._settings, listen_port=port or free_port(host))
         told = [address.text for address in usable(bootstrap, most=BOOTSTRAP_MAX)]
         if len(told) < len(set(bootstrap)):
             self._log.warning(
@@ -146,7 +133,7 @@ class Daemon:
             # a circuit (docs/overlay.md). p2pd inherits this process's environment.
             os.environ.setdefault("GOMAXPROCS", "1")
         options: dict[str, Any] = {
-            "host_maddrs": self._settings.listen(),
+            "host_maddrs": self._settings.listen(hosts_of(self._settings.listen_host)),
             "announce_maddrs": list(self._settings.announce) or None,
             "identity_path": str(self._path),
             "check_if_identity_free": False,  # hivemind's check reads RSA keys only

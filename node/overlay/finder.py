@@ -17,7 +17,9 @@ from protos.errors import NetworkError
 
 LOOK_SECONDS = 10.0
 # A peer asks again after so long: its router may have got another address, or its owner may have opened a port. While it lacks
-# an answer or a relay, it asks whenever it has a new connection, and otherwise after LOOK_SECONDS, then twice as long, ...
+# an answer or a relay, it looks every LACKING_SECONDS, and asks when it has a new connection. Otherwise it asks after
+# LACKING_SECONDS, then twice as long, ...: its first public peer becomes a relay only once others have dialled that peer back.
+LACKING_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 300.0
 RESERVED_SECONDS_MAX = 10.0
 BEGIN_SECONDS_MAX = 2.0
@@ -58,7 +60,7 @@ class Finder:
         if found.verdict is not Verdict.UNKNOWN:
             self.finding = found
         self._tries = self._tries + 1 if self._lacking else 0
-        wait = min(LOOK_SECONDS * 2**self._tries, ASK_AGAIN_SECONDS) if self._lacking else ASK_AGAIN_SECONDS
+        wait = min(LACKING_SECONDS * 2**self._tries, ASK_AGAIN_SECONDS) if self._lacking else ASK_AGAIN_SECONDS
         self._next = time.monotonic() + wait
         if found.verdict is Verdict.UNKNOWN:
             return before
@@ -80,7 +82,7 @@ class Finder:
     async def keep_forever(self) -> None:
         """Ask again now and then, and replace relays that are gone."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(LACKING_SECONDS if self._lacking else LOOK_SECONDS)
             try:
                 if await self._should_ask():
                     await self.find_out()

@@ -77,6 +77,11 @@ class Host:
         return self._daemon.restarts
 
     @property
+    def gives_bytes(self) -> bool:
+        """Whether the owner lets this peer carry bytes of others."""
+        return self._daemon.settings.relay_for_others
+
+    @property
     def relayed(self) -> frozenset[str]:
         """Ids of peers that were connected through a relay only, at the last look."""
         return self._links.relayed
@@ -135,6 +140,10 @@ class Host:
         """See `Links.addresses`."""
         return await self._links.addresses()
 
+    async def seen_at(self, remote: str) -> str | None:
+        """See `Links.seen_at`."""
+        return await self._links.seen_at(remote)
+
     async def access(self) -> Access:
         """How this peer is reached and connected now. Where a person said how it is reached, that counts."""
         settings, connected = self._daemon.settings, await self.connected()
@@ -158,6 +167,14 @@ class Host:
     async def dial_directly(self, remote: str, addresses: list[str]) -> bool:
         """See `Links.dial_directly`."""
         return await self._links.dial_directly(remote, addresses)
+
+    async def punch(self, remote: str, addresses: list[str]) -> bool:
+        """See `Links.punch`."""
+        return await self._links.punch(remote, addresses)
+
+    async def places(self) -> set[str]:
+        """IP addresses of the peers with a direct connection."""
+        return {it.ip for it in await self._links.remotes()}
 
     async def meet(self) -> None:
         """Make sure that connected peers talk to this life of the peer, not to an earlier one (see `lives`)."""

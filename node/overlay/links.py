@@ -20,6 +20,8 @@ ADDRESSES_SECONDS_MAX = 5.0
 CONNECT_SECONDS_MAX = 10.0
 # A peer that should be dialable, but was reached through a relay, is dialled directly so often in a row.
 DIRECT_TRIES = 3
+PUNCH_SECONDS_MAX = 4.0
+PUNCH_LOOK_SECONDS = 0.25
 CIRCUIT = "/p2p-circuit"
 
 
@@ -109,6 +111,20 @@ class Links:
             await self.connect(addresses)
             if (await self.connected()).get(remote, False):
                 return True
+        return False
+
+    async def punch(self, remote: str, addresses: list[str]) -> bool:
+        """Make a relayed connection again at these addresses, so that libp2p tries to punch through both routers; whether it is
+        direct within PUNCH_SECONDS_MAX. Streams on the old connection break."""
+        try:
+            await self._disconnect(remote)
+        except (ValueError, *FAILURES):
+            return False
+        await self.connect(addresses)
+        for _ in range(round(PUNCH_SECONDS_MAX / PUNCH_LOOK_SECONDS)):
+            if (await self.connected()).get(remote, False):
+                return True
+            await asyncio.sleep(PUNCH_LOOK_SECONDS)
         return False
 
     async def drop(self, remote: str) -> None:

@@ -25,6 +25,7 @@ from protos.rate import Rate
 
 PROTOCOL = "/swarmentum/reach/1"
 PORTS_MAX = 4
+IPV4 = 4
 PORT_MIN = 1024
 HEADER = b"\x13/multistream/1.0.0\n"
 """The first bytes of every libp2p connection over TCP, from both sides."""
@@ -99,7 +100,8 @@ def conclude(told: Sequence[Told], peer: str) -> Finding:
     """Of all answers about the peer with this id. An answer from its own network says nothing about the internet.
 
     If some could dial it and some could not, the peer takes relays, too, and offers both kinds of addresses: a liar among the
-    asked peers costs it a relay, not its place in the run.
+    asked peers costs it a relay, not its place in the run. So does a peer that is known to be dialled over IPv6 alone: most
+    peers with IPv4 alone reach it through a relay that has both.
     """
     outside = [it for it in told if _public(it.seen_at)]
     near = sorted((it for it in told if it.relays and _public(it.remote.ip)), key=lambda it: it.round_trip)
@@ -109,7 +111,8 @@ def conclude(told: Sequence[Told], peer: str) -> Finding:
     addresses = tuple(it.text for it in usable(f"{_ip_words(ip)}/tcp/{port}/p2p/{peer}" for ip, port in dialled))
     if not outside:
         return Finding(Verdict.UNKNOWN)
-    if all(it.ports for it in outside):
+    over_ipv4 = any(ipaddress.ip_address(it.seen_at).version == IPV4 for it in outside)
+    if all(it.ports for it in outside) and (over_ipv4 or not relays):
         return Finding(Verdict.PUBLIC, addresses, seen_at=seen, asked=len(outside))
     return Finding(Verdict.PRIVATE, addresses, relays, seen, len(outside))
 

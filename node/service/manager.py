@@ -75,8 +75,11 @@ class Systemd:
     def install(self, service: Service, *, start: bool) -> tuple[Path, list[str]]:
         """See `Manager`."""
         file = self._folder / service.unit
-        if start:
-            needed("systemctl", "--user", "show-environment")
+        if start and call("systemctl", "--user", "show-environment").returncode:
+            raise OperatorError(
+                "systemd's user manager does not answer here: log in as the user of the peer (not with `su` or `sudo`), or "
+                "write the unit alone with --no-start. Without systemd, keep `swarmentum join` running in `tmux` or `screen`"
+            )
         file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(file, systemd_unit(service).encode())
         if not start:

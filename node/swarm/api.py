@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from node import patience
 from node.overlay.reach import Access
 from node.swarm.counters import Counters
 from node.swarm.events import Event, Failed, Snapshot, Welcome
@@ -35,6 +36,8 @@ START_SECONDS_MAX = 90.0
 PACE_SECONDS_MAX = 600.0
 LINE_SECONDS = 20.0
 """A peer in the line before a full run asks so often."""
+AWAY_SECONDS_MAX = 20.0
+"""A coordinator that is away is asked again after so long at the latest."""
 FETCH_SECONDS_MAX = 600.0
 STOP_SECONDS_MAX = 10.0
 OWNER_SECONDS_MAX = 20.0
@@ -56,6 +59,7 @@ class Swarm:
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
         self._thread.start()
         self._closed = False
+        self._waits_for = ""
         self._session: Session = self._call(self._make(make), START_SECONDS_MAX)
 
     async def _make(self, make: Any) -> Session:
@@ -103,34 +107,53 @@ class Swarm:
         """The newest entry that has arrived, applied or not: a step up to it is decided."""
         return self._session.committed_step
 
-    def connect(self, *, anchor: bool = False) -> pb.GetRunResponse:
-        """Reach the coordinator and read the run's facts. Waits while the run is full. Raises RefusedError if it does not admit
-        this peer."""
-        facts = self._call(self._session.connect(), START_SECONDS_MAX, stoppable=True)
-        self._wait_in_line(anchor=anchor, step=facts.head_step)
+    @property
+    def waits_for(self) -> str:
+        """What this peer waits for, in words: a coordinator that is away, or a place of the run. Empty: nothing."""
+        away = self._session.away
+        return self._waits_for or (away and f"trying again: {printable(away)}")
+
+    def connect(self, *, anchor: bool = False, patience_seconds: float = math.inf) -> pb.GetRunResponse:
+        """Reach the coordinator and read the run's facts. Waits while the coordinator is away, and while the run is full.
+        Raises RefusedError if it does not admit this peer, NetworkError after so many seconds without a coordinator."""
+        facts = self._patiently(self._session.connect, patience_seconds)
+        self._wait_in_line(anchor=anchor, step=facts.head_step, patience_seconds=patience_seconds)
         return facts
+
+    def _patiently(self, call: Callable[[], Coroutine[Any, Any, T]], patience_seconds: float, step: int = 0) -> T:
+        """The call's result. A coordinator that does not answer is asked again, with a growing wait between two tries."""
+        give_up, delay = time.monotonic() + patience_seconds, patience.RETRY_SECONDS_MIN
+        again = patience.Again()
+        while True:
+            try:
+                result = self._call(call(), START_SECONDS_MAX, stoppable=True)
+                self._waits_for = ""
+                return result
+            except NetworkError as error:
+                if time.monotonic() + delay > give_up:
+                    raise
+                why = printable(str(error))
+            self._waits_for = f"trying again: {why}"
+            if again.worth(why, time.monotonic()):
+                structlog.get_logger("peer").info("coordinator away; trying again", why=why, step=step)
+            self._sleep(delay)
+            delay = min(2 * delay, AWAY_SECONDS_MAX)
 
     def tell_failure(self, reason: pb.JoinFailure) -> None:
         """Tell the operator what keeps this peer from joining. NetworkError, RefusedError."""
         self._call(self._session.tell_failure(reason), FAILURE_SECONDS_MAX)
 
-    def _wait_in_line(self, *, anchor: bool, step: int) -> bool:
+    def _wait_in_line(self, *, anchor: bool, step: int, patience_seconds: float = math.inf) -> bool:
         """Returns when the run has a place for this peer; False: it had one at once. Raises RefusedError and NetworkError."""
         told, log = (0, 0), structlog.get_logger("peer")
         while True:
-            try:
-                turn = self._call(self._session.turn(anchor=anchor), START_SECONDS_MAX, stoppable=True)
-            except NetworkError as error:
-                if told == (0, 0):
-                    raise
-                log.info("coordinator away; trying again", why=str(error), step=step)  # it keeps the place
-                self._sleep(LINE_SECONDS)
-                continue
+            turn = self._patiently(lambda: self._session.turn(anchor=anchor), patience_seconds, step)
             if not turn.place:
                 return told != (0, 0)
+            self._waits_for = printable(turn.reason)
             if (turn.place, turn.length) != told:
                 told = turn.place, turn.length
-                log.info("waiting in line", why=printable(turn.reason), place=turn.place, step=step)
+                log.info("waiting in line", why=self._waits_for, place=turn.place, step=step)
             self._sleep(LINE_SECONDS)
 
     def _sleep(self, seconds: float) -> None:
@@ -141,13 +164,14 @@ class Swarm:
                 raise StoppedError("stopped")
             time.sleep(min(left, SLICE_SECONDS))
 
-    def join(self, about: About, bootstrap: Sequence[str]) -> Welcome:
-        """Get on the overlay and join the run. If the place was taken meanwhile, wait in line again."""
+    def join(self, about: About, bootstrap: Sequence[str], patience_seconds: float = math.inf) -> Welcome:
+        """Get on the overlay and join the run. If the place was taken meanwhile, wait in line again. Waits for a coordinator
+        that is away, at most so many seconds."""
         self._call(self._session.start(bootstrap), START_SECONDS_MAX, stoppable=True)
         again = True
         while True:
             try:
-                return self._call(self._session.enter(about), START_SECONDS_MAX, stoppable=True)
+                return self._patiently(lambda: self._session.enter(about), patience_seconds, self.committed_step)
             except RefusedError:
                 if not again:
                     raise

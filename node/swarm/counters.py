@@ -17,3 +17,5 @@ class Counters:
     announcements: int = 0
     wire: WireBytes = field(default_factory=WireBytes)
     arrivals: Arrivals = field(default_factory=Arrivals)
+    doors: dict[str, str] = field(default_factory=dict)
+    """Peers that refused this peer's last pushed payload, and why, as they say."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from node.wire.codec import Update
 from protos.assignment import Range
@@ -73,6 +74,16 @@ class Waiting:
     """No step is open; the reason is for people."""
 
     reason: str
+    words: ClassVar[str] = "waiting"
+
+
+@dataclass(frozen=True)
+class NotCounted:
+    """The coordinator decided a step without the votes that this peer had announced; the reason is for people."""
+
+    step: int
+    reason: str
+    words: ClassVar[str] = "these votes do not count"
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,7 @@ class Failed:
     error: SwarmentumError
 
 
-Event = Opened | Committed | Agreed | Resync | Waiting | Ended | Finished | Failed
+Event = Opened | Committed | Agreed | Resync | Waiting | NotCounted | Ended | Finished | Failed
 
 
 @dataclass(frozen=True)

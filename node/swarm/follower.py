@@ -14,7 +14,7 @@ from node.link import client
 from node.link.client import CoordinatorClient
 from node.swarm.announcements import Announcements
 from node.swarm.entries import Entries
-from node.swarm.events import Agreed, Ended, Failed, Finished, Opened, Resync, Waiting
+from node.swarm.events import Agreed, Ended, Failed, Finished, NotCounted, Opened, Resync, Waiting
 from node.swarm.listener import Listener
 from node.swarm.membership import Membership
 from node.swarm.neighbours import Neighbours
@@ -28,6 +28,7 @@ from protos.end import open_end
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
 from protos.log import open_tick
 from protos.status import BehindError, SessionLostError
+from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 
 
@@ -59,7 +60,7 @@ class Follower:
 
     async def follow_forever(self) -> None:
         """Follow the acting coordinator's stream, and open it again after each end. Gives up after the configured patience."""
-        delay, heard = patience.RETRY_SECONDS_MIN, time.monotonic()
+        delay, heard, again = patience.RETRY_SECONDS_MIN, time.monotonic(), patience.Again()
         lost = away = behind = False
         while True:
             self._reporter.pause()
@@ -73,7 +74,7 @@ class Follower:
                     behind = False
                     await self._give_back()
                 async for event in self._client.follow(self._view.step):
-                    delay, heard = patience.RETRY_SECONDS_MIN, time.monotonic()
+                    delay, heard, self._view.away = patience.RETRY_SECONDS_MIN, time.monotonic(), ""
                     await self._handle(event)
                 problem: SwarmentumError = NetworkError("the coordinator ended the stream")
                 away = True
@@ -92,7 +93,9 @@ class Follower:
                 why = f"the coordinator was silent for longer than this peer's patience: {problem}"
                 await self._runtime.emit(Failed(NetworkError(why)))
                 return
-            self._runtime.log.info("coordinator away; trying again", step=self._view.step, why=str(problem))
+            self._view.away = str(problem)
+            if again.worth(f"{self._view.step} {problem}", time.monotonic()):
+                self._runtime.log.info("coordinator away; trying again", step=self._view.step, why=str(problem))
             await asyncio.sleep(delay)
             soon = self._client.several and silent < client.TAKE_OVER_SECONDS_MAX
             delay = min(delay * 2, client.TAKE_OVER_RETRY_SECONDS_MAX if soon else patience.RETRY_SECONDS_MAX)
@@ -176,5 +179,7 @@ class Follower:
             await self._runtime.emit(Resync(snapshot, notice.reason, step=notice.step))
         elif notice.kind == pb.NoticeKind.NOTICE_KIND_FINISHED:
             await self._runtime.emit(Finished(notice.reason))
+        elif notice.kind == pb.NoticeKind.NOTICE_KIND_VOTE:
+            await self._runtime.emit(NotCounted(notice.step, printable(notice.reason)))
         else:
             await self._runtime.emit(Waiting(notice.reason))

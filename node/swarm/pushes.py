@@ -7,7 +7,8 @@ Refuses a payload that its sender did not announce itself, and a sender that is 
 beyond PUSHED_BYTES_MAX, more than one each PUSH_MS, and more than PUSHERS_MAX streams at a time. An announcement that the
 inbox refuses ends the stream before the receiver reads the payload.
 
-On the stream, per push: uint32 + announcement (a SignedEnvelope), uint32 + payload; then one byte back.
+On the stream, per push: uint32 + announcement (a SignedEnvelope), uint32 + payload; then one byte back: TAKEN, or a code of
+REFUSED before the stream ends. The author keeps the reason for its owner, who asks why votes do not count.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from node.swarm.view import View
 from protos import limits as contract
 from protos.announcement import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
-from protos.identity import public_key_of
+from protos.identity import public_key_of, short
 from protos.rate import Rate
 
 # Payloads up to PUSHED_BYTES_MAX travel with their announcement: a round trip less, and no gossip. An author waits for answers
@@ -44,6 +45,10 @@ PUSH_MS = 20
 
 PROTOCOL = "/swarmentum/push-votes/1"
 TAKEN = b"\x01"
+REFUSED = {bytes([number]): reason for number, reason in enumerate(Reason, 0x80)}
+"""Reasons by their code, in the order of `Reason`: new ones come last. Before them, a receiver said nothing."""
+_CODES = {reason: code for code, reason in REFUSED.items()}
+DOORS_KEPT = 64
 _FAILURES = (NetworkError, OSError, asyncio.IncompleteReadError, TimeoutError)
 
 
@@ -82,6 +87,7 @@ class PushServer:
                 self._wire.sent += len(TAKEN)
         except Refusal as refusal:
             self._refused(refusal)
+            writer.write(_CODES[refusal.reason])  # best effort: the author may not read it before the end of the stream
         except (OperatorError, asyncio.IncompleteReadError):
             pass  # the remote has no Ed25519 key, so it is no peer of a run; or the author closed the stream
         except TimeoutError:
@@ -132,11 +138,15 @@ class _Kept:
 class Pusher:
     """Pushes a peer's own payload to its neighbours in the run. Gossips the announcement for peers that it cannot push to.
 
-    `arrivals` gets the time from each payload's first byte to the receiver's answer: `--fit-uplink` needs it.
+    `arrivals` gets the time from each payload's first byte to the receiver's answer: `--fit-uplink` needs it. `doors` gets the
+    peers that refuse the last payload, and why.
     """
 
-    def __init__(self, host: Host, view: View, wire: WireBytes, topic: Topic, arrivals: Arrivals) -> None:
+    def __init__(
+        self, host: Host, view: View, wire: WireBytes, topic: Topic, arrivals: Arrivals, doors: dict[str, str]
+    ) -> None:
         self._host, self._view, self._wire, self._topic, self._arrivals = host, view, wire, topic, arrivals
+        self._doors = doors
         self._kept: dict[bytes, _Kept] = {}
         self._has: set[bytes] = set()  # the peers that have the last pushed announcement
         self._last = b""
@@ -148,6 +158,7 @@ class Pusher:
             for task in self._pushing.values():
                 task.cancel()
             self._last, self._has, self._pushing = envelope, set(), {}
+            self._doors.clear()
         if payload is None or len(payload) > PUSHED_BYTES_MAX:
             await self._topic.say(envelope)
             return
@@ -192,7 +203,10 @@ class Pusher:
                     size = len(envelope).to_bytes(4, "big"), len(payload).to_bytes(4, "big")
                     kept.writer.write(size[0] + envelope + size[1] + payload)
                     await kept.writer.drain()
-                    done = await kept.reader.readexactly(len(TAKEN)) == TAKEN
+                    answer = await kept.reader.readexactly(len(TAKEN))
+                    done = answer == TAKEN
+                    if answer in REFUSED and len(self._doors) < DOORS_KEPT:
+                        self._doors[short(key)] = REFUSED[answer].value
                     self._wire.sent += 8 + len(envelope) + len(payload)
                     self._wire.blob_sent += len(payload)
                     self._wire.received += len(TAKEN)

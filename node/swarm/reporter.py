@@ -12,14 +12,15 @@ from functools import partial
 
 from node import patience
 from node.link.client import CoordinatorClient
-from node.swarm.events import Failed
-from node.swarm.facts import Fact, Held
+from node.swarm.events import Failed, NotCounted
+from node.swarm.facts import Fact, Held, Published
 from node.swarm.outbox import Outbox
 from node.swarm.publication import Publication
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
 from protos.errors import NetworkError, RefusedError
 from protos.holdings import mask_from_bytes
+from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 
 UNANSWERED_MAX = 16
@@ -89,6 +90,10 @@ class Reporter:
             self._hear_late()  # that a stream before this one ended, and what of it was not taken
             self._unanswered.clear()
             self._answered(facts, response)
+            for step in (fact.step for fact in facts if isinstance(fact, Published)):
+                # The coordinator has decided that step. Other refusals may pass: this peer says it again.
+                for why in (why for why in response.refusals if why.startswith(f"payload of step {step}: step ")):
+                    await self._runtime.emit(NotCounted(step, f"too late: {printable(why)}"))
 
     async def hear_late_forever(self) -> None:
         """Report again what the coordinator did not take of a quiet report, and all quiet reports of a stream that ended."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from node.blobs import testbytes
 from node.blobs.audience import Audience
 from node.blobs.blobs import PROTOCOL, BlobServer
 from node.blobs.fetcher import BlobFetcher
@@ -45,7 +45,7 @@ from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import View
 from node.swarm.witness import Witness
-from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
+from protos.errors import Refusal, RefusedError, SwarmentumError
 from protos.evaluation import Evaluation, seal_evaluation
 from protos.identity import Identity
 from protos.invite import Invite
@@ -147,7 +147,7 @@ def build(
     fetcher = BlobFetcher(host, wire, refused)
     pulls = Pulls(fetcher, payloads, view, snapshots, runtime, patience)
     topic = Topic(host, run_id, view, runtime.log)
-    pusher = Pusher(host, view, wire, topic, counters.arrivals)
+    pusher = Pusher(host, view, wire, topic, counters.arrivals, counters.doors)
     publication = Publication(identity, run_id, payloads, outbox, pusher.publish, view, runtime, outside.aside)
     announcements = Announcements(public_key, Inbox(run_id), pulls, door, outbox, view, runtime)
     collector = Collector(pulls, payloads, door, snapshots, runtime, whole=archive)
@@ -211,12 +211,7 @@ class Session:
     async def turn(self, *, anchor: bool) -> pb.MayJoinResponse:
         """Ask for a place of the run; if it is full, for a place in line. Raises RefusedError, before this peer builds a model,
         if the run does not admit it: it is excluded or not on the list, or its ticket is used up."""
-        try:
-            return await self.parts.client.wait_in_line(anchor=anchor)
-        except NetworkError:
-            with suppress(NetworkError):
-                await self.parts.client.move()  # to the coordinator that acts, if there are several
-            raise
+        return await self.parts.client.or_move(self.parts.client.wait_in_line(anchor=anchor))
 
     async def start(self, bootstrap: Sequence[str]) -> None:
         """Get on the overlay. Raises NetworkError or OperatorError."""
@@ -225,6 +220,7 @@ class Session:
         await parts.host.start(known, self._overlay_again)
         await parts.host.serve(PROTOCOL, parts.blob_server.handle)
         await parts.host.serve(pushes.PROTOCOL, parts.push_server.handle)
+        await parts.host.serve(testbytes.PROTOCOL, testbytes.Taker(parts.host, parts.counters.wire).handle)
         await parts.topic.subscribe(parts.listener.hear)
         await parts.connections.start(list(known))
         if known:
@@ -233,7 +229,7 @@ class Session:
 
     async def enter(self, about: About) -> Welcome:
         """Join the run. Raises NetworkError or RefusedError."""
-        return await self.parts.membership.enter(about)
+        return await self.parts.client.or_move(self.parts.membership.enter(about))
 
     async def follow_from(self, step: int, head: bytes) -> None:
         """Follow the log from the state that the training thread has: after step `step`, whose entry has hash `head`."""
@@ -283,6 +279,11 @@ class Session:
     def committed_step(self) -> int:
         """The newest entry that has arrived."""
         return self.parts.view.committed_step
+
+    @property
+    def away(self) -> str:
+        """Why the coordinator does not answer; empty while it does."""
+        return self.parts.view.away
 
     async def offered(self) -> tuple[Snapshot, ...]:
         """Ask the coordinator which snapshots are agreed now, newest first. Raises NetworkError if the coordinator stays away
@@ -347,7 +348,7 @@ class Session:
         host = self.parts.host
         host.limit_memory(memory_bytes_max)
         host.relaying.limit(relay_bytes_a_second)
-        return host.relaying.total
+        return self.counters.wire.relayed(host.relaying.total)
 
     async def paused(self, paused: bool) -> None:
         """This peer's owner has paused it, or lets it take part again."""

@@ -20,6 +20,8 @@ class View:
         behind the head."""
         self.commits_first = False
         """Whether a payload is withheld until the coordinator has its announcement (the run's configuration decides)."""
+        self.away = ""
+        """Why the coordinator does not answer; empty while it does. The training thread reads it."""
         self.admitted_at_step = 0
         """The head when the coordinator last admitted this peer."""
 

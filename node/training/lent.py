@@ -111,7 +111,7 @@ class Lent:
             self._log.info(claim or f"the owner is {owner if owner.name else 'not named any more'}")
 
     def _limit_overlay(self, trainer: Trainer) -> None:
-        gb, rate = self.live.values.overlay_memory_gb, self._rate("relay_mbit")()
+        gb, rate = self.live.values.overlay_memory_gb, self._rate("relaying_mbit")()
         with suppress(NetworkError):
             self._relayed = trainer.swarm.limit_overlay(None if gb is None else int(gb * BYTES_A_GB), rate)
 

@@ -37,6 +37,10 @@ class Loading:
         self._told_at = now
         return True
 
+    def waits(self, words: str) -> None:
+        """Nobody who has the state is here."""
+        self.words = words
+
     def ended(self) -> None:
         """The state is here, or its download failed."""
         self.words, self._began = "", None

@@ -32,7 +32,7 @@ from node.snapshot.drawn import drawn
 from node.snapshot.pieces import Manifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
-from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, Opened, Resync, Waiting
+from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
 from node.swarm.membership import About
 from node.training.checker import Checker
 from node.training.ending import LastStep, heed
@@ -48,8 +48,8 @@ from node.training.terms import Terms
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.codec import payload_hash
-from protos import figures
 from protos.errors import DivergedError
+from protos.figures import loss_of, rate
 from protos.identity import public_key_of
 from protos.log import SignedEntry
 from protos.run_config import RunConfig
@@ -123,7 +123,7 @@ class Trainer:
         """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
         replica = self.replica
         about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, self.is_anchor)
-        welcome = self.swarm.join(about, bootstrap)
+        welcome = self.swarm.join(about, bootstrap, self.patience_seconds)
         self.terms.told(welcome.settings, welcome.head_step, quiet=True)
         self.recovery.begin(welcome.snapshots, welcome.head_step)
         self.keeper.take_up()
@@ -156,7 +156,7 @@ class Trainer:
             case Opened():
                 self.opened = event
                 self.spans.opened(event)
-                self.standing.opened(event.tick.step, asked=bool(event.ranges), paused=self.paused)
+                self.standing.opened(event.tick.step, self.replica.step, asked=bool(event.ranges), paused=self.paused)
                 if self.checker is not None:
                     self.checker.opened(event.tick)
             case Committed():
@@ -170,9 +170,9 @@ class Trainer:
             case Resync():
                 self.opened = None
                 self._resync(event)
-            case Waiting():
-                self.standing.waits(event.reason)
-                self.log.info("waiting", step=self.replica.step, why=event.reason)
+            case Waiting() | NotCounted():
+                self.standing.told(event)
+                self.log.info(event.words, step=self.replica.step, why=event.reason)
             case Ended():
                 self.opened = None
                 heed(event, self.last, self.replica, self.keeper, self.archive)
@@ -255,6 +255,7 @@ class Trainer:
         self.source.noted(reading, time.monotonic() - started, replica.step)
         if not result.samples or decided():
             why = self.wishes.words() if self.wishes.paused else "too late for this step"
+            self.standing.late(tick.step, result.samples, opened.ranges or (), time.monotonic() - started)
             self.log.info(f"no votes: {why}", step=tick.step, samples=result.samples)
             return None
         return Ready(result, time.monotonic() - started, tick.step)
@@ -302,8 +303,7 @@ class Trainer:
 
     def _publish_again(self, step: int) -> None:
         """Publish votes that this peer computed before a restart, for a step that is still open."""
-        data = None if self.announced_step == step else self.replica.open_payload()
-        if data is not None:
+        if self.announced_step != step and (data := self.replica.open_payload()) is not None:
             self.announced_step = step
             self.log.info("publishing the open votes again", step=step)
             self.swarm.publish(data, update_pb2.Announcement.FromString(self.replica.announcement))
@@ -335,12 +335,12 @@ class Trainer:
 
     def _note(self, event: Committed, accepted: bool, digest: bytes) -> None:
         entry, summary = event.signed.entry, self.summary
-        loss = figures.loss_of(entry.contributions, summary.loss)
+        loss = loss_of(entry.contributions, summary.loss)
         summary.applied(entry.step, loss, accepted, self.swarm.counters)
         peers, samples = len(entry.contributions), sum(c.samples for c in entry.contributions)
         tried = any(trial.public_key == public_key_of(summary.id) for trial in entry.trials)
         self.standing.decided(entry.step, accepted=accepted, samples=samples, peers=peers, loss=loss, tried=tried)
-        self.log.info("step", step=entry.step, loss=round(loss, 4), lr=entry.lr, peers=peers, accepted=accepted)
+        self.log.info("step", step=entry.step, loss=round(loss, 4), lr=rate(entry.lr), peers=peers, accepted=accepted)
         if accepted and summary.votes_accepted == 1:
             self.log.info("the first contribution of this peer was accepted", step=entry.step)
         self.steps.applied(event.signed, digest, loss, accepted)

@@ -313,9 +313,11 @@ class Recovery:
                 return
             if time.monotonic() > give_up:
                 raise NetworkError(f"{self._away(wanted, newer_than)}; join again when such a peer is back")
-            self._log.warning(self._away(wanted, newer_than), trying_again_in_seconds=round(wait))
+            self.loading.waits(self._away(wanted, newer_than))
+            self._log.warning(self.loading.words, trying_again_in_seconds=round(wait))
             if self._stopping.wait(wait):
                 raise StoppedError("stopped while waiting for a peer that has the model")
+            self.loading.ended()
             wait = min(2 * wait, WAIT_SECONDS_MAX)
             offered = self._swarm.offered()
 

@@ -44,6 +44,7 @@ class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NOTICE_KIND_RESYNC: _ClassVar[NoticeKind]
     NOTICE_KIND_FINISHED: _ClassVar[NoticeKind]
     NOTICE_KIND_WAITING: _ClassVar[NoticeKind]
+    NOTICE_KIND_VOTE: _ClassVar[NoticeKind]
 
 class RunChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -79,6 +80,7 @@ NOTICE_KIND_SNAPSHOT: NoticeKind
 NOTICE_KIND_RESYNC: NoticeKind
 NOTICE_KIND_FINISHED: NoticeKind
 NOTICE_KIND_WAITING: NoticeKind
+NOTICE_KIND_VOTE: NoticeKind
 RUN_CHANGE_UNSPECIFIED: RunChange
 RUN_CHANGE_PAUSE: RunChange
 RUN_CHANGE_RESUME: RunChange

@@ -170,7 +170,7 @@ class SimSwarm(Swarm):
 
     def __init__(self, make: Any, peer: PeerProcess) -> None:
         self._peer = peer
-        self._closed = False
+        self._closed, self._waits_for = False, ""
         self._queue: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
         self._session = make(self._emit)
 
@@ -187,6 +187,9 @@ class SimSwarm(Swarm):
         finally:
             if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:  # killed before it began
                 work.close()
+
+    def _sleep(self, seconds: float) -> None:
+        self._peer.thread.sleep(seconds)
 
     def halt(self) -> None:
         self._call(self._session.halt(), 90.0)

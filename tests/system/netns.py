@@ -25,6 +25,7 @@ from pathlib import Path
 PUBLIC = {"pub": "11.1.0.2", "nat1": "11.2.0.2", "nat2": "11.3.0.2"}
 HOMES = {"home1": "nat1", "home2": "nat2"}
 HOME_ADDRESS, HOME_ROUTER = "192.168.1.2", "192.168.1.1"
+INNER_ADDRESS, INNER_ROUTER = "10.0.5.2", "10.0.5.1"
 NAME = re.compile(r"^swarmentum-(\d+)-\w+$")
 CONNECT_SECONDS_MAX = 1.0
 PROBE_PORT = 7
@@ -45,6 +46,16 @@ table ip cut {
   chain in { type filter hook input priority filter; policy drop; iifname "lo" accept; }
   chain out { type filter hook output priority filter; policy drop; oifname "lo" accept; }
   chain through { type filter hook forward priority filter; policy drop; }
+}
+"""
+# IPv6 has no NAT. The router of a home lets its home out, and nobody in who was not asked.
+HOME_FIREWALL = """
+table ip6 home {
+  chain here { type filter hook input priority filter; policy drop;
+    iifname { "lo", "lan" } accept; ct state established,related accept;
+    icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept; }
+  chain through { type filter hook forward priority filter; policy drop;
+    iifname "lan" accept; ct state established,related accept; }
 }
 """
 SYMMETRIC = """
@@ -240,6 +251,62 @@ class Internet:
         self._ip(nat, "address", "add", f"{address}/24", "dev", "wan")
         self._ip(nat, "route", "replace", "default", "via", address.rpartition(".")[0] + ".1")
 
+    def double(self, home: str, *, on: bool = True) -> None:
+        """The home is behind a second router inside of the first one, with a NAT of its own."""
+        nat, inner = self.homes[home], f"{home}inner"
+        self._ip(nat, "link", "delete", "lan")
+        if not on:
+            _run("ip", "netns", "delete", self.name(inner))
+            self._link(nat, "lan", f"{HOME_ROUTER}/24", home, "eth", f"{HOME_ADDRESS}/24")
+            self._ip(home, "route", "add", "default", "via", HOME_ROUTER)
+            return
+        _run("ip", "netns", "add", self.name(inner))
+        self._ip(inner, "link", "set", "lo", "up")
+        self._link(nat, "lan", f"{HOME_ROUTER}/24", inner, "wan", f"{HOME_ADDRESS}/24")
+        self._ip(inner, "route", "add", "default", "via", HOME_ROUTER)
+        self._link(inner, "lan", f"{INNER_ROUTER}/24", home, "eth", f"{INNER_ADDRESS}/24")
+        self._ip(home, "route", "add", "default", "via", INNER_ROUTER)
+        _run(*self.inside(inner), "nft", "-f", "-", given=HOME_NAT)
+        _run(*self.inside(inner), "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+
+    def ipv6(self) -> None:
+        """The public places get IPv6 beside IPv4; and so do the homes, behind firewalls. Undone by `only_ipv4`."""
+        for place in self.public:
+            self._six("inet", place, ipv6_of(self.public[place], 1))
+            self._six(place, "wan", ipv6_of(self.public[place], 2))
+            self._ip(place, "-6", "route", "replace", "default", "via", ipv6_of(self.public[place], 1))
+        for home, nat in self.homes.items():
+            address = self.public[nat]
+            self._six(nat, "lan", ipv6_of(address, 1, home=True))
+            self._six(home, "eth", ipv6_of(address, 2, home=True))
+            self._ip(home, "-6", "route", "replace", "default", "via", ipv6_of(address, 1, home=True))
+            network = f"{ipv6_of(address, 0, home=True)}/64"
+            self._ip("inet", "-6", "route", "replace", network, "via", ipv6_of(address, 2))
+            _run(*self.inside(nat), "nft", "-f", "-", given=HOME_FIREWALL)
+        for router in ("inet", *self.homes.values()):
+            _run(*self.inside(router), "sh", "-c", "echo 1 > /proc/sys/net/ipv6/conf/all/forwarding")
+
+    def _six(self, place: str, device: str, address: str) -> None:
+        self._ip(place, "-6", "address", "add", f"{address}/64", "dev", device, "nodad")
+
+    def only_ipv4(self) -> None:
+        """Undo `ipv6`."""
+        for nat in self.homes.values():
+            _run(*self.inside(nat), "nft", "delete", "table", "ip6", "home")
+        for place in ("inet", *self.public, *self.homes):
+            self._ip(place, "-6", "address", "flush", "scope", "global")
+
+    def family(self, home: str, *, ipv4: bool, ipv6: bool) -> None:
+        """The home has these families of addresses, and no others. Needs `ipv6` before."""
+        self._ip(home, "address", "flush", "dev", "eth", "scope", "global")
+        if ipv4:
+            self._ip(home, "address", "add", f"{HOME_ADDRESS}/24", "dev", "eth")
+            self._ip(home, "route", "replace", "default", "via", HOME_ROUTER)
+        if ipv6:
+            address = self.public[self.homes[home]]
+            self._six(home, "eth", ipv6_of(address, 2, home=True))
+            self._ip(home, "-6", "route", "replace", "default", "via", ipv6_of(address, 1, home=True))
+
     def split(self, places: Sequence[str]) -> None:
         """No packet gets from these public places to the others or back; among themselves they do. One split at a time."""
         some = ", ".join(self.public[place] for place in places)
@@ -253,6 +320,11 @@ class Internet:
     def close(self) -> None:
         """End what runs inside, and remove the namespaces with their links and rules."""
         _remove(name for name in _names() if _owner(name) == str(os.getpid()))
+
+
+def ipv6_of(address: str, host: int, *, home: bool = False) -> str:
+    """An IPv6 address that looks public: of the network of a public place by its IPv4 address, or of the home behind it."""
+    return f"2a0a:{'21' if home else '11'}:{address.split('.')[1]}::{host or ''}"
 
 
 def _names() -> list[str]:

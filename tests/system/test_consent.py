@@ -110,7 +110,7 @@ def test_a_link_from_stdin(swarm: LocalSwarm, tmp_path: Path) -> None:
     empty = join("-", *flags(tmp_path))
     assert (empty.returncode, empty.stderr) == (
         2,
-        "error: stdin: the first line is empty; put the invite link, swarmentum://..., there\n",
+        "error: stdin: nothing is there; put the invite link, swarmentum://..., there\n",
     )
     both = join(swarm.link, "--invite-file", "x", *flags(tmp_path))
     assert both.returncode == 2

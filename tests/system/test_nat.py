@@ -17,12 +17,16 @@ import pytest
 from protos.identity import Identity
 from protos.invite import Invite
 from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
-from tests.system.netns import HOMES, PUBLIC, Internet, NotHereError
+from tests.system.netns import HOMES, PUBLIC, Internet, NotHereError, ipv6_of
 
 pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.timeout(240)]
 
 STEPS = 20
+# libp2p tells a peer its own address behind a NAT once four others have seen it there, and punches no hole before.
+OBSERVERS = {f"obs{number}": f"11.{number}.0.2" for number in range(4, 8)}
 COORDINATOR_PORT, RELAY_PORT, PEER_PORT = 7700, 4001, 4002
+LINE_KBIT = 5_000, 20_000
+"""Up and down."""
 PUBLIC_PEER = "pat"
 PEERS = (PUBLIC_PEER, *HOMES)
 RUN = f"""
@@ -55,9 +59,13 @@ class NatSwarm(LocalSwarm):
         *,
         relay: bool = True,
         relay_flags: tuple[str, ...] = (),
+        ipv6: bool = False,
+        more_relays: tuple[str, ...] = (),
     ) -> None:
-        self.folder, self.internet = folder, internet
-        self.with_relay, self.relay_flags = relay, relay_flags
+        """`ipv6`: coordinator, relay and peers listen at IPv6, too, and the link names both addresses of the coordinator.
+        `more_relays`: public places that have a relay of their own."""
+        self.folder, self.internet, self.more_relays = folder, internet, more_relays
+        self.with_relay, self.relay_flags, self.ipv6 = relay, relay_flags, ipv6
         self.processes: dict[str, Process] = {}
         try:
             self._start(min_peers, run)
@@ -66,17 +74,22 @@ class NatSwarm(LocalSwarm):
             raise
 
     def _start(self, min_peers: int, run: str) -> None:
-        here = PUBLIC["pub"]
+        here, also = PUBLIC["pub"], ipv6_of(PUBLIC["pub"], 2)
+        relay_at, serve_at = ("*", "[::]") if self.ipv6 else (here, "0.0.0.0")
+        told = f"{here}:{COORDINATOR_PORT}" + (f",[{also}]:{COORDINATOR_PORT}" if self.ipv6 else "")
         self.bootstrap: list[str] = []
         if self.with_relay:
             relay = self.start("relay", "node", "relay", "--home", str(self.folder / "relay"),
-                               "--listen", f"{here}:{RELAY_PORT}", "--json", *self.relay_flags)  # fmt: skip
+                               "--listen", f"{relay_at}:{RELAY_PORT}", "--json", *self.relay_flags)  # fmt: skip
         serve = self.start("coordinator", "coordinator", "serve", "--home", self.home, "--json",
-                           "--listen", f"0.0.0.0:{COORDINATOR_PORT}",
-                           "--advertise", f"{here}:{COORDINATOR_PORT}")  # fmt: skip
+                           "--listen", f"{serve_at}:{COORDINATOR_PORT}", "--advertise", told)  # fmt: skip
         self.serving = serve.first_json()
         if self.with_relay:
             self.bootstrap = relay.first_json()["addresses"]
+        for place in self.more_relays:
+            other = self.start(place, "node", "relay", "--home", str(self.folder / place),
+                               "--listen", f"{self.internet.public[place]}:{RELAY_PORT}", "--json")  # fmt: skip
+            self.bootstrap += other.first_json()["addresses"]
         text = self.folder / "text.txt"
         text.write_bytes(Path(os.__file__).read_bytes())
         run = run.replace("DATA", str(text)).replace("MIN_PEERS", str(min_peers))
@@ -90,16 +103,22 @@ class NatSwarm(LocalSwarm):
         self.invite = Invite.parse(self.link)
 
     def inside(self, name: str) -> tuple[str, ...]:
-        return self.internet.inside(name if name in HOMES else "pub")
+        return self.internet.inside(name if name in (*HOMES, *self.more_relays) else "pub")
 
     def join_plainly(self, name: str) -> None:
         """A peer that says nothing about its network but a port, which the tests probe."""
-        self.join(name, "--listen", f"0.0.0.0:{PEER_PORT}")
+        self.join(name, "--listen", f"{'*' if self.ipv6 else '0.0.0.0'}:{PEER_PORT}")
 
     def found(self, name: str) -> dict[str, Any]:
         """What a peer last found out about its network; empty: nothing yet."""
         said = self.events(name, "whether others can dial this peer")
         return said[-1] if said else {}
+
+    def wait_relay(self, name: str, relay: str) -> None:
+        """Until a peer has found out that nobody can dial it, and has taken this relay alone."""
+        taken = [self.known_as(relay)]
+        wait_for(f"relay of {name}", lambda: self.found(name).get("relays") == taken)
+        assert self.found(name)["reachable"] == "private"
 
     def known_as(self, name: str) -> str:
         """How log lines name a peer or a relay."""
@@ -121,7 +140,7 @@ class NatSwarm(LocalSwarm):
 @pytest.fixture(scope="module")
 def internet() -> Iterator[Internet]:
     try:
-        internet = Internet()
+        internet = Internet(PUBLIC | OBSERVERS)
     except NotHereError as why:
         pytest.skip(f"no network namespaces here: {why}")
     try:
@@ -213,6 +232,23 @@ def test_two_homes_need_no_relay_of_the_operator_if_a_peer_is_public(internet: I
 
 
 @pytest.mark.nightly
+def test_two_homes_punch_through_their_routers_if_enough_others_see_them(internet: Internet, tmp_path: Path) -> None:
+    swarm = NatSwarm(tmp_path, internet, min_peers=3, more_relays=tuple(OBSERVERS))
+    try:
+        for name in PEERS:
+            swarm.join_plainly(name)
+        trained_together(swarm, PEERS)
+        for home in HOMES:
+            assert swarm.found(home)["reachable"] == "private"
+            assert internet.connect("pub", PUBLIC[HOMES[home]], PEER_PORT) == "dropped"
+        wait_for("direct way", lambda: {swarm.way("home1", "home2"), swarm.way("home2", "home1")} == {"direct"}, 120)
+        trained_together(swarm, PEERS, from_now=True)
+        leaves_cleanly(swarm, PEERS)
+    finally:
+        swarm.close()
+
+
+@pytest.mark.nightly
 def test_routers_that_cannot_be_punched_or_block_udp_cost_nobody_a_place(internet: Internet, tmp_path: Path) -> None:
     """One home is behind an endpoint-dependent ("symmetric") NAT, the other one behind a router without UDP."""
     internet.symmetric("home1")
@@ -267,6 +303,64 @@ def test_a_home_whose_public_address_changes_goes_on(internet: Internet, tmp_pat
     finally:
         swarm.close()
         internet.move("home1", PUBLIC[HOMES["home1"]])
+
+
+@pytest.mark.nightly
+def test_a_home_behind_two_routers_takes_part(internet: Internet, tmp_path: Path) -> None:
+    internet.double("home1")
+    swarm = NatSwarm(tmp_path, internet, min_peers=3, relay=False)
+    try:
+        for name in PEERS:
+            swarm.join_plainly(name)
+        trained_together(swarm, PEERS)
+        for home in HOMES:
+            swarm.wait_relay(home, PUBLIC_PEER)
+        wait_for("connection of the homes", lambda: swarm.way("home1", "home2"))
+        leaves_cleanly(swarm, PEERS)
+    finally:
+        swarm.close()
+        internet.double("home1", on=False)
+
+
+@pytest.mark.long
+def test_peers_with_ipv4_alone_and_with_ipv6_alone_are_in_one_run(internet: Internet, tmp_path: Path) -> None:
+    """A public peer has both. Neither home can send the other a packet, and each of them has the votes of both."""
+    internet.ipv6()
+    internet.family("home1", ipv4=True, ipv6=False)
+    internet.family("home2", ipv4=False, ipv6=True)
+    swarm = NatSwarm(tmp_path, internet, min_peers=3, relay=False, ipv6=True)
+    try:
+        for name in PEERS:
+            swarm.join_plainly(name)
+        trained_together(swarm, PEERS)
+        for home in HOMES:
+            swarm.wait_relay(home, PUBLIC_PEER)  # a firewall of IPv6 lets nobody in, either
+            wait_for(f"direct connection of {home}", lambda home=home: swarm.way(home, PUBLIC_PEER) == "direct")  # type: ignore[misc]
+        wait_for("connection of the homes", lambda: swarm.way("home1", "home2") == "relayed")
+        leaves_cleanly(swarm, PEERS)
+    finally:
+        swarm.close()
+        internet.only_ipv4()
+        for home in HOMES:
+            internet.family(home, ipv4=True, ipv6=False)
+
+
+@pytest.mark.nightly
+def test_homes_with_ordinary_lines_take_part(internet: Internet, tmp_path: Path) -> None:
+    """20 Mbit/s down and 5 Mbit/s up, for both homes."""
+    for nat in HOMES.values():
+        internet.shape(nat, *LINE_KBIT)
+    swarm = NatSwarm(tmp_path, internet, min_peers=3)
+    try:
+        for name in PEERS:
+            swarm.join_plainly(name)
+        trained_together(swarm, PEERS)
+        assert all(internet.limits(nat) == (1000 * LINE_KBIT[0], 1000 * LINE_KBIT[1]) for nat in HOMES.values())
+        leaves_cleanly(swarm, PEERS)
+    finally:
+        swarm.close()
+        for nat in HOMES.values():
+            internet.shape(nat, 0)
 
 
 @pytest.mark.long

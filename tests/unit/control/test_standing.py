@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from node.control.standing import STEPS_KEPT, Standing
+from node.control.standing import OPEN_KEPT, STEPS_KEPT, Standing
+from node.swarm.events import NotCounted, Waiting
+from protos.assignment import Range
 
 
 def test_each_step_says_what_became_of_it_and_why() -> None:
     standing = Standing()
-    standing.opened(1, asked=True)
+    standing.opened(1, 0, asked=True)
     standing.announced(1, 16)
-    standing.opened(2, asked=True)  # comes with the entry of step 1
+    standing.opened(2, 1, asked=True)  # comes with the entry of step 1
     standing.decided(1, accepted=True, samples=64, peers=4)
     standing.announced(2, 16)
     standing.decided(2, accepted=False, samples=48, peers=3)
-    standing.opened(3, asked=True)
+    standing.opened(3, 2, asked=True)
     standing.decided(3, accepted=False, samples=48, peers=3)
-    standing.opened(4, asked=True)
+    standing.opened(4, 3, asked=True)
     standing.skipped(4, "the owner paused the peer during the step", "paused")
     standing.decided(4, accepted=False, samples=48, peers=3)
-    standing.opened(5, asked=False)
+    standing.opened(5, 4, asked=False)
     standing.decided(5, accepted=False, samples=64, peers=4)
     standing.decided(6, accepted=False, samples=64, peers=4)
     told = {fate["step"]: (fate["outcome"], fate["why"]) for fate in standing.last()}
@@ -33,11 +35,65 @@ def test_each_step_says_what_became_of_it_and_why() -> None:
     assert standing.share() == 16 / (64 + 48 + 48 + 48 + 64 + 64)
 
 
+def test_the_coordinator_s_reason_is_told_whether_it_comes_before_or_after_the_entry() -> None:
+    standing = Standing()
+    for step, early in ((1, True), (2, False)):
+        standing.opened(step, step - 1, asked=True)
+        standing.announced(step, 16)
+        if early:
+            standing.told(NotCounted(step, "held by 3 of 8 peers, quorum 5"))
+        standing.decided(step, accepted=False, samples=48, peers=3)
+        if not early:
+            assert standing.last(1)[0]["why"] == "decided without them; the step counts the votes of 3 peers"
+            standing.told(NotCounted(step, "held by 3 of 8 peers, quorum 5"))
+        assert standing.last(1)[0]["why"] == "held by 3 of 8 peers, quorum 5"
+    standing.opened(3, 2, asked=True)
+    standing.announced(3, 16)
+    standing.decided(3, accepted=True, samples=48, peers=3)
+    standing.told(NotCounted(3, "a coordinator that contradicts its log"))
+    assert standing.last(1)[0]["why"] == ""
+    for step in range(4, 100):
+        standing.told(NotCounted(step, "of steps that never come"))
+    assert len(standing._whys) == OPEN_KEPT
+
+
+def test_a_late_peer_is_told_by_how_much() -> None:
+    standing = Standing()
+    for step, done, wanted, why in (
+        (
+            1,
+            6,
+            8,
+            "late by about 0.7 s: the step was decided before the votes were announced, with 6 of 8 samples computed",
+        ),
+        (2, 0, 8, "the step was decided before the votes were announced, with 0 of 8 samples computed in 2.0 s"),
+        (3, 8, 8, "the step was decided before the votes were announced, with 8 of 8 samples computed in 2.0 s"),
+    ):
+        standing.opened(step, step - 1, asked=True)
+        standing.late(step, done, (Range(0, 4), Range(20, 16 + wanted)), 2.0)
+        standing.decided(step, accepted=False, samples=48, peers=3)
+        assert standing.last(1)[0]["outcome"] == "late"
+        assert standing.last(1)[0]["why"].startswith(why)
+
+
+def test_a_peer_that_no_roster_names_is_told_why() -> None:
+    standing = Standing()
+    standing.opened(3, 0, asked=False)
+    standing.decided(3, accepted=False, samples=8, peers=1)
+    assert standing.last(1)[0]["why"].endswith(": this peer had 2 steps to apply when the step was opened")
+    standing.opened(4, 3, asked=True)
+    standing.announced(4, 8)
+    standing.decided(4, accepted=False, samples=8, peers=1, tried=True)
+    standing.opened(5, 4, asked=False)
+    standing.decided(5, accepted=False, samples=8, peers=1)
+    assert standing.last(1)[0]["why"].endswith(": newcomers take turns until their checks are passed")
+
+
 def test_a_step_that_opens_again_keeps_what_was_announced() -> None:
     standing = Standing()
-    standing.opened(1, asked=True)
+    standing.opened(1, 0, asked=True)
     standing.announced(1, 16)
-    standing.opened(1, asked=True)
+    standing.opened(1, 0, asked=True)
     standing.decided(1, accepted=True, samples=16, peers=1)
     assert standing.last(1)[0]["outcome"] == "accepted"
     assert standing.share() == 1.0
@@ -46,7 +102,7 @@ def test_a_step_that_opens_again_keeps_what_was_announced() -> None:
 def test_only_the_last_steps_are_kept() -> None:
     standing = Standing()
     for step in range(1, 3 * STEPS_KEPT):
-        standing.opened(step, asked=True)
+        standing.opened(step, step - 1, asked=True)
         standing.decided(step, accepted=False, samples=1, peers=1)
     assert len(standing.last()) == STEPS_KEPT
     assert standing.last(1)[0]["step"] == 3 * STEPS_KEPT - 1
@@ -55,7 +111,7 @@ def test_only_the_last_steps_are_kept() -> None:
 
 def test_a_peer_on_probation_is_told_so_and_not_that_its_payload_was_lost() -> None:
     standing = Standing()
-    standing.opened(1, asked=True)
+    standing.opened(1, 0, asked=True)
     standing.announced(1, 16, 512)
     standing.decided(1, accepted=False, samples=48, peers=3, tried=True)
     fate = standing.last(1)[0]
@@ -67,7 +123,7 @@ def test_what_was_given_is_of_the_steps_that_the_peer_was_there_for() -> None:
     standing = Standing()
     standing.decided(1, accepted=False, samples=1000, peers=3)  # replayed
     for step, accepted in ((2, True), (3, False), (4, True)):
-        standing.opened(step, asked=True)
+        standing.opened(step, step - 1, asked=True)
         standing.announced(step, 16, 512)
         standing.decided(step, accepted=accepted, samples=64, peers=4, loss=5.0 - step)
     given = standing.given
@@ -82,7 +138,7 @@ def test_the_pace_is_that_of_the_last_steps_and_begins_anew_after_a_wait() -> No
 
     def decide(step: int, seconds: float) -> None:
         now[0] += seconds
-        standing.opened(step, asked=True)
+        standing.opened(step, step - 1, asked=True)
         standing.decided(step, accepted=False, samples=1, peers=1, loss=float("nan"))
 
     assert standing.step_seconds() is None
@@ -91,7 +147,7 @@ def test_the_pace_is_that_of_the_last_steps_and_begins_anew_after_a_wait() -> No
     for step in range(2, 40):
         decide(step, 2.0)
     assert standing.step_seconds() == 2.0
-    standing.waits("1 of 2 peers")
+    standing.told(Waiting("1 of 2 peers"))
     assert (standing.waiting, standing.step_seconds()) == ("1 of 2 peers", None)
     decide(40, 1000.0)
     decide(41, 3.0)

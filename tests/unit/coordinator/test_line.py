@@ -9,7 +9,19 @@ import pytest
 
 from coordinator.clock.admission import block_places, places_free
 from coordinator.clock.events import TicketAsked
-from coordinator.clock.line import CALLED_MS_MAX, LINE_MAX, SILENT_MS_MAX, Line, Waiting, asked, may_come, waiting
+from coordinator.clock.line import (
+    CALLED_MS_MAX,
+    CALLS_KEPT,
+    LINE_MAX,
+    SILENT_MS_MAX,
+    Line,
+    Waiting,
+    asked,
+    expected,
+    may_come,
+    moved,
+    waiting,
+)
 from coordinator.clock.state import Peer, PeerPhase, Run
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.store.lines import NAME, RETURN_MS_MAX, Lines
@@ -102,6 +114,10 @@ def test_a_peer_that_follows_the_log_is_in_line_no_more() -> None:
     joined = Peer(ADA, phase=PeerPhase.ABSENT)
     assert list(waiting(line, run_with({ADA: joined}), 2)) == [ADA], "it has a session, and builds its model"
     assert list(waiting(line, run_with({ADA: replace(joined, phase=PeerPhase.SYNCING)}), 2)) == []
+    counted = replace(joined, votes_accepted=1)
+    assert list(waiting(line, run_with({ADA: counted}), 2)) == [], (
+        "a restart kept it at the head of the line for minutes"
+    )
 
 
 def test_the_peers_of_one_network_keep_no_more_places_of_the_run_than_they_may_take() -> None:
@@ -122,15 +138,38 @@ def test_the_file_is_read_back_and_a_damaged_one_costs_only_places(tmp_path: Pat
     lines = Lines(path, 0)
     line, _ = ask({}, ADA, 0, 0, "net")
     line, _ = ask(line, BOB, 0, 0)
-    lines.keep(b"r" * 32, line)
+    lines.keep(b"r" * 32, line, 0)
     again = Lines(path, 900)
     assert list(again.of(b"r" * 32)) == [ADA, BOB]
     assert again.of(b"r" * 32)[ADA].asked_ms == 900, "the time while the coordinator was away does not count"
     for damaged in (b"", b"[]", b"{", b'{"zz": []}', b'{"aa": 3}', b"\xff"):
         path.write_bytes(damaged)
         assert Lines(path, 0).of(b"r" * 32) == {}
-    again.keep(b"r" * 32, {})
+    again.keep(b"r" * 32, {}, 0)
     assert Lines(path, 0).of(b"r" * 32) == {}
+
+
+def test_the_expected_wait_follows_from_the_pace_at_which_places_became_free() -> None:
+    minute, line, pace = 60_000, dict[bytes, Waiting](), None
+    for number, key in enumerate((ADA, BOB, CAY)):
+        after = asked(line, key, "", 0, BLOCK, number).line
+        pace, line = moved(pace, line, after, number), dict(after)
+    assert pace is not None
+    said = "the expected wait is not known: nobody has left the run in the 5 min since the line began"
+    assert expected(pace, 3, 5 * minute) == said
+    for at, key in ((4, ADA), (10, ADA), (20, BOB)):  # a peer that asks again is called once
+        after = asked(line, key, "", 2, BLOCK, at * minute).line
+        pace, line = moved(pace, line, after, at * minute), dict(after)
+    assert pace is not None
+    assert pace.called_ms == (4 * minute, 20 * minute)
+    said = "expected wait: about 30 min, at the pace of the last 2 places that became free"
+    assert expected(pace, 3, 20 * minute) == said
+    assert moved(pace, line, {}, 21 * minute) is None, "the next line begins anew"
+    for at in range(CALLS_KEPT + 4):
+        pace = moved(pace, {}, {bytes([at]): Waiting("", at, at * minute)}, at * minute)
+    assert pace is not None
+    assert len(pace.called_ms) == CALLS_KEPT
+    assert expected(pace, 2, (CALLS_KEPT + 4) * minute).startswith("expected wait: about 2 min,")
 
 
 async def turn(peer: LivePeer) -> pb.MayJoinResponse:
@@ -146,7 +185,7 @@ async def test_over_grpc_the_order_holds_also_after_a_restart(tmp_path: Path) ->
         for peer, place, length in ((bob, 1, 1), (cay, 2, 2), (bob, 1, 2)):
             answer = await turn(peer)
             assert (answer.place, answer.length) == (place, length)
-        assert "number 2 of 2 in line" in (await turn(cay)).reason
+        assert "number 2 of 2 in line; the expected wait is not known" in (await turn(cay)).reason
         with pytest.raises(RefusedError, match="is full"):
             await cay.client.may_join()  # a peer that does not wait, as `doctor` and older versions
         facts, _ = await bob.client.get_run()
@@ -165,7 +204,9 @@ async def test_over_grpc_the_order_holds_also_after_a_restart(tmp_path: Path) ->
         here.hub.lines = Lines(tmp_path / NAME, monotonic_ms() - RETURN_MS_MAX)
         assert (await turn(cay)).place == 1, "the place is kept for Bob"
         assert (await turn(bob)).place == 0
-        assert (await turn(cay)).place == 1, "Bob is called, and builds its model"
+        answer = await turn(cay)
+        assert answer.place == 1, "Bob is called, and builds its model"
+        assert "expected wait: about " in answer.reason
         await bob.join()
         assert (await turn(cay)).place == 1
         facts, _ = await cay.client.get_run()

@@ -461,6 +461,33 @@ def test_deadline_closes_without_the_missing_and_returns_their_samples() -> None
     assert sum(len(part) for part in harness.entries[0].returned_samples) > 0
 
 
+def test_an_author_whose_payload_too_few_held_is_told_how_many() -> None:
+    harness = opened(4)
+    contribute(harness, 0, 1, 2, holders=(0, 1, 2))
+    assert harness.run.step is not None
+    contribute(harness, 3, holders=(3,))
+    harness.now = harness.run.step.deadline_at_ms
+    took = (harness.now - harness.run.step.opened_ms) / 1000
+    harness.feed(TimerFired())
+    [told] = [e for _, e in harness.announced if isinstance(e, SendNotice) and e.kind is NoticeKind.VOTE]
+    assert (told.to, told.step) == (key(3), 1)
+    assert told.reason == f"held by 1 of 4 peers, quorum 3, when the step was decided after {took:.1f} s"
+
+
+def test_an_author_of_another_s_payload_is_told_so() -> None:
+    harness = opened(3)
+    tick = harness.ticks[-1]
+    first = claim_of(tick, 0)
+    copied = replace(claim_of(tick, 1), payload_sha256=first.payload_sha256)
+    for number, claim in ((0, first), (1, copied), (2, claim_of(tick, 2))):
+        harness.feed(Reported(key(number), claim=claim))
+    names = tuple((1, key(n), c.payload_sha256) for n, c in ((0, first), (1, copied), (2, claim_of(tick, 2))))
+    for number in range(3):
+        harness.feed(Reported(key(number), holdings=names))
+    [told] = [e for _, e in harness.announced if isinstance(e, SendNotice) and e.kind is NoticeKind.VOTE]
+    assert (told.to, told.reason) == (key(1), "another peer announced the same payload first")
+
+
 def test_a_newcomer_that_is_too_slow_gets_less_and_less_holds_up_fewer_steps_and_has_its_chance() -> None:
     """Nobody has measured it: it was taken for as fast as the others for ever, and each step waited for it in vain."""
     harness = opened_together(3, batch_samples=64)

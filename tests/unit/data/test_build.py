@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from node import __main__ as command
 from node.data.build import Source, build, shuffled, texts
-from node.data.errors import DataError
+from node.data.errors import DataError, TokenizerError
 from node.data.manifest import sha256_of
 from node.data.shards import ShardedSamples
 from node.data.shelf import Folder, Shards, manifest_of
-from node.data.tokenizer import ByteTokenizer
+from node.data.tokenizer import ByteTokenizer, load_tokenizer, run_tokenizer, sha256_of_tokenizer
 from protos.run_config import RunConfig
 
 TEXTS = [f"document {number}: {'word ' * number}" for number in range(40)]
@@ -136,3 +136,47 @@ def test_a_run_on_the_web_names_its_hash() -> None:
     ):
         with pytest.raises(ValueError, match=why):
             RunConfig.model_validate({"data": data})
+
+
+@pytest.mark.parametrize("indexed", [False, True], ids=["stream, as datasets saves it", "file with an index"])
+def test_a_dataset_that_was_saved_to_a_folder_is_read(tmp_path: Path, indexed: bool) -> None:
+    pa = pytest.importorskip("pyarrow")
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    (folder / "state.json").write_text("{}")
+    table = pa.table({"id": list(range(len(TEXTS))), "text": TEXTS})
+    made = pa.ipc.new_file if indexed else pa.ipc.new_stream
+    with (folder / "data-00000-of-00001.arrow").open("wb") as file, made(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    assert list(texts(Source(str(folder)))) == TEXTS
+    with pytest.raises(DataError, match="has no column 'words'; it has id, text"):
+        list(texts(Source(str(folder), "words")))
+    with pytest.raises(DataError, match="'id' is int, expected text"):
+        list(texts(Source(str(folder), "id")))
+    (folder / "data-00000-of-00001.arrow").write_bytes(b"ARROW1" + bytes(10))
+    with pytest.raises(DataError, match="cannot be read"):
+        list(texts(Source(str(folder))))
+
+
+def test_a_tokenizer_is_a_file_whose_hash_a_run_can_name(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    file = tmp_path / "tokenizer.json"
+    for words in ({"a": 0, "b": 1, "[UNK]": 2}, {"b": 0, "a": 1, "[UNK]": 2}):
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        made.save(str(file))
+        found = load_tokenizer(str(file))
+        assert found.encode("a b c").tolist() == [words["a"], words["b"], 2]
+        assert (found.vocabulary, found.end) == (3, None)
+    done = CliRunner().invoke(command.app, ["data", "tokenizer", str(file), "--json"])
+    told = json.loads(done.stdout)
+    assert told == {"tokenizer": str(file), "sha256": sha256_of_tokenizer(found), "vocabulary": 3, "end": None}
+    assert run_tokenizer(str(file), told["sha256"]).vocabulary == 3
+    assert run_tokenizer("bytes", None).vocabulary == 256
+    with pytest.raises(TokenizerError, match="encodes differently than the run's"):
+        run_tokenizer("bytes", told["sha256"])
+    file.write_text("{}")
+    with pytest.raises(TokenizerError, match="transformers cannot load it"):
+        load_tokenizer(str(file))
+    shown = CliRunner().invoke(command.app, ["data", "tokenizer", "bytes"]).stdout
+    assert f'tokenizer_sha256 = "{sha256_of_tokenizer(ByteTokenizer())}"' in shown

@@ -12,7 +12,7 @@ import structlog
 import torch
 from structlog.testing import capture_logs
 
-from node.blobs.flow import BURST_SECONDS, Lane
+from node.blobs.flow import BURST_SECONDS, RELAYED_SECONDS_MAX, Lane
 from node.donor.month import MONTH_FILE, Month
 from node.donor.settings import LiveSettings
 from node.training.throttle import OWED_SECONDS_MAX, Throttle
@@ -50,6 +50,29 @@ def test_bytes_of_several_streams_together_keep_the_rate() -> None:
 
     seconds = run(main())
     assert seconds == pytest.approx(8 * 25 * 5000 / 100_000, abs=2 * BURST_SECONDS)
+
+
+def test_bytes_that_were_relayed_come_off_the_rate_and_cost_own_votes_a_few_seconds_at_most() -> None:
+    async def main(relayed: int) -> float:
+        lane = Lane(lambda: 100_000.0)
+        began = asyncio.get_running_loop().time()
+        lane.relayed(relayed)
+        lane.relayed(relayed)  # nothing new
+        for _ in range(10):
+            await lane.take(50_000)
+        return asyncio.get_running_loop().time() - began
+
+    alone = run(main(0))
+    assert run(main(200_000)) == pytest.approx(alone + 2.0, abs=2 * BURST_SECONDS)
+    assert run(main(10**9)) == pytest.approx(alone + RELAYED_SECONDS_MAX, abs=2 * BURST_SECONDS)
+
+
+def test_an_owner_with_a_cap_relays_nothing_without_saying_so() -> None:
+    assert LiveSettings().relaying_mbit is None
+    assert LiveSettings(relay_mbit=3).relaying_mbit == 3
+    for capped in (LiveSettings(upload_mbit=5), LiveSettings(download_mbit=5)):
+        assert capped.relaying_mbit == 0
+        assert capped.model_copy(update={"relay_mbit": 1.0}).relaying_mbit == 1
 
 
 def test_votes_go_before_the_pieces_of_strangers() -> None:

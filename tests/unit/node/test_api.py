@@ -6,9 +6,11 @@ import asyncio
 import threading
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from node.swarm.api import EVENTS_MAX, Swarm
 from node.swarm.events import Failed, Waiting
@@ -46,11 +48,11 @@ class Network:
             await self.emit(Waiting(str(number)))
 
 
-def made(stop: threading.Event | None = None) -> tuple[Swarm, Network]:
+def made(stop: threading.Event | None = None, kind: type[Network] = Network) -> tuple[Swarm, Any]:
     box: list[Network] = []
 
     def make(emit: Any) -> Network:
-        box.append(Network(emit))
+        box.append(kind(emit))
         return box[0]
 
     return Swarm(make, (stop or threading.Event()).is_set), box[0]
@@ -135,3 +137,64 @@ def test_a_failure_that_is_queued_outlives_a_resync() -> None:
         swarm.follow_from(EVENTS_MAX, b"")  # there is as much room as before
     finally:
         swarm.close(leaving=False)
+
+
+class Away(Network):
+    """A coordinator that answers nothing, and is there after so many calls; its run is full for one question."""
+
+    calls, fails = 0, 3
+    away = ""
+
+    async def connect(self) -> Any:
+        self.calls += 1
+        if self.calls <= self.fails:
+            raise NetworkError(
+                f"no coordinator answers at nowhere.example:{self.calls // 2}: Name or service not known"
+            )
+        return SimpleNamespace(head_step=7)
+
+    async def turn(self, *, anchor: bool) -> Any:
+        self.calls += 1
+        place = int(self.calls == self.fails + 2)
+        return SimpleNamespace(place=place, length=1, reason="the run is full; this peer is number 1 of 1 in line")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.patience.RETRY_SECONDS_MIN", 0.01)
+    monkeypatch.setattr("node.swarm.api.LINE_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_coordinator_that_is_away_is_asked_until_it_answers_and_a_full_run_waited_for() -> None:
+    swarm, network = made(kind=Away)
+    said: list[str] = []
+    swarm._sleep = lambda seconds: said.append(swarm.waits_for)  # type: ignore[method-assign]
+    with capture_logs() as lines:
+        assert swarm.connect().head_step == 7
+    away = [f"trying again: no coordinator answers at nowhere.example:{port}: Name or service not known"
+            for port in (0, 1, 1)]  # fmt: skip
+    assert said == [*away, "the run is full; this peer is number 1 of 1 in line"]
+    assert swarm.waits_for == ""
+    told = [line["why"] for line in lines if line["event"] == "coordinator away; trying again"]
+    assert told == [text.removeprefix("trying again: ") for text in away[:2]], "the same words are said once"
+    network.away = "nobody answers"
+    assert swarm.waits_for == "trying again: nobody answers", "also while the peer follows the log"
+    swarm.close(leaving=False)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_peer_with_little_patience_and_ctrl_c_end_the_wait_for_a_coordinator() -> None:
+    stop = threading.Event()
+    swarm, network = made(stop, kind=Away)
+    network.fails = 1000
+    with pytest.raises(NetworkError, match="nowhere"):
+        swarm.connect(patience_seconds=0.0)
+    assert network.calls == 1
+    with pytest.raises(NetworkError, match="nowhere"):
+        swarm.connect(patience_seconds=0.2)
+    assert network.calls > 2
+    threading.Timer(0.2, stop.set).start()
+    with pytest.raises(StoppedError):
+        swarm.connect()
+    swarm.close(leaving=False)

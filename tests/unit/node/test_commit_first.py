@@ -10,6 +10,7 @@ from unittest import mock
 from node.blobs.payloads import Payloads
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
+from node.swarm.events import NotCounted
 from node.swarm.session import Outside, build
 from node.wire.codec import payload_hash
 from protos.errors import NetworkError
@@ -32,6 +33,7 @@ class Coordinator:
 
     def __init__(self, failures: int = 0, refusals: int = 0) -> None:
         self.failures, self.refusals = failures, refusals
+        self.words = "not connected: join and follow first"
         self.heard, self.answer = asyncio.Event(), asyncio.Event()
         self.late: asyncio.Queue[pb.ReportResponse | None] = asyncio.Queue()
 
@@ -43,7 +45,7 @@ class Coordinator:
             raise NetworkError("lost on the way")
         if self.refusals:
             self.refusals -= 1
-            return pb.ReportResponse(refusals=["not connected: join and follow first"])
+            return pb.ReportResponse(refusals=[self.words])
         return pb.ReportResponse(announcement_taken=body.HasField("announcement"))
 
 
@@ -103,3 +105,20 @@ async def test_what_the_log_names_is_shown_though_no_answer_came(tmp_path: Path)
     await ada.parts.entries.receive(entry.envelope)
     assert ada.committed_step == 1
     assert ada.parts.publication.shown(SHA256) == VOTES
+
+
+async def test_an_announcement_that_comes_after_the_decision_is_told_to_the_training_thread(tmp_path: Path) -> None:
+    coordinator = Coordinator(refusals=1)
+    coordinator.words = "payload of step 1: step 2 is open"
+    coordinator.answer.set()
+    ada, heard = session(tmp_path, coordinator, commits_first=False), list[object]()
+
+    async def emit(event: object) -> None:
+        heard.append(event)
+
+    ada.parts.runtime.emit = emit
+    telling = asyncio.ensure_future(ada.parts.reporter.report_forever())
+    await ada.publish(VOTES, announcement())
+    await until(lambda: bool(heard))
+    assert heard == [NotCounted(1, "too late: payload of step 1: step 2 is open")]
+    telling.cancel()

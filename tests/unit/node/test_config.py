@@ -51,7 +51,7 @@ def test_a_named_file_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_overlay_gets_its_part() -> None:
     overlay = load_settings(listen="127.0.0.1:4001").overlay()
     assert overlay.loopback
-    assert overlay.listen() == ["/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/udp/4001/quic-v1"]
+    assert overlay.listen(("127.0.0.1",)) == ["/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/udp/4001/quic-v1"]
 
 
 @pytest.mark.parametrize("content", [b"device = ", b"[[[", b"\xff\xfe"])

@@ -119,3 +119,48 @@ async def test_a_round_while_the_new_dht_joins_the_others_waits_for_it(monkeypat
         running.cancel()
         restarting.cancel()
         await asyncio.gather(running, restarting, return_exceptions=True)
+
+
+class Behind(Overlay):
+    """A run with one other peer, which is connected through a relay: it is behind a router, as this peer is."""
+
+    peer_id = "1"
+    other = "12D3KooWGRUbpBkUqRCYhqHTzQvMoUbWeRPHDbYJoCrxRFLwmZwv"
+
+    def __init__(self, seen_by: int) -> None:
+        super().__init__()
+        self.peer_id = type(self).peer_id
+        self.seen_by = seen_by
+
+    async def connected(self) -> dict[str, bool]:
+        return {self.other: False}
+
+    async def places(self) -> set[str]:
+        return {f"84.1.2.{number}" for number in range(self.seen_by)}
+
+    async def punch(self, remote: str, addresses: list[str]) -> bool:
+        self.done.append(f"punch {remote[-4:]}")
+        return False
+
+
+CIRCUIT = f"/ip4/84.1.2.0/tcp/4001/p2p/{Behind.other}/p2p-circuit/p2p/{Behind.other}"
+
+
+async def punches(overlay: Behind, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(module, "DIAL_DIRECTLY_SECONDS_MIN", 0.0)
+    connections = made(overlay)
+    for _ in range(10):
+        await connections.connect_to([CIRCUIT])
+    return sum(what.startswith("punch") for what in overlay.done)
+
+
+async def test_a_relayed_connection_is_made_again_a_few_times_once_enough_others_have_seen_this_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await punches(Behind(module.OBSERVERS_MIN), monkeypatch) == module.PUNCHES_MAX
+    assert await punches(Behind(module.OBSERVERS_MIN - 1), monkeypatch) == 0, "libp2p would not try"
+
+
+async def test_one_of_two_peers_makes_the_connection_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Behind, "peer_id", "z")
+    assert await punches(Behind(module.OBSERVERS_MIN), monkeypatch) == 0

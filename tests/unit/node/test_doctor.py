@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from node.blobs.testbytes import Upload
 from node.commands.doctor import as_values
 from node.doctor import lines, machine, run_lines
-from node.doctor.facts import Devices, Download, Fault, Found, Here, Others, Reach, Seat
+from node.doctor.facts import Devices, Download, Fault, Found, Here, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Verdict
 from node.doctor.predict import predict
 from node.doctor.probes import side_by_side
@@ -33,7 +34,9 @@ ROUTER = Reach(
 )
 PEER = "12D3KooWGRUbpBkUqRCYhqHTzQvMoUbWeRPHDbYJoCrxRFLwmZwv"
 SEAT = Seat(8, "85 M parameters, 1.4 GB of 12 GB", True, "1 GB of 50 GB", 7_000, 10.0, "8 micro-batches")
-FOUND = Found("tiny", "host:7700", 20.0, OTHERS, "nothing", PEER, SEAT, ROUTER, Download(4 << 20, 2.0))
+FOUND = Found(
+    "tiny", "host:7700", 20.0, OTHERS, "nothing", PEER, SEAT, ROUTER, Download(4 << 20, 2.0), Upload(1 << 20, 2.0)
+)
 
 
 def verdict(line: Line | None) -> Verdict:
@@ -167,6 +170,24 @@ def test_what_passes_is_not_measured_and_no_problem() -> None:
     slow = run_lines.download(replace(FOUND, download=Download(1 << 20, 10.0)))
     assert slow.verdict is Verdict.WARNING
     assert run_lines.coordinator(replace(FOUND, round_trip_ms=900.0)).verdict is Verdict.WARNING
+
+
+def test_a_full_run_is_no_problem_because_join_waits_in_line() -> None:
+    found = run_lines.of_run(replace(FOUND, admitted=InLine(3)))
+    [line] = [line for line in found if line.name == "admission"]
+    assert line.verdict is Verdict.WARNING
+    assert "3 peers wait in line; `join` waits in line, too" in line.text
+    assert lines.worst(found) is Verdict.WARNING
+
+
+def test_the_upload_is_held_against_what_the_votes_need() -> None:
+    enough = run_lines.upload(FOUND)
+    assert (enough.verdict, enough.text) == (Verdict.OK, "524 kB a second (1.0 MB of test bytes in 2.0 s)")
+    slow = run_lines.upload(replace(FOUND, upload=Upload(20_000, 2.0)))  # votes: 7 kB to four others every two seconds
+    assert slow.verdict is Verdict.WARNING
+    assert slow.text.endswith("the votes need more at the run's pace")
+    assert "--fit-uplink" in slow.todo
+    assert run_lines.upload(replace(FOUND, upload=Fault("nobody takes any"))).verdict is Verdict.UNKNOWN
 
 
 def test_the_prediction_follows_speed() -> None:

@@ -47,6 +47,34 @@ def test_status_shows_foreign_words_as_they_are(capsys: pytest.CaptureFixture[st
     shows_it_plainly(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("columns", [80, 160])
+def test_nothing_of_a_status_is_cut(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    peer = pb.PeerStatus(
+        public_key=KEY, device="NVIDIA GeForce RTX 4090 Laptop GPU", phase=2, applied_step=123_456, votes_accepted=123_000,
+        samples_per_second=1234.5, loss=3.25, standing="probation", state_digest=b"d" * 32, score=12.5,
+    )  # fmt: skip
+    status.show(status.as_values(pb.GetRunResponse(phase=1, peers=[peer] * 3), RunConfig(), b"r" * 32))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    words = " ".join(lines)
+    assert "\u2026" not in words
+    for word in (
+        "123456",
+        "123000",
+        "1234.5",
+        "3.2500",
+        "probation",
+        (b"d" * 8).hex(),
+        "12.5",
+        "Laptop",
+        "samples/s",
+    ):
+        assert word in words, word
+
+
 def test_so_do_the_demo_and_its_report() -> None:
     values = status.as_values(facts(), RunConfig(), b"r" * 32)
     console = Console(file=io.StringIO(), width=200, force_terminal=True)

@@ -19,9 +19,9 @@ from node.blobs import blobs as blob_module
 from node.blobs.blobs import PROTOCOL, BlobServer, WireBytes
 from node.blobs.fetcher import BlobFetcher
 from node.overlay import pubsub
-from node.overlay.daemon import check_port_free
 from node.overlay.dht import Discovery, _OwnRecordsOnly, open_record, run_key
 from node.overlay.host import Host
+from node.overlay.ports import check_port_free
 from node.overlay.settings import OverlaySettings
 from node.swarm.gossip import Topic
 from node.swarm.view import View

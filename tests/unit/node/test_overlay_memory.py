@@ -19,7 +19,7 @@ def test_go_is_told_a_part_of_the_limit() -> None:
 
 
 def test_a_public_machine_may_listen_on_tcp_alone() -> None:
-    assert OverlaySettings("127.0.0.1", 4001, quic=False).listen() == ["/ip4/127.0.0.1/tcp/4001"]
+    assert OverlaySettings("127.0.0.1", 4001, quic=False).listen(["127.0.0.1"]) == ["/ip4/127.0.0.1/tcp/4001"]
 
 
 # hivemind leaves a connection open if p2pd ends within a call

@@ -23,7 +23,7 @@ from node.swarm.gossip import Topic
 from node.swarm.inbox import Inbox
 from node.swarm.outbox import Outbox
 from node.swarm.pulls import Pulls
-from node.swarm.pushes import TAKEN, Pusher, PushServer
+from node.swarm.pushes import REFUSED, TAKEN, Pusher, PushServer
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
 from protos.assignment import Range, Share
@@ -136,7 +136,8 @@ async def test_nothing_else_is_kept(
     tmp_path: Path, remote: Identity, envelope: bytes, data: bytes, reason: str
 ) -> None:
     async with receiving(tmp_path) as bob:
-        assert await bob.push(remote, framed(envelope, data)) == b""
+        answer = await bob.push(remote, framed(envelope, data))
+        assert REFUSED[answer].value == reason, "its author is told"
         assert bob.refused == [reason]
         assert not list(tmp_path.iterdir())
 
@@ -145,18 +146,19 @@ async def test_pushes_of_one_author_are_limited(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(pushes, "PUSHES_MAX_AT_ONCE", 3)
     monkeypatch.setattr(pushes, "PUSH_MS", 10_000)
     async with receiving(tmp_path) as bob:
-        assert await bob.push(ADA, *[framed(announced(ADA), VOTES)] * 5) == 3 * TAKEN
+        answers = await bob.push(ADA, *[framed(announced(ADA), VOTES)] * 5)
+        assert (answers[:-1], REFUSED[answers[-1:]].value) == (3 * TAKEN, "too_many")
         assert bob.refused == ["too_many"]
 
 
-def pusher(said: list[bytes], *, answers: bool) -> tuple[Pusher, list[bytes]]:
+def pusher(said: list[bytes], *, answers: bool, answer: bytes = TAKEN) -> tuple[Pusher, list[bytes]]:
     """ADA, connected to BOB and in a roster with it; what BOB was sent."""
     sent: list[bytes] = []
 
     async def open_stream(_key: bytes, _protocol: str) -> tuple[Any, Any]:
         if not answers:
             raise NetworkError("nobody is there")
-        reader, writer = mock.Mock(readexactly=mock.AsyncMock(return_value=TAKEN)), mock.Mock(drain=mock.AsyncMock())
+        reader, writer = mock.Mock(readexactly=mock.AsyncMock(return_value=answer)), mock.Mock(drain=mock.AsyncMock())
         writer.write.side_effect = sent.append
         return reader, writer
 
@@ -175,7 +177,7 @@ def pusher(said: list[bytes], *, answers: bool) -> tuple[Pusher, list[bytes]]:
     )
     topic = Topic(host, RUN, view, mock.Mock())
     topic.say = say  # type: ignore[method-assign]
-    return Pusher(host, view, WireBytes(), topic, Arrivals()), sent
+    return Pusher(host, view, WireBytes(), topic, Arrivals(), {}), sent
 
 
 async def test_nobody_gossips_what_all_have(tmp_path: Path) -> None:
@@ -234,3 +236,22 @@ async def test_the_time_to_each_answer_is_measured_for_the_size_of_the_votes() -
     took = ada._arrivals.milliseconds(hashlib.sha256(more).digest())
     assert took is not None
     assert 0 <= took < 1000 * SECONDS_MAX
+
+
+def test_the_codes_of_refusals_stay() -> None:
+    names = ["too_large", "malformed", "wrong_kind", "wrong_run", "bad_signature", "unknown_signer", "wrong_step"]
+    names += ["wrong_parent", "replayed", "equivocated", "wrong_layout", "out_of_range", "hash_mismatch", "too_many"]
+    assert [REFUSED[bytes([0x80 + number])].value for number in range(len(names))] == names
+
+
+async def test_an_author_keeps_who_refused_its_last_payload_and_why() -> None:
+    for answer, doors in ((b"\x84", {BOB.peer_id[-8:]: "bad_signature"}), (b"\x00", {}), (b"\xff", {}), (TAKEN, {})):
+        ada, _ = pusher([], answers=True, answer=answer)
+        await ada.publish(announced(ADA), VOTES)
+        assert ada._doors == doors
+    ada, _ = pusher([], answers=True, answer=b"\x84")
+    await ada.publish(announced(ADA), VOTES)
+    ada._doors["somebody"] = "of an earlier payload"
+    more = VOTES + b"more"
+    await ada.publish(announced(ADA, more), more)
+    assert "somebody" not in ada._doors

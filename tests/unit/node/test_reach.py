@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from node.overlay.host import Host
+from node.overlay.ports import hosts_of
 from node.overlay.reach import (
     ASK_SECONDS_MAX,
     PORTS_MAX,
@@ -55,6 +56,17 @@ def test_a_liar_among_the_asked_costs_a_relay_and_no_address() -> None:
     assert found.verdict is Verdict.PRIVATE
     assert found.addresses
     assert found.relays
+
+
+def test_a_peer_that_is_dialled_over_ipv6_alone_takes_relays_for_peers_with_ipv4_alone() -> None:
+    six = "2001:4860::7"
+    alone = conclude([told("2001:4860::1", 4001, seen_at=six)], ME)
+    assert (alone.verdict, alone.relays) == (Verdict.PUBLIC, ())
+    with_relay = conclude([told("2001:4860::1", 4001, seen_at=six, relays=True)], ME)
+    assert (with_relay.verdict, len(with_relay.relays)) == (Verdict.PRIVATE, 1)
+    assert with_relay.addresses == (f"/ip6/{six}/tcp/4001/p2p/{ME}",), "and tells the address at which it was dialled"
+    both = conclude([told("2001:4860::1", 4001, seen_at=six, relays=True), told("11.0.0.1", 4001)], ME)
+    assert both.verdict is Verdict.PUBLIC
 
 
 def test_answers_from_the_own_network_say_nothing_about_the_internet() -> None:
@@ -109,12 +121,33 @@ async def test_a_caller_that_asks_too_often_or_wrongly_is_left_alone(tmp_path: P
         assert not answers[-1], "the eighth question within a moment was answered"
 
 
+def ports_of(addresses: list[str]) -> set[str]:
+    return {address.split("/")[4] for address in addresses}
+
+
+async def test_a_peer_listens_at_every_address_with_one_port(tmp_path: Path) -> None:
+    host = Host(Identity.load_or_create(tmp_path / "key"), tmp_path / "key", OverlaySettings())
+    try:
+        await host.start()
+        seen = await host.p2p.get_visible_maddrs(latest=True)
+        found = {tuple(str(address).split("/")[1:4:2]) for address in seen}
+        families = {("ip4", "tcp"), ("ip4", "udp")}
+        if "::" in hosts_of("*"):
+            families |= {("ip6", "tcp"), ("ip6", "udp")}
+        assert found == families
+        assert len(ports_of(list(map(str, seen)))) == 1
+    finally:
+        await host.stop()
+
+
 async def test_a_daemon_changes_its_settings_and_the_streams_stay(tmp_path: Path) -> None:
     async with hosts(tmp_path, 2) as (ada, bob):
         assert not ada.finder.relays_for_others
-        before = ada.p2p._child.pid
+        before, ports = ada.p2p._child.pid, ports_of(await ada.addresses())
+        assert len(ports) == 1, "TCP and UDP have one number"
         await ada._daemon.change(reachability="public")
         assert ada.p2p._child.pid != before
+        assert ports_of(await ada.addresses()) == ports, "others have dialled it there"
         assert ada.restarts == 0, "a wanted change is no failure"
         assert ada.finder.relays_for_others
         answers: list[Told] = []
@@ -128,6 +161,7 @@ async def test_a_daemon_changes_its_settings_and_the_streams_stay(tmp_path: Path
             while ada.restarts == 0:
                 await asyncio.sleep(0.02)
         assert ada.finder.relays_for_others, "it comes back with the new settings"
+        assert {str(ada._daemon.settings.listen_port)} == ports
 
 
 async def test_a_person_who_says_how_the_peer_is_reached_is_believed(tmp_path: Path) -> None:

@@ -269,10 +269,11 @@ def test_a_joiner_waits_while_nobody_is_online(tmp_path: Path) -> None:
     world = World(tmp_path, log)
     snapshot = world.serves(*log.manifests[4])
     blobs, world.blobs = world.blobs, {}
-    waits = world.wait
+    waits, shown = world.wait, set[str]()
 
     def comes_back(seconds: float) -> bool:
         stop = waits(seconds)
+        shown.add(world.recovery.loading.words)
         if world.waits == 3:
             world.blobs = blobs
         return stop
@@ -281,6 +282,8 @@ def test_a_joiner_waits_while_nobody_is_online(tmp_path: Path) -> None:
     world.recovery.begin([snapshot], 4)
     assert world.replica.digest() == log.digests[4]
     assert world.waits == 3
+    assert shown == {"no peer that has the model (the snapshot of step 4) is online: waiting"}, "and `me` shows it"
+    assert world.recovery.loading.words == ""
     world.blobs = {}
     away = World(tmp_path / "away", log, [snapshot])
     with pytest.raises(StoppedError):

@@ -147,6 +147,10 @@ def test_who_is_told_which_addresses() -> None:
     assert told([home], here, other_lan) == [home], "beside the coordinator, in its private network"
     assert told([home], lan, elsewhere) == []
     assert told([home, relayed], router, elsewhere) == [relayed]
+    six, over_six = f"/ip6/2a0a:11:1::2/tcp/4001/p2p/{ADA}", ip("2a0a:11:3::2")
+    assert told([public, quic, six], router, over_six)[0] == six, "a peer with IPv6 alone can dial no other"
+    assert told([six, public, quic], over_six, elsewhere)[0] in {public, quic}
+    assert told([public], router, over_six) == [public], "it may have IPv4, too"
     bridge = f"/ip4/172.17.0.1/tcp/1/p2p/{ADA}"
     assert told([bridge, home], lan, other_lan) == [home, bridge], "first where the coordinator sees the peer"
     assert len(told([public] + [f"/ip4/8.8.8.{n}/tcp/1/p2p/{ADA}" for n in range(9)], router, elsewhere)) == (

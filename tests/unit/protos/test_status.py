@@ -30,15 +30,15 @@ MEANINGS: dict[type[SwarmentumError], type[SwarmentumError]] = {
 
 
 class Failed(grpc.RpcError):  # type: ignore[misc]
-    def __init__(self, code: grpc.StatusCode) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str = "because") -> None:
         super().__init__()
-        self._code = code
+        self._code, self._details = code, details
 
     def code(self) -> grpc.StatusCode:
         return self._code
 
     def details(self) -> str:
-        return "because"
+        return self._details
 
 
 @pytest.mark.parametrize("kind", STATUS, ids=lambda kind: kind.__name__)
@@ -46,6 +46,20 @@ def test_a_status_means_to_the_caller_what_the_coordinator_meant(kind: type[Swar
     found = error_of(Failed(STATUS[kind]))
     assert type(found) is MEANINGS[kind]
     assert str(found).endswith(": because")
+
+
+@pytest.mark.parametrize(
+    ("details", "told"),
+    [
+        ("ipv4:127.0.0.1:7790: Failed to connect to remote host: Connection refused",
+         "127.0.0.1:7790: Failed to connect to remote host: Connection refused"),
+        ("ipv6:%5B::1%5D:7790: Failed to connect", "[::1]:7790: Failed to connect"),
+    ],
+)  # fmt: skip
+def test_a_person_is_told_the_address_and_the_reason_alone(details: str, told: str) -> None:
+    whole = f"failed to connect to all addresses; last error: UNKNOWN: {details}"
+    found = error_of(Failed(grpc.StatusCode.UNAVAILABLE, whole))
+    assert str(found) == f"the coordinator does not answer: {told}"
 
 
 def test_every_error_of_a_call_has_a_meaning() -> None:

@@ -25,6 +25,7 @@ def told(**changed: Any) -> dict[str, Any]:
         "votes_accepted": 24, "tokens": 2304, "reading_seconds": 0.01, "loss": 4.0641, "payload_bytes_sent": 16_000,
         "payload_bytes_received": 16_000, "wire_bytes_sent": 19_000, "wire_bytes_received": 18_000, "resyncs": 0,
         "samples_accepted": 72, "tokens_accepted": 2304, "share": 0.5, "seconds": 132.0, "entered": True, "waiting": "",
+        "waits_for": "", "doors": {},
         "loading": "",
         "checks": "", "step_seconds": 0.34, "seconds_left": 331.8, "share_of_all": 0.5,
         "access": {"reachable": "private", "relays": 2, "direct": 3, "relayed": 1},
