@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -293,7 +294,10 @@ def ledger(
 
 @app.command(epilog=EXIT_CODES)
 def layout(
-    file: Annotated[Path, typer.Argument(metavar="RUN_TOML", help="A run's configuration.")], as_json: Json = False
+    file: Annotated[
+        Path, typer.Argument(metavar="RUN_TOML", help="A run's configuration, or - for one as JSON on stdin.")
+    ],
+    as_json: Json = False,
 ) -> None:
     """Show the parameter layout of a run.toml's model; `swarmentum-coordinator run create` fixes it in the run."""
     need_node_extra()
@@ -302,10 +306,12 @@ def layout(
     with many_imports():
         from node.commands.layout import bound_memory, layout_of
     from protos import toml_file
-    from protos.run_config import RunConfig
+    from protos.limits import CONFIG_JSON_BYTES_MAX
+    from protos.run_config import RunConfig, config_from_json
 
     bound_memory()
-    facts = layout_of(toml_file.load(file, RunConfig))
+    given = sys.stdin.read(CONFIG_JSON_BYTES_MAX + 1) if str(file) == "-" else None
+    facts = layout_of(toml_file.load(file, RunConfig) if given is None else config_from_json(given))
     if as_json:
         print(json.dumps(asdict(facts)))
         return

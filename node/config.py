@@ -18,13 +18,13 @@ from node.overlay.settings import OverlaySettings
 from protos import toml_file
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB
+from protos.mistakes import PEER_LISTEN
 from protos.optimizer_config import GroupSize, OneIn, TopK
 from protos.run_config import Address
 
 PORT_MAX = 65535
 BYTES_A_MBIT = 125_000
 MULTIADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/[^\s]*)?")
-LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|\d+\.\d+\.\d+\.\d+):\d{1,5}$"
 
 
 class PeerSettings(LiveSettings, BaseSettings):
@@ -72,7 +72,7 @@ class PeerSettings(LiveSettings, BaseSettings):
     data: str | None = None
     """Path of the training text or tokens on this machine, instead of the run's `data.source`."""
 
-    listen: str = Field(default="0.0.0.0:0", pattern=LISTEN_PATTERN)
+    listen: str = Field(default="0.0.0.0:0", pattern=PEER_LISTEN)
     """IP address and port (TCP and UDP) of the overlay; port 0 takes free ones."""
 
     announce: list[str] = Field(default_factory=list)
@@ -93,7 +93,7 @@ class PeerSettings(LiveSettings, BaseSettings):
     quic: bool = True
     """Listen on UDP (QUIC) beside TCP. Turn it off on a public machine that fears attacks on QUIC (docs/security.md)."""
 
-    metrics_listen: str | None = Field(default=None, pattern=LISTEN_PATTERN)
+    metrics_listen: str | None = Field(default=None, pattern=PEER_LISTEN)
     """Address and port of Prometheus metrics (http://.../metrics); off by default."""
 
     data_gb: float = Field(default=10.0, gt=0)
