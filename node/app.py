@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -19,6 +18,7 @@ from node.archive.record import Recorder
 from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
 from node.commands import fit
+from node.commands.card import facts_of
 from node.commands.consent import Place, Request, place_of, request
 from node.commands.export import check_folder, export, writer
 from node.config import PeerSettings
@@ -382,14 +382,12 @@ class _Peer:
         return Evaluator(config, replica, self.home.store, read, swarm.evaluated, micro_batch, self.log, write)
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:
-        card: dict[str, object] = {
-            "run": config.name,
-            "run_id": self.invite.run_id.hex(),
-            "steps": replica.step,
-            "state_digest": replica.whole_digest().hex(),
-            "log_head": replica.head.hex(),
-            "parameters": replica.demo.layout.parameters,
-            "data": text.name,
-            "optimizer": json.dumps(config.optimizer.model_dump()),
-        }
-        return export(replica.whole_model(), text.tokenizer, path, card)
+        card = facts_of(
+            config,
+            self.invite.run_id,
+            steps=replica.step,
+            state_digest=replica.whole_digest().hex(),
+            log_head=replica.head.hex(),
+            parameters=replica.demo.layout.parameters,
+        )
+        return export(replica.whole_model(), text.tokenizer, path, card, self.settings.licence)

@@ -18,7 +18,7 @@ from node.overlay.settings import OverlaySettings
 from protos import toml_file
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB
-from protos.mistakes import PEER_LISTEN
+from protos.mistakes import LICENCE, NO_LICENCE, PEER_LISTEN
 from protos.optimizer_config import GroupSize, OneIn, TopK
 from protos.run_config import Address
 
@@ -127,6 +127,9 @@ class PeerSettings(LiveSettings, BaseSettings):
 
     archive_gb: float = Field(default=20.0, gt=0)
     """Room for the archive on the disk; the oldest part goes first."""
+
+    licence: str = Field(default=NO_LICENCE, pattern=LICENCE)
+    """The licence that the card of an export names, as the Hugging Face hub spells it."""
 
     patience_seconds: float | None = Field(default=None, ge=1)
     """How long this peer waits for a silent coordinator, for a peer that has the model, or for votes that no peer gives. After

@@ -19,6 +19,9 @@ PEER_LISTEN: Final = r"^(\[[0-9a-fA-F:]+\]|\d+\.\d+\.\d+\.\d+):\d{1,5}$"
 LISTEN: Final = r"^(\[[0-9a-fA-F:]+\]|[^\s:\[\]]+):\d{1,5}$"
 LISTEN_OR_NONE: Final = LISTEN + "|^none$"
 ADVERTISED: Final = rf"{LISTEN[:-1]}(,{LISTEN[1:-1]}){{0,3}}$"
+LICENCE: Final = r"^[a-z0-9][a-z0-9.-]{0,63}$"
+NO_LICENCE: Final = "unknown"
+"""As the Hugging Face hub spells it."""
 PROXY_HOST: Final = r"^[A-Za-z0-9.-]{1,253}(:\d{1,5})?$"
 
 EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
@@ -32,6 +35,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
     LISTEN: ("a host and a port; an IPv6 address stands in brackets", "[::1]:7700"),
     LISTEN_OR_NONE: ("a host and a port, or none", "127.0.0.1:7780"),
     ADVERTISED: ("one to four of host:port, with commas between them", "swarm.example:7700,[2001:db8::7]:7700"),
+    LICENCE: ("a licence as the Hugging Face hub spells it", "apache-2.0"),
     PROXY_HOST: ("a name, perhaps with a port", "swarm.example"),
 }
 """Pattern -> what it expects, and an example that fits."""

@@ -17,6 +17,7 @@ from protos.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, CONFIG_JSON_BYTES_MA
 from protos.mistakes import FACTORY, PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mistake
 from protos.mixture import phases
 from protos.optimizer_config import OptimizerConfig, Section
+from protos.toml_file import wrongs
 
 BASE_STEPS_MAX = 2**24 - 1
 SOURCE_CHARACTERS_MAX = 2048
@@ -401,6 +402,4 @@ def config_from_json(text: str) -> RunConfig:
         unknown = [".".join(map(str, item["loc"])) for item in error.errors() if item["type"] == "extra_forbidden"]
         if unknown:
             raise UnknownSetting(Reason.OUT_OF_RANGE, ", ".join(unknown[:SETTINGS_NAMED_MAX])) from error
-        raise Refusal(
-            Reason.OUT_OF_RANGE, f"configuration: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
-        ) from error
+        raise Refusal(Reason.OUT_OF_RANGE, f"configuration: {wrongs(error)[0].text}") from error
