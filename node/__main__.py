@@ -276,7 +276,10 @@ def verify(
 @app.command(epilog=EXIT_CODES)
 def ledger(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="An archived run (as for verify), an invite link, or - (stdin).")
+        str,
+        typer.Argument(
+            metavar="RUN", help="An archived run (as for verify), a file of export-log, an invite link, or - (stdin)."
+        ),
     ],
     as_json: Json = False,
 ) -> None:
@@ -290,6 +293,19 @@ def ledger(
         print(json.dumps(found.values()))
     else:
         show(found)
+
+
+@app.command("export-log", epilog=EXIT_CODES)
+@leaving_at_once()  # what is written so far is no log yet
+def export_log(
+    invite: InviteLink, file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")], as_json: Json = False
+) -> None:
+    """Write a run's signed log to a file, which anybody can check without its coordinator: `swarmentum ledger FILE`."""
+    need_node_extra()
+    configure_logging(as_json=as_json)
+    from node.commands.logs import export
+
+    export(invite, file, as_json=as_json)
 
 
 @app.command(epilog=EXIT_CODES)
