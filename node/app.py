@@ -170,7 +170,7 @@ class _Peer:
                 self.lent.watch(trainer, self.home.payloads, text.shelves)
                 ends.callback(self.lent.close)
                 ends.enter_context(closing(self._door(trainer, started)))
-                observed.metrics(self.settings, summary, swarm.counters, ends, self.log)
+                observed.metrics(self.settings, trainer, swarm.counters, ends, self.log)
                 observed.track(self.settings, trainer, self.invite.run_id, self.folder, self.log)
                 trainer.enter(list(facts.bootstrap))
                 finished = trainer.run()
