@@ -53,7 +53,7 @@ def app_of(site: Site, hosts: Iterable[str] = ()) -> Any:
         Route(f"{one}/events", api.run_events),
         Mount("/", Files(directory=STATIC, html=True)),
     ]
-    return Door(Starlette(routes=routes, exception_handlers={HTTPException: refused}))
+    return Door(Starlette(routes=routes, exception_handlers={HTTPException: refused}), bodies=False)
 
 
 class Files(StaticFiles):

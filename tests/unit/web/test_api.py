@@ -280,6 +280,26 @@ async def test_every_answer_has_the_policy_of_the_page() -> None:
             assert headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.parametrize(
+    "more", ["Content-Length: 5\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /page.js HTTP/1.1\r\n",
+             "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
+)  # fmt: skip
+async def test_a_request_with_a_body_is_refused_and_its_connection_ends(more: str) -> None:
+    """A proxy and this server could differ about where it ends, and the rest would be another person's request."""
+    async with page(2) as (_, url):
+        with connected(url, f"GET /{ONE} HTTP/1.1\r\nHost: localhost\r\n{more}".encode()) as made:
+
+            def rest() -> bytes:
+                return b"".join(iter(lambda: made.recv(65536), b""))
+
+            got = await asyncio.to_thread(rest)
+        assert got.startswith(b"HTTP/1.1 400 ")
+        assert got.count(b"HTTP/1.1") == 1
+        assert got.endswith(b"requests have no body here")
+        with connected(url, f"GET /{ONE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode()) as made:
+            assert (await asyncio.to_thread(made.recv, 65536)).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_only_reading_is_possible() -> None:
     async with page(2) as (_, url):
         for method in ("POST", "PUT", "DELETE", "PATCH"):
