@@ -368,9 +368,9 @@ class _Peer:
         )
 
     def _evaluates(self, config: RunConfig, facts: pb.GetRunResponse) -> bool:
-        """Whether this peer reports held-out losses: an anchor, or, in a run without anchors, a peer with one device."""
+        """Whether this peer reports held-out losses: an anchor, or a peer of a run without anchors."""
         wanted = bool(config.evaluation.every) and self.settings.evaluate
-        return wanted and not self.copies and self.lead is None and (self.anchor or not facts.anchored)
+        return wanted and not self.copies and (self.anchor or not facts.anchored)
 
     def _evaluator(
         self, config: RunConfig, replica: Replica, swarm: Swarm, text: Text, micro_batch: int
@@ -378,8 +378,9 @@ class _Peer:
         if not self.evaluates or text.samples is None:
             return None
         read = partial(text.samples.validation, config.evaluation.samples)
-        write = writer(config, text.tokenizer, replica.device)
-        return Evaluator(config, replica, self.home.store, read, swarm.evaluated, micro_batch, self.log, write)
+        model = replica.model_to_evaluate()
+        write = writer(config, text.tokenizer, replica.device if model is None else torch.device("cpu"))
+        return Evaluator(config, replica, self.home.store, read, swarm.evaluated, micro_batch, self.log, write, model)
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:
         card = facts_of(
