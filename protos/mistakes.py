@@ -58,3 +58,16 @@ def expected(pattern: str) -> str:
         return f"expected a text that fits {pattern}"
     what, example = EXAMPLES[pattern]
     return f"expected {what}, for example {example!r}"
+
+
+def check_web(source: str, sha256: str | None, mirrors: tuple[str, ...]) -> None:
+    """Mistake for a source on the web without a hash, and for mirrors of another source."""
+    on_the_web = source.startswith(("https://", "http://"))
+    if on_the_web and sha256 is None:
+        raise Mistake(
+            "`source` is on the web: give `sha256` too, which `swarmentum data build` prints", "source", "sha256"
+        )
+    if mirrors and not on_the_web:
+        raise Mistake(
+            "`mirrors` are other addresses of a `source` on the web, and this `source` is none", "mirrors", "source"
+        )

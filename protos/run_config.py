@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from protos.errors import Reason, Refusal
 from protos.identity import public_key_of
 from protos.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, CONFIG_JSON_BYTES_MAX, ENTRY_CONTRIBUTIONS_MAX
-from protos.mistakes import FACTORY, PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mistake
+from protos.mistakes import FACTORY, PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mistake, check_web
 from protos.mixture import phases
 from protos.optimizer_config import OptimizerConfig, Section
 from protos.toml_file import wrongs
@@ -25,19 +25,6 @@ MIRRORS_MAX = 8
 MIX_MAX = 32
 CHANGES_MAX = 64
 Address = Annotated[str, Field(max_length=ADDRESS_BYTES_MAX, pattern=PEER_ADDRESS)]
-
-
-def check_web(source: str, sha256: str | None, mirrors: tuple[str, ...]) -> None:
-    """Mistake for a source on the web without a hash, and for mirrors of another source."""
-    on_the_web = source.startswith(("https://", "http://"))
-    if on_the_web and sha256 is None:
-        raise Mistake(
-            "`source` is on the web: give `sha256` too, which `swarmentum data build` prints", "source", "sha256"
-        )
-    if mirrors and not on_the_web:
-        raise Mistake(
-            "`mirrors` are other addresses of a `source` on the web, and this `source` is none", "mirrors", "source"
-        )
 
 
 class ModelConfig(Section):
