@@ -20,6 +20,7 @@ from rich.text import Text
 from coordinator.commands import anchors, backups, checking, forks, health, invites, life, peers, showing, snapshots
 from coordinator.commands import web as web_commands
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
+from protos import toml_file
 from protos.console import configure_logging, exit_with
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
@@ -162,13 +163,14 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Create a run on the coordinator that serves --home, and print its invite link."""
-    file = file or Path(os.devnull)
-    checked = checking.checked(file)
+    given, file = file, file or Path(os.devnull)
+    named = toml_file.read(file, RunConfig).value
     from coordinator.commands.created import create_run, print_created, show_created
     from coordinator.commands.operator import Operator
 
     operator = Operator(settings(home=home).home)
-    checking.refuse_second(operator, checked.name)  # before the model is built, which takes seconds
+    if named is not None:
+        checking.refuse_second(operator, named.name, given)  # before the model is built, which takes seconds
     findings = checking.findings_of(file, anchor=anchor, layout=layout)
     made, config = create_run(operator, findings, start), findings.config
     if as_json:

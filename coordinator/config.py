@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from protos import forms
 from protos.errors import OperatorError
+from protos.mistakes import ADVERTISED, LISTEN, LISTEN_OR_NONE, PROXY_HOST
 
 ADVERTISED_CHARACTERS_MAX = 256
 
@@ -24,29 +24,29 @@ class CoordinatorSettings(BaseSettings):
     home: Path = Field(default_factory=lambda: Path.home() / ".swarmentum" / "coordinator")
     """Folder of the key, the certificate and the journal."""
 
-    listen: str = Field(default="0.0.0.0:7700", pattern=forms.HOST)
+    listen: str = Field(default="0.0.0.0:7700", pattern=LISTEN)
     """host:port of the gRPC service; port 0 takes a free one."""
 
-    advertise: str | None = Field(default=None, pattern=forms.HOSTS, max_length=ADVERTISED_CHARACTERS_MAX)
+    advertise: str | None = Field(default=None, pattern=ADVERTISED, max_length=ADVERTISED_CHARACTERS_MAX)
     """host:port that invites name, or several with commas between them: a DNS name, IPv4, [IPv6]. By default this machine's
     address and the port it listens on."""
 
     database: str | None = None
     """SQLAlchemy URL of the journal; by default SQLite in the home folder."""
 
-    metrics_listen: str | None = Field(default=None, pattern=forms.HOST)
+    metrics_listen: str | None = Field(default=None, pattern=LISTEN)
     """host:port of the Prometheus metrics (http://host:port/metrics); off by default."""
 
-    web_listen: str = Field(default="127.0.0.1:7780", pattern=forms.HOST_OR_NONE)
+    web_listen: str = Field(default="127.0.0.1:7780", pattern=LISTEN_OR_NONE)
     """host:port of the web page of the runs, for browsers; `none` for no page. Other machines need 0.0.0.0 or a proxy."""
 
     web_hosts: tuple[str, ...] = ()
     """Names under which browsers find the page, for example that of a reverse proxy. Addresses and localhost need none."""
 
-    operator_web_listen: str = Field(default="none", pattern=forms.HOST_OR_NONE)
+    operator_web_listen: str = Field(default="none", pattern=LISTEN_OR_NONE)
     """host:port of the operator's page, where a browser creates and steers runs after `web login`; `none` for no page."""
 
-    operator_web_host: str | None = Field(default=None, pattern=forms.WEB_HOST)
+    operator_web_host: str | None = Field(default=None, pattern=PROXY_HOST)
     """The name of a reverse proxy with TLS before the operator's page. Links then begin with https:// and this name."""
 
     trace: bool = False

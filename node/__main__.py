@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -275,7 +276,10 @@ def verify(
 @app.command(epilog=EXIT_CODES)
 def ledger(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="An archived run (as for verify), an invite link, or - (stdin).")
+        str,
+        typer.Argument(
+            metavar="RUN", help="An archived run (as for verify), a file of export-log, an invite link, or - (stdin)."
+        ),
     ],
     as_json: Json = False,
 ) -> None:
@@ -291,9 +295,25 @@ def ledger(
         show(found)
 
 
+@app.command("export-log", epilog=EXIT_CODES)
+@leaving_at_once()  # what is written so far is no log yet
+def export_log(
+    invite: InviteLink, file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")], as_json: Json = False
+) -> None:
+    """Write a run's signed log to a file, which anybody can check without its coordinator: `swarmentum ledger FILE`."""
+    need_node_extra()
+    configure_logging(as_json=as_json)
+    from node.commands.logs import export
+
+    export(invite, file, as_json=as_json)
+
+
 @app.command(epilog=EXIT_CODES)
 def layout(
-    file: Annotated[Path, typer.Argument(metavar="RUN_TOML", help="A run's configuration.")], as_json: Json = False
+    file: Annotated[
+        Path, typer.Argument(metavar="RUN_TOML", help="A run's configuration, or - for one as JSON on stdin.")
+    ],
+    as_json: Json = False,
 ) -> None:
     """Show the parameter layout of a run.toml's model; `swarmentum-coordinator run create` fixes it in the run."""
     need_node_extra()
@@ -302,10 +322,12 @@ def layout(
     with many_imports():
         from node.commands.layout import bound_memory, layout_of
     from protos import toml_file
-    from protos.run_config import RunConfig
+    from protos.limits import CONFIG_JSON_BYTES_MAX
+    from protos.run_config import RunConfig, config_from_json
 
     bound_memory()
-    facts = layout_of(toml_file.load(file, RunConfig))
+    given = sys.stdin.read(CONFIG_JSON_BYTES_MAX + 1) if str(file) == "-" else None
+    facts = layout_of(toml_file.load(file, RunConfig) if given is None else config_from_json(given))
     if as_json:
         print(json.dumps(asdict(facts)))
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -19,6 +18,7 @@ from node.archive.record import Recorder
 from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
 from node.commands import fit
+from node.commands.card import facts_of
 from node.commands.consent import Place, Request, place_of, request
 from node.commands.export import check_folder, export, writer
 from node.config import PeerSettings
@@ -170,7 +170,7 @@ class _Peer:
                 self.lent.watch(trainer, self.home.payloads, text.shelves)
                 ends.callback(self.lent.close)
                 ends.enter_context(closing(self._door(trainer, started)))
-                observed.metrics(self.settings, summary, swarm.counters, ends, self.log)
+                observed.metrics(self.settings, trainer, swarm.counters, ends, self.log)
                 observed.track(self.settings, trainer, self.invite.run_id, self.folder, self.log)
                 trainer.enter(list(facts.bootstrap))
                 finished = trainer.run()
@@ -370,9 +370,9 @@ class _Peer:
         )
 
     def _evaluates(self, config: RunConfig, facts: pb.GetRunResponse) -> bool:
-        """Whether this peer reports held-out losses: an anchor, or, in a run without anchors, a peer with one device."""
+        """Whether this peer reports held-out losses: an anchor, or a peer of a run without anchors."""
         wanted = bool(config.evaluation.every) and self.settings.evaluate
-        return wanted and not self.copies and self.lead is None and (self.anchor or not facts.anchored)
+        return wanted and not self.copies and (self.anchor or not facts.anchored)
 
     def _evaluator(
         self, config: RunConfig, replica: Replica, swarm: Swarm, text: Text, micro_batch: int
@@ -380,18 +380,17 @@ class _Peer:
         if not self.evaluates or text.samples is None:
             return None
         read = partial(text.samples.validation, config.evaluation.samples)
-        write = writer(config, text.tokenizer, replica.device)
-        return Evaluator(config, replica, self.home.store, read, swarm.evaluated, micro_batch, self.log, write)
+        model = replica.model_to_evaluate()
+        write = writer(config, text.tokenizer, replica.device if model is None else torch.device("cpu"))
+        return Evaluator(config, replica, self.home.store, read, swarm.evaluated, micro_batch, self.log, write, model)
 
     def _export(self, replica: Replica, text: Text, config: RunConfig, path: Path) -> Path:
-        card: dict[str, object] = {
-            "run": config.name,
-            "run_id": self.invite.run_id.hex(),
-            "steps": replica.step,
-            "state_digest": replica.whole_digest().hex(),
-            "log_head": replica.head.hex(),
-            "parameters": replica.demo.layout.parameters,
-            "data": text.name,
-            "optimizer": json.dumps(config.optimizer.model_dump()),
-        }
-        return export(replica.whole_model(), text.tokenizer, path, card)
+        card = facts_of(
+            config,
+            self.invite.run_id,
+            steps=replica.step,
+            state_digest=replica.whole_digest().hex(),
+            log_head=replica.head.hex(),
+            parameters=replica.demo.layout.parameters,
+        )
+        return export(replica.whole_model(), text.tokenizer, path, card, self.settings.licence)

@@ -15,9 +15,10 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from node.donor.settings import LiveSettings
 from node.overlay.settings import OverlaySettings
-from protos import forms, toml_file
+from protos import toml_file
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB
+from protos.mistakes import LICENCE, NO_LICENCE, PEER_LISTEN, PEER_LISTEN_OR_ALL
 from protos.optimizer_config import GroupSize, OneIn, TopK
 from protos.run_config import Address
 
@@ -71,7 +72,7 @@ class PeerSettings(LiveSettings, BaseSettings):
     data: str | None = None
     """Path of the training text or tokens on this machine, instead of the run's `data.source`."""
 
-    listen: str = Field(default="*:0", pattern=forms.LISTEN_OR_ALL)
+    listen: str = Field(default="*:0", pattern=PEER_LISTEN_OR_ALL)
     """IP address and port (TCP and UDP) of the overlay; `*` is every address, IPv4 and IPv6. Port 0 takes a free port."""
 
     announce: list[str] = Field(default_factory=list)
@@ -92,7 +93,7 @@ class PeerSettings(LiveSettings, BaseSettings):
     quic: bool = True
     """Listen on UDP (QUIC) beside TCP. Turn it off on a public machine that fears attacks on QUIC (docs/security.md)."""
 
-    metrics_listen: str | None = Field(default=None, pattern=forms.LISTEN)
+    metrics_listen: str | None = Field(default=None, pattern=PEER_LISTEN)
     """Address and port of Prometheus metrics (http://.../metrics); off by default."""
 
     data_gb: float = Field(default=10.0, gt=0)
@@ -126,6 +127,9 @@ class PeerSettings(LiveSettings, BaseSettings):
 
     archive_gb: float = Field(default=20.0, gt=0)
     """Room for the archive on the disk; the oldest part goes first."""
+
+    licence: str = Field(default=NO_LICENCE, pattern=LICENCE)
+    """The licence that the card of an export names, as the Hugging Face hub spells it."""
 
     patience_seconds: float | None = Field(default=None, ge=1)
     """How long this peer waits for a silent coordinator, for a peer that has the model, or for votes that no peer gives. After

@@ -16,6 +16,7 @@ from protos.errors import Reason, Refusal
 from protos.limits import SETTING_BYTES_MAX
 from protos.run_config import RunConfig
 from protos.text import printable
+from protos.toml_file import wrongs
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
 
@@ -100,9 +101,7 @@ def with_settings(config: RunConfig, settings: Settings) -> RunConfig:
 
 def described(error: ValidationError) -> str:
     """The first mistake, with its key."""
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
-    return f"{where}: {first['msg']}" if where else str(first["msg"])
+    return wrongs(error)[0].text
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from protos.mistakes import Mistake
+
 GROUP_SIZES = (8, 16, 32, 64, 128)
 
 TOP_K_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 640, 1024, 1536, 2048)
@@ -213,50 +215,80 @@ class OptimizerConfig(Section):
     def _of_the_method(self) -> OptimizerConfig:
         if self.method == "demo":
             if self.values == "16bit":
-                raise ValueError('`values = "16bit"` belongs to `method = "paper"`: set the method, or other values')
+                raise Mistake(
+                    '`values = "16bit"` belongs to `method = "paper"`: set the method, or other values',
+                    "values",
+                    "method",
+                )
             if self.chunk != 64:
-                raise ValueError(f'`chunk = {self.chunk}` belongs to `method = "paper"`: method demo has chunks of 64')
+                raise Mistake(
+                    f'`chunk = {self.chunk}` belongs to `method = "paper"`: method demo has chunks of 64',
+                    "chunk",
+                    "method",
+                )
             return self
         for key, (only, why) in PAPER_HAS_NOT.items():
             if getattr(self, key) != only:
                 given = json.dumps(getattr(self, key))
-                raise ValueError(f'`{key} = {given}` does not work with `method = "paper"`: {why}; remove the setting')
+                raise Mistake(
+                    f'`{key} = {given}` does not work with `method = "paper"`: {why}; remove the setting', key, "method"
+                )
         if self.base != BaseOptimizerConfig():
-            raise ValueError(
-                '`base` does not work with `method = "paper"`: the paper applies the sign; remove the setting'
+            raise Mistake(
+                '`base` does not work with `method = "paper"`: the paper applies the sign; remove the setting',
+                "base",
+                "method",
             )
         if self.local.steps > 1:
-            raise ValueError(
-                '`local.steps` does not work with `method = "paper"`: the paper votes on gradients; remove the setting'
+            raise Mistake(
+                '`local.steps` does not work with `method = "paper"`: the paper votes on gradients; remove the setting',
+                "local.steps",
+                "method",
             )
         return self
 
     @model_validator(mode="after")
     def _of_the_recipe(self) -> OptimizerConfig:
         if self.recipe != "none" and self.method != "demo":
-            raise ValueError(
-                f'`recipe = "{self.recipe}"` is made of the parts of `method = "demo"`: remove one of the two'
+            raise Mistake(
+                f'`recipe = "{self.recipe}"` is made of the parts of `method = "demo"`: remove one of the two',
+                "recipe",
+                "method",
             )
         return self
 
     @model_validator(mode="after")
     def _consistent(self) -> OptimizerConfig:
         if self.magnitudes and self.base.name != "sgd":
-            raise ValueError(f"`magnitudes` have no effect with base {self.base.name!r}: only sgd keeps sizes")
+            raise Mistake(
+                f"`magnitudes` have no effect with base {self.base.name!r}: only sgd keeps sizes", "magnitudes", "base"
+            )
         if self.magnitudes and self.beta2:
-            raise ValueError("`magnitudes` needs `beta2 = 0`: divided gradients have no size of their own")
+            raise Mistake(
+                "`magnitudes` needs `beta2 = 0`: divided gradients have no size of their own", "magnitudes", "beta2"
+            )
         if self.selection == "topk" and self.top_k > TOP_K_FEW_BITS_MAX and self.values != "8bit":
-            raise ValueError(
-                f'`top_k = {self.top_k}` needs `values = "8bit"`: other values have at most {TOP_K_FEW_BITS_MAX}'
+            raise Mistake(
+                f'`top_k = {self.top_k}` needs `values = "8bit"`: other values have at most {TOP_K_FEW_BITS_MAX}',
+                "top_k",
+                "values",
             )
         if self.nesterov and self.beta2:
-            raise ValueError("`nesterov` needs `beta2 = 0`: the second moment divides plain gradients")
+            raise Mistake(
+                "`nesterov` needs `beta2 = 0`: the second moment divides plain gradients", "nesterov", "beta2"
+            )
         if self.local.steps > 1 and not self.magnitudes:
-            raise ValueError(
-                "local steps need `magnitudes = true` and base sgd: how far a peer went is the update's size"
+            raise Mistake(
+                "local steps need `magnitudes = true` and base sgd: how far a peer went is the update's size",
+                "local.steps",
+                "magnitudes",
             )
         if self.local.steps > 1 and self.overlap:
-            raise ValueError("`overlap` is for gradients; local steps wait for the network once in many steps anyway")
+            raise Mistake(
+                "`overlap` is for gradients; local steps wait for the network once in many steps anyway",
+                "overlap",
+                "local",
+            )
         return self
 
     @property

@@ -6,32 +6,25 @@ Frozen, unknown keys refused. Defaults are the measured ones; where a number has
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from protos import forms
 from protos.errors import Reason, Refusal
 from protos.identity import public_key_of
 from protos.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, CONFIG_JSON_BYTES_MAX, ENTRY_CONTRIBUTIONS_MAX
+from protos.mistakes import FACTORY, PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mistake, check_web
 from protos.mixture import phases
 from protos.optimizer_config import OptimizerConfig, Section
+from protos.toml_file import wrongs
 
 BASE_STEPS_MAX = 2**24 - 1
 SOURCE_CHARACTERS_MAX = 2048
 MIRRORS_MAX = 8
 MIX_MAX = 32
 CHANGES_MAX = 64
-Address = Annotated[str, Field(max_length=ADDRESS_BYTES_MAX, pattern=forms.PEER_ADDRESS)]
-
-
-def check_web(source: str, sha256: str | None, mirrors: tuple[str, ...]) -> None:
-    """ValueError for a source on the web without a hash, and for mirrors of another source."""
-    on_the_web = source.startswith(("https://", "http://"))
-    if on_the_web and sha256 is None:
-        raise ValueError("`source` is on the web: give `sha256` too, which `swarmentum data build` prints")
-    if mirrors and not on_the_web:
-        raise ValueError("`mirrors` are other addresses of a `source` on the web, and this `source` is none")
+Address = Annotated[str, Field(max_length=ADDRESS_BYTES_MAX, pattern=PEER_ADDRESS)]
 
 
 class ModelConfig(Section):
@@ -40,7 +33,7 @@ class ModelConfig(Section):
     config: dict[str, Any] | None = None
     """A transformers AutoConfig as a table: `model_type` and whatever that type takes."""
 
-    factory: str | None = Field(default=None, pattern=forms.FUNCTION)
+    factory: str | None = Field(default=None, pattern=FACTORY)
     """`module:function` that returns a torch.nn.Module; every peer must have the module installed."""
 
     kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -49,9 +42,9 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
         if self.config is not None and self.factory is not None:
-            raise ValueError("give either `config` or `factory`, not both")
+            raise Mistake("give either `config` or `factory`, not both", "factory", "config")
         if self.kwargs and self.factory is None:
-            raise ValueError("`kwargs` are the factory's: give `factory` too")
+            raise Mistake("`kwargs` are the factory's: give `factory` too", "kwargs", "factory")
         return self
 
 
@@ -68,16 +61,16 @@ class WeightChange(Section):
 class MixSource(Section):
     """One source of a mixture."""
 
-    name: str = Field(pattern=forms.SOURCE_NAME)
+    name: str = Field(pattern=SOURCE_NAME)
     """What messages call it, and its name in the folder that a peer gives with `swarmentum join --data`."""
 
     source: str = Field(max_length=SOURCE_CHARACTERS_MAX)
     """As `data.source`."""
 
-    sha256: str | None = Field(default=None, pattern=forms.SHA256)
+    sha256: str | None = Field(default=None, pattern=SHA256)
     """As `data.sha256`."""
 
-    mirrors: tuple[Annotated[str, Field(max_length=SOURCE_CHARACTERS_MAX, pattern=forms.WEB_ADDRESS)], ...] = Field(
+    mirrors: tuple[Annotated[str, Field(max_length=SOURCE_CHARACTERS_MAX, pattern=WEB)], ...] = Field(
         default=(), max_length=MIRRORS_MAX
     )
     """As `data.mirrors`."""
@@ -93,7 +86,7 @@ class MixSource(Section):
         check_web(self.source, self.sha256, self.mirrors)
         steps = [change.step for change in self.changes]
         if steps != sorted(set(steps)):
-            raise ValueError(f"the steps of `changes` have to grow, and are {steps}")
+            raise Mistake(f"the steps of `changes` have to grow, and are {steps}", "changes")
         return self
 
     def weight_at(self, step: int) -> float:
@@ -108,10 +101,10 @@ class DataConfig(Section):
     """`stdlib` (the Python standard library's own sources), a text file, a folder, a .npy or .bin token file, or the http(s)
     address of token shards that `swarmentum data build` made. A peer points to its own copy with `swarmentum join --data`."""
 
-    sha256: str | None = Field(default=None, pattern=forms.SHA256)
+    sha256: str | None = Field(default=None, pattern=SHA256)
     """The hash of the shards' manifest.json, which `swarmentum data build` prints. All peers then train on the same tokens."""
 
-    mirrors: tuple[Annotated[str, Field(max_length=SOURCE_CHARACTERS_MAX, pattern=forms.WEB_ADDRESS)], ...] = Field(
+    mirrors: tuple[Annotated[str, Field(max_length=SOURCE_CHARACTERS_MAX, pattern=WEB)], ...] = Field(
         default=(), max_length=MIRRORS_MAX
     )
     """Other http(s) addresses of the same shards. A peer takes the next one if one does not answer."""
@@ -119,7 +112,7 @@ class DataConfig(Section):
     tokenizer: str = "bytes"
     """`bytes` (256 tokens), the path of a tokenizer.json, or the name or folder of a Hugging Face tokenizer."""
 
-    tokenizer_sha256: str | None = Field(default=None, pattern=forms.SHA256)
+    tokenizer_sha256: str | None = Field(default=None, pattern=SHA256)
     """The hash that `swarmentum data tokenizer NAME` prints. A peer whose tokenizer encodes differently does not join."""
 
     mix: tuple[MixSource, ...] = Field(default=(), max_length=MIX_MAX)
@@ -136,10 +129,10 @@ class DataConfig(Section):
     def _named(self) -> DataConfig:
         check_web(self.source, self.sha256, self.mirrors)
         if self.mix and (self.source != "stdlib" or self.sha256 is not None):
-            raise ValueError("give either `source` or tables [[data.mix]], not both")
+            raise Mistake("give either `source` or tables [[data.mix]], not both", "source", "mix")
         names = [each.name for each in self.mix]
         if len(names) != len(set(names)):
-            raise ValueError(f"the sources of [[data.mix]] need different names, and are {', '.join(names)}")
+            raise Mistake(f"the sources of [[data.mix]] need different names, and are {', '.join(names)}", "mix")
         if self.mix:
             phases(self.weights(), 1)
         return self
@@ -191,11 +184,19 @@ class ClockConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> ClockConfig:
         if self.deadline_ms_min > self.deadline_ms_max:
-            raise ValueError(f"deadline_ms_min {self.deadline_ms_min} exceeds deadline_ms_max {self.deadline_ms_max}")
+            raise Mistake(
+                f"deadline_ms_min {self.deadline_ms_min} exceeds deadline_ms_max {self.deadline_ms_max}",
+                "deadline_ms_min",
+                "deadline_ms_max",
+            )
         if self.min_peers > self.max_peers:
-            raise ValueError(f"min_peers {self.min_peers} exceeds max_peers {self.max_peers}")
+            raise Mistake(f"min_peers {self.min_peers} exceeds max_peers {self.max_peers}", "min_peers", "max_peers")
         if self.batch_samples < self.min_peers:
-            raise ValueError(f"batch_samples {self.batch_samples} is less than one sample a peer ({self.min_peers})")
+            raise Mistake(
+                f"batch_samples {self.batch_samples} is less than one sample a peer ({self.min_peers})",
+                "batch_samples",
+                "min_peers",
+            )
         return self
 
 
@@ -287,7 +288,7 @@ class OverlayConfig(Section):
 class RunConfig(Section):
     """The whole of run.toml."""
 
-    name: str = Field(default="swarm", min_length=1, max_length=64, pattern=forms.RUN_NAME)
+    name: str = Field(default="swarm", min_length=1, max_length=64, pattern=RUN_NAME)
     """The name of the run, for people."""
 
     seed: int = Field(default=0, ge=0, lt=1 << 63)
@@ -305,49 +306,69 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _countable(self) -> RunConfig:
         if self.optimizer.base.name != "sign" and self.clock.steps > BASE_STEPS_MAX:
-            raise ValueError(
-                f"base {self.optimizer.base.name} counts at most {BASE_STEPS_MAX} steps, not {self.clock.steps}"
+            raise Mistake(
+                f"base {self.optimizer.base.name} counts at most {BASE_STEPS_MAX} steps, not {self.clock.steps}",
+                "clock.steps",
+                "optimizer.base",
             )
         if self.optimizer.local.steps * self.clock.min_peers > self.clock.batch_samples:
-            raise ValueError(
+            raise Mistake(
                 f"batch_samples {self.clock.batch_samples} is less than one sample for each of {self.optimizer.local.steps} "
-                f"local steps of {self.clock.min_peers} peers"
+                f"local steps of {self.clock.min_peers} peers",
+                "clock.batch_samples",
+                "optimizer.local",
+                "clock.min_peers",
             )
         if self.evaluation.every % self.clock.snapshot_every:
-            raise ValueError(
+            raise Mistake(
                 f"evaluation.every {self.evaluation.every} is no multiple of clock.snapshot_every {self.clock.snapshot_every}: "
-                "only states of snapshots are evaluated"
+                "only states of snapshots are evaluated",
+                "evaluation.every",
+                "clock.snapshot_every",
             )
         if self.trust.enabled and self.optimizer.method == "paper":
-            raise ValueError(
+            raise Mistake(
                 '`trust.enabled` does not work with `optimizer.method = "paper"`: a mean is as large as its largest sender '
-                "wants, and the checks judge signs; set trust.enabled to false, or use method demo"
+                "wants, and the checks judge signs; set trust.enabled to false, or use method demo",
+                "trust.enabled",
+                "optimizer.method",
             )
         if self.trust.enabled and self.optimizer.drawn:
-            raise ValueError(
+            raise Mistake(
                 f'`trust.enabled` does not work with `optimizer.selection = "{self.optimizer.selection}"`: all peers vote for '
-                "the same coefficients, and honest votes look like copies; set trust.enabled to false, or select groups or topk"
+                "the same coefficients, and honest votes look like copies; set trust.enabled to false, or take groups or topk",
+                "trust.enabled",
+                "optimizer.selection",
             )
         if self.trust.enabled and self.optimizer.overlap:
-            raise ValueError(
-                "`trust` checks votes on the samples of their step: not with `overlap`, which votes a step later"
+            raise Mistake(
+                "`trust` checks votes on the samples of their step: not with `overlap`, which votes a step later",
+                "trust.enabled",
+                "optimizer.overlap",
             )
         return self
 
-    def check_new(self) -> None:
-        """The rules for a run that is made now; a run in a journal may be older than a rule. Raises `Refusal`."""
+    def misfits(self) -> Iterator[Mistake]:
+        """The rules for a run that is made now; a run in a journal may be older than a rule."""
         if self.optimizer.overlap and self.optimizer.magnitudes:
-            raise Refusal(
-                Reason.OUT_OF_RANGE,
-                "configuration: `overlap` looks ahead by lr times a sign, which is no step of a run with `magnitudes`: "
+            yield Mistake(
+                "`overlap` looks ahead by lr times a sign, which is no step of a run with `magnitudes`: "
                 "set one of them to false",
+                "optimizer.overlap",
+                "optimizer.magnitudes",
             )
         if self.trust.enabled and self.clock.min_peers < TRUSTED_PEERS_MIN:
-            raise Refusal(
-                Reason.OUT_OF_RANGE,
-                f"configuration: `trust` needs clock.min_peers of at least {TRUSTED_PEERS_MIN}, not {self.clock.min_peers}: "
+            yield Mistake(
+                f"`trust` needs clock.min_peers of at least {TRUSTED_PEERS_MIN}, not {self.clock.min_peers}: "
                 "those of the first step are believed, and check each other and all who come later",
+                "trust.enabled",
+                "clock.min_peers",
             )
+
+    def check_new(self) -> None:
+        """Raises `Refusal` for the first of the `misfits`."""
+        for mistake in self.misfits():
+            raise Refusal(Reason.OUT_OF_RANGE, f"configuration: {mistake}")
 
     def canonical_json(self) -> str:
         """One spelling for one configuration: sorted keys, no spaces."""
@@ -371,6 +392,4 @@ def config_from_json(text: str) -> RunConfig:
         unknown = [".".join(map(str, item["loc"])) for item in error.errors() if item["type"] == "extra_forbidden"]
         if unknown:
             raise UnknownSetting(Reason.OUT_OF_RANGE, ", ".join(unknown[:SETTINGS_NAMED_MAX])) from error
-        raise Refusal(
-            Reason.OUT_OF_RANGE, f"configuration: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
-        ) from error
+        raise Refusal(Reason.OUT_OF_RANGE, f"configuration: {wrongs(error)[0].text}") from error

@@ -1,39 +1,124 @@
-"""TOML files that people write, checked against a pydantic model; an error names the line and what was expected."""
+"""TOML files that people write, checked against a pydantic model; an error names the line and what was expected.
+
+`read` finds the mistakes of all layers at once: it leaves wrong settings out, and checks the rest again.
+"""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from protos.errors import OperatorError
-from protos.forms import expected
+from protos.mistakes import Mistake, expected
 
+Place = tuple[int | str, ...]
 M = TypeVar("M", bound=BaseModel)
 LINE_DOTS_MAX: Final = 256
 """The reader of TOML takes quadratic time for a key of many parts: 64 kB of one took 72 s."""
 WRONG_SHOWN_MAX: Final = 100
 """The line of each wrong value is looked for in the whole text: 8,000 of them in 64 kB took 93 s."""
 GIVEN_CHARACTERS_MAX: Final = 200
+ROUNDS_MAX: Final = 5
+"""Checks of what is left of a file: a layer of rules for each, and one more."""
 _TABLE = re.compile(r"^\[\[?([^\]=]+)\]\]?\s*(#.*)?$")
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A mistake: its place in the file, what to say about it, and the places of all settings that it is about."""
+
+    place: Place
+    text: str
+    about: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Read(Generic[M]):
+    """A file that was read. `value`: what its right settings mean, or None if that cannot be told. `text`: the file's."""
+
+    path: Path
+    text: str
+    value: M | None
+    wrong: tuple[Wrong, ...]
+
+    def touches(self, places: Iterable[Place]) -> bool:
+        """Whether a mistake is about one of these settings already, so that its value here is not the file's."""
+        known = [place for wrong in self.wrong for place in wrong.about]
+        return any(_same(one, other) for one in places for other in known)
+
+    def error(self, more: Iterable[Wrong] = ()) -> OperatorError:
+        """All mistakes, in the order of the file's lines."""
+        found = [*self.wrong, *more]
+        lines = [(line_of(self.text, wrong.place), wrong.text) for wrong in found[:WRONG_SHOWN_MAX]]
+        said = [f"{self.path}:{line}: {text}" for line, text in sorted(lines, key=lambda it: it[0])]
+        if len(found) > WRONG_SHOWN_MAX:
+            said.append(f"and {len(found) - WRONG_SHOWN_MAX} more")
+        return OperatorError("\n".join(said))
 
 
 def load(path: Path, model: type[M]) -> M:
     """Read and validate; OperatorError lists every wrong value (at most WRONG_SHOWN_MAX) with its place in the file."""
+    found = read(path, model)
+    if found.value is None or found.wrong:
+        raise found.error()
+    return found.value
+
+
+def read(path: Path, model: type[M]) -> Read[M]:
+    """Read and validate. Settings that are wrong are left out, so that those that depend on the others are checked, too."""
+    text = _text_of(path)
+    values: Any = _parsed(path, text)
+    found: list[Wrong] = []
+    for _ in range(ROUNDS_MAX):
+        try:
+            return Read(path, text, model.model_validate(values), tuple(found))
+        except ValidationError as error:
+            so_far = Read[M](path, text, None, tuple(found))
+            found += [wrong for wrong in wrongs(error) if not so_far.touches(wrong.about)]
+            values = _without(values, found)
+    return Read(path, text, None, tuple(found))
+
+
+def _same(one: Place, other: Place) -> bool:
+    """Whether one of two places holds the other."""
+    return all(a == b for a, b in zip(one, other, strict=False))
+
+
+def _without(values: dict[str, Any], wrong: Iterable[Wrong]) -> dict[str, Any]:
+    """The values but those that are wrong. Of a list with a wrong part nothing stays."""
+    places = {tuple(_names(place)) for one in wrong for place in one.about}
+    return dict(_kept(values, (), places))
+
+
+def _kept(values: dict[str, Any], at: tuple[str, ...], places: set[tuple[str, ...]]) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        here = (*at, key)
+        if here in places:
+            continue
+        yield key, dict(_kept(value, here, places)) if isinstance(value, dict) else value
+
+
+def _names(place: Place) -> Iterator[str]:
+    """The names before the first number in a place."""
+    for part in place:
+        if isinstance(part, int):
+            return
+        yield part
+
+
+def _text_of(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise OperatorError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise OperatorError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    values = _parsed(path, text)
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise OperatorError(describe(error, lambda loc: f"{path}:{line_of(text, loc)}: ")) from error
 
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:
@@ -56,27 +141,35 @@ UNKNOWN = "is not a known setting of this version: correct it, remove it, or upg
 
 def describe(error: ValidationError, place: Any = lambda loc: "") -> str:
     """One line a wrong value: place, key, what was wrong, what was given."""
-    lines, wrong = [], error.errors()
-    for item in wrong[:WRONG_SHOWN_MAX]:
-        key = ".".join(str(part) for part in item["loc"]) or "the whole"
-        message = _message(item)
-        given = "" if item["type"] in ("missing", "value_error") else f" (given: {_cut(item['input'])})"
-        lines.append(f"{place(item['loc'])}{key}: {message}{given}")
-    if len(wrong) > WRONG_SHOWN_MAX:
-        lines.append(f"and {len(wrong) - WRONG_SHOWN_MAX} more")
+    found = wrongs(error)
+    lines = [f"{place(wrong.place)}{wrong.text}" for wrong in found[:WRONG_SHOWN_MAX]]
+    if len(found) > WRONG_SHOWN_MAX:
+        lines.append(f"and {len(found) - WRONG_SHOWN_MAX} more")
     return "\n".join(lines)
 
 
-def _message(item: Any) -> str:
-    """What is wrong with a value, in words for a person who knows no pydantic."""
-    match item["type"]:
-        case "extra_forbidden":
-            return UNKNOWN
-        case "value_error":
-            return str(item["ctx"]["error"])
-        case "string_pattern_mismatch":
-            return f"expected is {expected(item['ctx']['pattern'])}"
-    return str(item["msg"])
+def wrongs(error: ValidationError) -> list[Wrong]:
+    """Each wrong value with what to say about it: the key, what was wrong, what was given."""
+    found = []
+    for item in error.errors():
+        place: Place = item["loc"]
+        message, given = item["msg"], f" (given: {_cut(item['input'])})"
+        about: tuple[Place, ...] = (place,)
+        match item["type"]:
+            case "extra_forbidden":
+                message = UNKNOWN
+            case "string_pattern_mismatch":
+                message = expected(str(item["ctx"]["pattern"]))
+            case "value_error":
+                cause = item["ctx"]["error"]
+                message, given = str(cause), ""
+                if isinstance(cause, Mistake):
+                    about = tuple((*place, *key.split(".")) for key in cause.keys)
+            case "missing":
+                given = ""
+        key = ".".join(str(part) for part in about[0]) or "the whole"
+        found.append(Wrong(about[0], f"{key}: {message}{given}", about))
+    return found
 
 
 def _cut(value: object) -> str:
@@ -89,7 +182,7 @@ def _syntax_line(message: str) -> int:
     return int(found[1]) if found else 1
 
 
-def _numbers_of(loc: tuple[int | str, ...]) -> dict[str, int]:
+def _numbers_of(loc: Place) -> dict[str, int]:
     """The place in its list that a location names, by the dotted key of the list."""
     found, names = dict[str, int](), list[str]()
     for part in loc:
@@ -100,7 +193,7 @@ def _numbers_of(loc: tuple[int | str, ...]) -> dict[str, int]:
     return found
 
 
-def line_of(text: str, loc: tuple[int | str, ...]) -> int:
+def line_of(text: str, loc: Place) -> int:
     """Best line number (from 1) of a dotted key: its own line, else its table's, else the first."""
     names = [str(part) for part in loc if isinstance(part, str)]
     wanted = _numbers_of(loc)

@@ -7,105 +7,78 @@ Refuses to build a model itself: `layout_of_run` asks the node package, if it is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from coordinator.clock.rules import learning_rate
+from coordinator.commands.mistakes import mistakes
 from coordinator.commands.operator import Operator
 from coordinator.commands.options import Json
 from coordinator.commands.planning import LayoutFacts, layout_of_run, planned, recipe_of, room_for_votes
 from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
+from protos.mistakes import Mistake
 from protos.run_config import RunConfig, config_from_json
 
-Place = tuple[str, ...]
 CURVE_COLUMNS = 40
 PEERS_SHOWN = 8
 BLOCKS = "▁▂▃▄▅▆▇█"
 MICRO_BATCH = 8
 """Samples at a time for the memory that `run check` prints: a peer's own default."""
-HEADS = ("num_attention_heads", "n_head")
-WIDTHS = ("hidden_size", "n_embd")
-POSITIONS = ("max_position_embeddings", "n_positions")
-
-
-def mistakes(config: RunConfig) -> Iterator[tuple[Place, str]]:
-    """Settings that fit their types, and that no peer could train with: the key of each, and what to do."""
-    clock, optimizer, admission = config.clock, config.optimizer, config.admission
-    if "warmup_steps" in optimizer.model_fields_set and optimizer.warmup_steps >= clock.steps:
-        yield (
-            ("optimizer", "warmup_steps"),
-            f"the warm-up of {optimizer.warmup_steps} steps is not shorter than the run of {clock.steps}: the learning rate "
-            "never gets to optimizer.lr; lower it, or raise clock.steps",
-        )
-    decay = optimizer.decay_steps if optimizer.schedule == "wsd" else 0
-    if decay and decay + optimizer.warmup_steps > clock.steps:
-        yield (
-            ("optimizer", "decay_steps"),
-            f"a decay of {decay} steps and a warm-up of {optimizer.warmup_steps} are longer than the run of {clock.steps}; "
-            "lower one of them, or raise clock.steps",
-        )
-    if admission.mode == "allow_list" and not admission.allowed:
-        yield (
-            ("admission", "allowed"),
-            "the list is empty, so nobody can join; list peer ids, or take mode open or invite",
-        )
-    yield from _of_model(config)
-
-
-def _of_model(config: RunConfig) -> Iterator[tuple[Place, str]]:
-    """Mistakes in the numbers of a model's config, as far as they show without torch."""
-    model = config.model.config
-    if model is None:
-        return
-    place = ("model", "config")
-    if "model_type" not in model:
-        yield place, "model_type is missing: name a transformers model type, for example model_type = 'llama'"
-    found = {name: _number(model, names) for name, names in (("heads", HEADS), ("width", WIDTHS), ("most", POSITIONS))}
-    for name, (key, value) in found.items():
-        if value is not None and value <= 0:
-            yield (*place, key), f"{value} {name}: expected a positive number"
-            return
-    (_, heads), (width_key, width), (most_key, most) = found["heads"], found["width"], found["most"]
-    if heads and width and "head_dim" not in model and width % heads:
-        near = max(width // heads, 1) * heads
-        yield (*place, width_key), f"{width} is not a multiple of {heads} heads; take {near} or {near + heads}"
-    if most is not None and most < config.data.context:
-        yield (
-            (*place, most_key),
-            f"samples have {config.data.context} tokens; raise it to {config.data.context}, or lower data.context to {most}",
-        )
-
-
-def _number(model: dict[str, Any], names: tuple[str, ...]) -> tuple[str, int | None]:
-    """The first of these keys that the model has, with its value if that is a whole number."""
-    key = next((name for name in names if name in model), names[0])
-    value = model.get(key)
-    return key, value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def checked(file: Path) -> RunConfig:
-    """The run of a file. OperatorError lists every mistake with its line."""
-    config = toml_file.load(file, RunConfig)
-    found = list(mistakes(config))
-    if found:
-        text = file.read_text(encoding="utf-8")
-        lines = [f"{file}:{toml_file.line_of(text, place)}: {'.'.join(place)}: {why}" for place, why in found]
-        raise OperatorError("\n".join(lines))
-    return config
+    """The run of a file. OperatorError lists every mistake that shows without torch, with its line."""
+    return surveyed(file, layout=False)[0]
 
 
-def refuse_second(operator: Operator, name: str) -> None:
-    """OperatorError if the coordinator has an unfinished run of this name: commands and people name runs by it."""
+def surveyed(file: Path, *, layout: bool) -> tuple[RunConfig, LayoutFacts | None, str]:
+    """The run of a file; with `layout`, its layout too, or why it is not known. OperatorError lists every mistake."""
+    read = toml_file.read(file, RunConfig)
+    if read.value is None:
+        raise read.error()
+    found = [wrong for wrong in map(_wrong, mistakes(read.value)) if not read.touches(wrong.about)]
+    facts, unknown = None, ""
+    if layout and not any(wrong.place[:1] in (("model",), ("data",)) for wrong in (*read.wrong, *found)):
+        try:
+            facts, unknown = layout_of_run(file, read.value if read.wrong else None)
+        except OperatorError as error:
+            found += [_of_layout(line) for line in str(error).splitlines()]
+    if found or read.wrong:
+        raise read.error(found)
+    return read.value, facts, unknown
+
+
+def _wrong(mistake: Mistake) -> toml_file.Wrong:
+    places: tuple[toml_file.Place, ...] = tuple(tuple(key.split(".")) for key in mistake.keys)
+    return toml_file.Wrong(places[0], f"{mistake.keys[0]}: {mistake}", places)
+
+
+def _of_layout(line: str) -> toml_file.Wrong:
+    """What the node package says of a model begins with the key that is wrong."""
+    found = re.match(r"(?:model|data)(?:\.\w+)*", line)
+    place: toml_file.Place = tuple(found[0].split(".")) if found else ("model",)
+    return toml_file.Wrong(place, line, (place,))
+
+
+def refuse_second(operator: Operator, name: str, file: Path | None = None) -> None:
+    """OperatorError if the coordinator has an unfinished run of this name: commands and people name runs by it.
+
+    `file`: the run.toml, whose line the message then names.
+    """
     if any(config_from_json(run.genesis.config_json).name == name for run in operator.list_runs(unfinished=True)):
-        raise OperatorError(f"name: this coordinator has a run {name!r} already; give another `name` in run.toml")
+        place = f"{file}:{toml_file.line_of(file.read_text(encoding='utf-8'), ('name',))}: " if file else ""
+        raise OperatorError(
+            f"{place}name: this coordinator has a run {name!r} already; give another `name` in run.toml"
+        )
 
 
 @dataclass(frozen=True)
@@ -126,12 +99,12 @@ def findings_of(file: Path, *, anchor: bool, layout: bool = True, local: bool = 
 
     `layout`: build its model to know the layout. `local`: also with what the run names on this machine, code or a tokenizer.
     """
-    config = checked(file)
-    facts, unknown = None, ""
+    unknown = ""
     if layout and not local:
-        unknown = _of_this_machine(config)
-    if layout and not unknown:
-        facts, unknown = layout_of_run(file)
+        here = toml_file.read(file, RunConfig).value
+        unknown = "" if here is None else _of_this_machine(here)
+    config, facts, more = surveyed(file, layout=layout and not unknown)
+    unknown = unknown or more
     config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
     room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
     return Findings(config, facts, unknown, tuple(filter(None, (recipe_of(config), said, room))))

@@ -41,19 +41,23 @@ class LayoutFacts:
     disk_bytes: int | None = None
 
 
-def layout_of_run(file: Path) -> tuple[LayoutFacts | None, str]:
-    """The layout of a run.toml's model, or None and why it is not known here. OperatorError if the model cannot be built."""
+def layout_of_run(file: Path, config: RunConfig | None = None) -> tuple[LayoutFacts | None, str]:
+    """The layout of a run.toml's model, or None and why it is not known here. OperatorError if the model cannot be built.
+
+    `config`: what to take in place of the file, in which other settings are wrong.
+    """
     if any(find_spec(name) is None for name in ("torch", "transformers", "node")):
         return None, "swarmentum[node] is not installed here"
-    command = [sys.executable, "-m", "node", "layout", str(file), "--json"]
+    command = [sys.executable, "-m", "node", "layout", str(file) if config is None else "-", "--json"]
+    given = "" if config is None else config.canonical_json()
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LAYOUT_SECONDS_MAX, check=False
+            command, input=given, capture_output=True, text=True, timeout=LAYOUT_SECONDS_MAX, check=False
         )
     except subprocess.TimeoutExpired:
         return None, f"building its model took more than {LAYOUT_SECONDS_MAX:.0f} s"
     if done.returncode:
-        raise OperatorError(f"{file}: {done.stderr.strip().removeprefix('error: ') or 'its model cannot be built'}")
+        raise OperatorError(done.stderr.strip().removeprefix("error: ") or "model: it cannot be built")
     values = json.loads(done.stdout.splitlines()[-1])
     return LayoutFacts(**{**values, "layout_digest": bytes.fromhex(values["layout_digest"])}), ""
 

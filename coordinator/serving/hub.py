@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import structlog
@@ -177,7 +178,7 @@ class Hub:
         run_id = folded.run.run_id
         self._genesis[run_id] = folded.genesis
         self.noted(run_id, folded.run.config.name)
-        traces = None if self._tracing is None else StepTraces(self._tracing, run_id)
+        traces = StepTraces(self._tracing, run_id, partial(self.metrics.took, run_id.hex()[:16]))
         self.runs[run_id] = RunRuntime(
             folded, self._acting, self.identity, self.metrics, self._io, self._fenced, self._reading, traces
         )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter as Counted
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from coordinator.clock.effects import Denial
 from coordinator.clock.state import Peer, PeerPhase, Phase, Run
+from coordinator.clock.trust import Standing
 from protos.errors import Reason
 from protos.evaluation import figure, reopen_evaluation
 from protos.identity import short
@@ -59,6 +60,12 @@ class Metrics:
             [*run, "reason", "version"],
             registry=self.registry,
         )
+        self.part_seconds = Counter(
+            "swarmentum_step_part_seconds",
+            "Seconds of steps, by what the coordinator waited for: announcements, quorum, write",
+            [*run, "part"],
+            registry=self.registry,
+        )
         self.acts = Gauge("swarmentum_acts", "1: this coordinator acts; 0: it stands by", registry=self.registry)
         self.acts.set(1)
         self.step_seconds = Histogram(
@@ -79,7 +86,13 @@ class Metrics:
 
     def committed(self, run: Run, entry: Entry) -> None:
         """Count what an entry accepted."""
-        self.tokens.labels(run.run_id.hex()[:16]).inc(sum(c.tokens for c in entry.contributions))
+        name = run.run_id.hex()[:16]
+        self.tokens.labels(name).inc(sum(c.tokens for c in entry.contributions))
+        self._runs.count_bytes(name, run, entry)
+
+    def took(self, name: str, part: str, seconds: float) -> None:
+        """Count the seconds of a part of a step; `name`: the run's first 16 hex digits."""
+        self.part_seconds.labels(name, part).inc(seconds)
 
     def observe(self, run: Run) -> None:
         """Take the present run. The run's figures are counted when a client reads the metrics. An archived run has none."""
@@ -90,7 +103,7 @@ class Metrics:
 
     def forget(self, run_id: bytes) -> None:
         """The run is archived or deleted."""
-        self._runs.newest.pop(run_id.hex()[:16], None)
+        self._runs.forget(run_id.hex()[:16])
 
 
 class _Runs(Collector):
@@ -98,6 +111,20 @@ class _Runs(Collector):
 
     def __init__(self) -> None:
         self.newest: dict[str, Run] = {}
+        self._bytes: dict[str, Counted[bytes]] = {}
+
+    def count_bytes(self, name: str, run: Run, entry: Entry) -> None:
+        """Add the payloads of an entry to their authors' bytes. Authors that the run knows no more are left out."""
+        counted = self._bytes.setdefault(name, Counted())
+        for contribution in entry.contributions:
+            counted[contribution.public_key] += contribution.payload_bytes
+        if len(counted) > len(run.peers) + PEERS_MAX:
+            self._bytes[name] = Counted({key: count for key, count in counted.items() if key in run.peers})
+
+    def forget(self, name: str) -> None:
+        """The run is archived or deleted."""
+        self.newest.pop(name, None)
+        self._bytes.pop(name, None)
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus' server calls this in a thread of its own. Runs are values that no code changes."""
@@ -114,7 +141,7 @@ class _Runs(Collector):
             for peer_phase in PeerPhase:
                 peers.add_metric([name, peer_phase.value], counted[peer_phase])
         yield from (info, phases, peers)
-        yield from _of_peers(runs)
+        yield from _of_peers(runs, self._bytes)
 
 
 def _phase(run: Run) -> str:
@@ -140,7 +167,7 @@ def _figures(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
         values = {
             "head_step": run.head_step,
             "steps": run.steps,
-            "loss_nats": run.loss,
+            **({"loss_nats": run.loss} if run.head_step else {}),  # without a step there is no loss
             "payload_bytes_accepted": run.payload_bytes_total,
             "peers_needed": run.config.clock.min_peers,
             "samples_per_second": sum(peer.samples_per_second for peer in run.ready),
@@ -158,11 +185,18 @@ def _figures(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
     yield from made.values()
 
 
-def _of_peers(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
+def _of_peers(runs: list[tuple[str, Run]], sent: Mapping[str, Mapping[bytes, int]]) -> Iterator[Metric]:
     """Figures of connected peers, at most PEERS_MAX of a run: a stranger adds no rows without end."""
     votes = GaugeMetricFamily("swarmentum_peer_votes_accepted", "Accepted votes of a peer", labels=["run", "peer"])
     speed = GaugeMetricFamily(
         "swarmentum_peer_samples_per_second", "Samples that a peer computes in a second", labels=["run", "peer"]
+    )
+
+    payloads = CounterMetricFamily(
+        "swarmentum_peer_payload_bytes", "Bytes of a peer's accepted payloads since the start", labels=["run", "peer"]
+    )
+    standings = GaugeMetricFamily(
+        "swarmentum_peer_standing", "1 for the standing of a peer", labels=["run", "peer", "standing"]
     )
 
     def rank(peer: Peer) -> tuple[int, bytes]:
@@ -172,5 +206,16 @@ def _of_peers(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
         here = sorted((peer for peer in run.peers.values() if peer.is_here and not peer.anchor), key=rank)
         for peer in here[:PEERS_MAX]:
             votes.add_metric([name, short(peer.public_key)], peer.votes_accepted)
-            speed.add_metric([name, short(peer.public_key)], peer.samples_per_second)
-    yield from (votes, speed)
+            labels = [name, short(peer.public_key)]
+            speed.add_metric(labels, peer.samples_per_second)
+            payloads.add_metric(labels, sent.get(name, {}).get(peer.public_key, 0))
+            standings.add_metric([*labels, _standing(run, peer)], 1)
+    yield from (votes, speed, payloads, standings)
+
+
+def _standing(run: Run, peer: Peer) -> str:
+    """counted, probation or excluded, as `status` says."""
+    standing = run.standings.get(peer.public_key, Standing())
+    if not run.config.trust.enabled:
+        return "excluded" if standing.excluded else "counted"
+    return standing.name

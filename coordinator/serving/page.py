@@ -43,6 +43,11 @@ def line_of(invite: Invite, at: tuple[str, ...]) -> str:
     return json.dumps({"invite": invite.link(), "at": at}) + "\n"
 
 
+def gone_line_of(run_id: bytes) -> str:
+    """What the page's process reads about a run that was archived or deleted: it shows the run no more."""
+    return json.dumps({"gone": run_id.hex()}) + "\n"
+
+
 def pages_of(settings: CoordinatorSettings, lines: Lines) -> Iterator[Page]:
     """The pages that the settings name. `lines`: the runs, for the page that shows them."""
     if settings.web_listen != NO_PAGE:
@@ -114,7 +119,11 @@ class Page:
             self._log.info(self._ready, url=str(json.loads(ready)["url"]))
         told: set[bytes] = set()
         while True:
-            for run_id, line in self._lines().items():
+            lines = self._lines()
+            for run_id in told - lines.keys():
+                told.discard(run_id)
+                child.stdin.write(gone_line_of(run_id).encode())
+            for run_id, line in lines.items():
                 if run_id not in told:
                     told.add(run_id)
                     child.stdin.write(line().encode())

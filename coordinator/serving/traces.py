@@ -1,4 +1,4 @@
-"""The coordinator's spans of each step (`serve --trace`): opened, what each peer announced and when, decided, written. ADR 59.
+"""What took the time of each step at the coordinator: seconds of its parts, and spans (`serve --trace`). ADR 59.
 
     step       from the tick to the sent entry; the root of the step's trace
       report   from the tick until a peer's announcement is here, one for each peer
@@ -11,6 +11,7 @@ Looks at the run before and after an event. Refuses to decide anything, and to k
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from coordinator.clock.events import Event, Reported
@@ -23,10 +24,10 @@ REPORTS_MAX: Final = 64
 
 
 class StepTraces:
-    """One run's. Times are in ms of the runtime's clock."""
+    """One run's. Times are in ms of the runtime's clock. `tracing` None: no spans. `took` gets each part's name and seconds."""
 
-    def __init__(self, tracing: Tracing, run_id: bytes) -> None:
-        self._tracing, self._run_id = tracing, run_id
+    def __init__(self, tracing: Tracing | None, run_id: bytes, took: Callable[[str, float], None]) -> None:
+        self._tracing, self._run_id, self._took = tracing, run_id, took
         self._step, self._began_ms, self._announced_ms = 0, 0, 0
         self._reported: set[bytes] = set()
 
@@ -39,7 +40,7 @@ class StepTraces:
                 self._report(step, event, event_ms)
             if run.head_step > before.head_step:
                 self._decided(step, run, event_ms, now_ms)
-            elif run.step is not None and run.step.tick.attempt != step.tick.attempt:
+            elif self._tracing and run.step is not None and run.step.tick.attempt != step.tick.attempt:
                 span = _seconds(step.opened_ms, event_ms)
                 self._tracing.child(self._run_id, self._step, None, "attempt", span, attempt=step.tick.attempt)
 
@@ -54,7 +55,7 @@ class StepTraces:
             return
         self._announced_ms = event_ms
         self._reported.add(key)
-        if len(self._reported) <= REPORTS_MAX:
+        if self._tracing is not None and len(self._reported) <= REPORTS_MAX:
             span = _seconds(self._began_ms, event_ms)
             self._tracing.child(
                 self._run_id, self._step, None, "report", span,
@@ -63,6 +64,11 @@ class StepTraces:
 
     def _decided(self, step: OpenStep, run: Run, event_ms: int, now_ms: int) -> None:
         waited, written = _seconds(self._announced_ms, event_ms), _seconds(event_ms, now_ms)
+        announced = _seconds(self._began_ms, self._announced_ms)
+        for name, (began, ended) in (("announcements", announced), ("quorum", waited), ("write", written)):
+            self._took(name, max(ended - began, 0.0))
+        if self._tracing is None:
+            return
         self._tracing.child(self._run_id, self._step, None, "quorum", waited)
         self._tracing.child(self._run_id, self._step, None, "write", written)
         voted = run.voted.get(self._step)

@@ -102,11 +102,15 @@ def ledger(run_id: bytes, entries: Iterable[SignedEntry], owners: Mapping[bytes,
 
 
 def of(run: str) -> Ledger:
-    """The ledger of an archive's folder, or of the log that the coordinator of an invite's run gives."""
+    """The ledger of an archive's folder, of a file of `export-log`, or of the log that an invite's coordinator gives."""
     if run.startswith(SCHEME):
         invite = Invite.parse(run)
         entries, owners = asyncio.run(read(invite))
         return ledger(invite.run_id, entries, owners)
+    if Path(run).is_file():
+        from node.archive.log_file import log_entries
+
+        return ledger(*log_entries(Path(run)))
     return ledger(*archived_entries(files.find(Path(run))))
 
 

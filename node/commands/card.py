@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from protos.disk import write_bytes
+from protos.mistakes import NO_LICENCE
+from protos.run_config import RunConfig
 from protos.text import printable
 
 CARD: Final = "README.md"
@@ -15,9 +19,29 @@ MARK: Final = "swarmentum.json"
 IDENTITIES_SHOWN_MAX: Final = 20
 NAME_CHARACTERS_MAX: Final = 64
 _LEDGER: Final = "\n## Who trained it\n"
+SEVERAL: Final = "Several peers"
+_TRAINED: Final = re.compile(r"^(?:Several peers|\d+ peers?) trained this model", re.M)
 
 
-def card_text(card: Mapping[str, object], *, huggingface: bool = True) -> str:
+def facts_of(config: RunConfig, run_id: bytes, **state: object) -> dict[str, object]:
+    """The facts of a card, in a reader's order. `state`: of the exported state."""
+    return {
+        "run": config.name,
+        "run_id": run_id.hex(),
+        **state,
+        "data": ", ".join(_data(source) for source, _, _ in config.data.sources()),
+        "optimizer": json.dumps(config.optimizer.model_dump()),
+    }
+
+
+def _data(source: str) -> str:
+    """A source without the folders of the machine that it was on."""
+    if source == "stdlib":
+        return "the Python standard library"
+    return source if source.startswith(("https://", "http://")) else f"{Path(source).name} (each peer had a copy)"
+
+
+def card_text(card: Mapping[str, object], *, huggingface: bool = True, licence: str = NO_LICENCE) -> str:
     """The model card: a description, the code to load the model, the facts as a table, and how to verify them."""
     how = (
         "model = AutoModelForCausalLM.from_pretrained(path)"
@@ -25,8 +49,9 @@ def card_text(card: Mapping[str, object], *, huggingface: bool = True) -> str:
         else 'safetensors.torch.load_model(model, f"{path}/model.safetensors")  # model: your own module'
     )
     needs = "AutoModelForCausalLM, AutoTokenizer" if huggingface else "AutoTokenizer"
-    facts = "\n".join(f"| {name} | {_cell(value)} |" for name, value in card.items())
+    facts = _rows(card)
     return f"""---
+license: {licence}
 tags:
 - swarmentum
 {"library_name: transformers" if huggingface else "library_name: safetensors"}
@@ -35,7 +60,7 @@ pipeline_tag: text-generation
 
 # A model trained by a swarm
 
-Several peers trained this model together over ordinary internet with Swarmentum. In each step, every peer sent a few small
+{SEVERAL} trained this model together over ordinary internet with Swarmentum. In each step, every peer sent a few small
 votes for each chunk of 4096 parameters instead of its gradient ([DeMo](https://arxiv.org/abs/2411.19870) with group
 votes). All peers applied the same update, bit for bit.
 
@@ -61,11 +86,18 @@ the archive's. `swarmentum ledger` shows from the same log who contributed.
 """
 
 
-def add_ledger(folder: Path, ledger: Mapping[str, Any]) -> None:
-    """Put a ledger (`Ledger.values`) into the card of an export, in place of an earlier one. Raises DiskError."""
+def add_ledger(folder: Path, ledger: Mapping[str, Any], losses: Mapping[str, Any] | None = None) -> None:
+    """Put a ledger (`Ledger.values`) and losses into the card of an export, in place of earlier ones. Raises DiskError."""
     path = folder / CARD
     text = path.read_text(encoding="utf-8").partition(_LEDGER)[0]
-    write_bytes(path, (text + _LEDGER + "\n" + ledger_text(ledger)).encode())
+    count = len(ledger["identities"])
+    text = _TRAINED.sub(f"{count} {'peer' if count == 1 else 'peers'} trained this model", text, count=1)
+    shown = f"| fact | value |\n|---|---|\n{_rows(losses)}\n\n" if losses else ""
+    write_bytes(path, (text + _LEDGER + "\n" + shown + ledger_text(ledger)).encode())
+
+
+def _rows(facts: Mapping[str, object]) -> str:
+    return "\n".join(f"| {name} | {_cell(value)} |" for name, value in facts.items())
 
 
 def ledger_text(ledger: Mapping[str, Any]) -> str:

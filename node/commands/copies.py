@@ -31,7 +31,7 @@ from node.commands.options import (
 )
 from node.imports import many_imports
 from protos.console import configure_logging
-from protos.errors import NetworkError, OperatorError, RefusedError
+from protos.errors import OperatorError
 from protos.invite import Invite
 from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
 from protos.start import RUN_DIGITS_SHOWN
@@ -40,10 +40,9 @@ if TYPE_CHECKING:
     from node.commands.uploads import Uploads
     from node.config import PeerSettings
 
-LEDGER_STEPS_MAX = 20_000
-"""The log of a longer run (some 3 kB a step) is not read for the card."""
 KEPT = 3
 Public = Annotated[bool, typer.Option("--public", help="Make a new repository of the hub public.")]
+Licence = Annotated[str | None, typer.Option(help="For the card, as the hub spells it, for example apache-2.0.")]
 
 
 @leaving_at_once()
@@ -85,6 +84,7 @@ def export(
         ),
     ] = None,
     public: Public = False,
+    licence: Licence = None,
     home: Home = None,
     threads: Threads = None,
     listen: Listen = None,
@@ -113,6 +113,7 @@ def export(
         reachability=reachability,
         allow_code=allow_code or None,
         yes=yes or None,
+        licence=licence,
     )
     to = _Target(person.link_from(invite), folder, push_to_hub, public, every, keep, as_json)
     raise typer.Exit(_export(to, settings))
@@ -145,6 +146,7 @@ def _export(to: _Target, settings: PeerSettings) -> int:
         from node.app import join
     from node.commands import person
     from node.commands.consent import Request, must_ask
+    from node.commands.credits import add_credits
     from node.commands.uploads import Uploads
     from node.training.exports import Series
 
@@ -168,7 +170,7 @@ def _export(to: _Target, settings: PeerSettings) -> int:
     if outcome.exit_code == EXIT_INTERRUPTED:
         leave()
     summary = outcome.summary
-    _add_ledger(to.link, folder, summary.step)
+    add_credits(to.link, folder, summary.step)
     if not to.as_json:
         print(f"{summary.checkpoint}: step {summary.step}, state digest {summary.digest[:16]}", flush=True)
     url = None if to.repo_id is None else _pushed(folder, to.repo_id, public=to.public)
@@ -197,18 +199,3 @@ def _pushed(folder: Path, repo_id: str, *, public: bool) -> str:
     from node.commands import hub
 
     return hub.push(folder, repo_id, public=public)
-
-
-def _add_ledger(link: str, folder: Path, step: int) -> None:
-    """Put the run's ledger into the card. Without it the export is whole, too."""
-    log = structlog.get_logger("peer")
-    if step > LEDGER_STEPS_MAX:
-        log.info("the card has no ledger: the log is long; `swarmentum ledger INVITE` shows it", step=step)
-        return
-    from node.archive.ledger import of
-    from node.commands.card import add_ledger
-
-    try:
-        add_ledger(folder, of(link).values())
-    except (NetworkError, RefusedError) as error:
-        log.warning("the card has no ledger: the log cannot be read", step=step, why=str(error))

@@ -21,9 +21,11 @@ from node.commands.card import CARD, MARK, card_text
 from node.data.tokenizer import Tokenizer
 from node.model.loss import logits_of
 from protos.errors import OperatorError
+from protos.mistakes import NO_LICENCE
 from protos.run_config import RunConfig
 
 FILE_MODE: Final = 0o644
+SPECIAL_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 SAMPLE_CONTEXT_TOKENS: Final = 256  # for a module that does not name the length of its context
 SAMPLE_TEMPERATURE: Final = 0.8  # below 1, a small model's text has fewer errors and still varies
 
@@ -32,17 +34,20 @@ class ExportError(OperatorError):
     """The program cannot write the export to the operator's path."""
 
 
-def export(model: nn.Module, tokenizer: Tokenizer, path: Path, card: Mapping[str, object]) -> Path:
+def export(
+    model: nn.Module, tokenizer: Tokenizer, path: Path, card: Mapping[str, object], licence: str = NO_LICENCE
+) -> Path:
     """Write model, tokenizer and a model card to the folder `path`. The folder is whole, or not there at all.
 
-    `card`: facts by name (run id, steps, digest, ...), in the reader's order. The new export replaces an older one at `path`.
+    `card`: facts by name (run id, steps, digest, ...), in the reader's order. `licence`: for the card. The new export replaces
+    an older one at `path`.
     """
     path = path.absolute()
     check_folder(path)
     fresh, old = (path.with_name(f".{path.name}.{word}-{os.getpid()}") for word in ("new", "old"))
     try:
         fresh.mkdir(parents=True)
-        _write(model, tokenizer, fresh, card)
+        _write(model, tokenizer, fresh, card, licence)
         for file in fresh.iterdir():
             file.chmod(FILE_MODE)  # safetensors makes its files for the owner only
         if path.exists():
@@ -66,17 +71,34 @@ def check_folder(path: Path) -> None:
         raise ExportError(f"export: cannot write {path}: {there} is no folder that this user may write to")
 
 
-def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[str, object]) -> None:
+def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[str, object], licence: str) -> None:
     from safetensors.torch import save_model
 
     if _is_huggingface(model):
-        with no_progress_bar():
+        with no_progress_bar(), _special_ids_of(tokenizer, model):
             model.save_pretrained(folder)  # type: ignore[operator]
     else:
         save_model(model, str(folder / "model.safetensors"))
     tokenizer.huggingface().save_pretrained(folder)
-    (folder / CARD).write_text(card_text(card, huggingface=_is_huggingface(model)), encoding="utf-8")
+    (folder / CARD).write_text(card_text(card, huggingface=_is_huggingface(model), licence=licence), encoding="utf-8")
     (folder / MARK).write_text(json.dumps(dict(card), indent=2, default=str) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _special_ids_of(tokenizer: Tokenizer, model: Any) -> Iterator[None]:
+    """Give the model's configurations the special ids of its tokenizer: those of the model type are other tokens' ids.
+
+    With 50256 as the end of a text, and a vocabulary of 1,000, `generate` would never stop.
+    """
+    inner, configs = tokenizer.huggingface(), [model.config, getattr(model, "generation_config", None)]
+    before = [(config, name, getattr(config, name, None)) for config in configs if config for name in SPECIAL_IDS]
+    try:
+        for config, name, _ in before:
+            setattr(config, name, getattr(inner, name, None))
+        yield
+    finally:
+        for config, name, value in before:
+            setattr(config, name, value)
 
 
 @contextmanager

@@ -247,6 +247,10 @@ def _take_part(
 
     outcome = join_run(link, settings, export, agree, anchor=anchor, stage=stage)
     summary = outcome.summary
+    if summary.checkpoint and outcome.exit_code == 0:
+        from node.commands.credits import add_credits
+
+        add_credits(link, Path(summary.checkpoint), summary.step)
     if as_json:
         print(summary.json(), flush=True)
     else:

@@ -52,10 +52,11 @@ def bound_memory() -> None:
 def layout_of(config: RunConfig) -> LayoutFacts:
     """The layout of a run's model. Raises OperatorError as `join` does."""
     spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
+    vocabulary = load_tokenizer(config.data.tokenizer).vocabulary
     if spec.config is not None and "vocab_size" not in spec.config:
-        spec = replace(spec, config={"vocab_size": load_tokenizer(config.data.tokenizer).vocabulary, **spec.config})
+        spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
     try:
-        model = build_meta(spec)
+        model = build_meta(spec, vocabulary=vocabulary, context=config.data.context)
     except MemoryError:
         gb = MEMORY_BYTES_MAX >> 30
         raise OperatorError(

@@ -94,6 +94,11 @@ class CoordinatorClient:
         """Whether there is another coordinator to move to."""
         return len(self.known.addresses) > 1
 
+    @property
+    def at(self) -> str:
+        """The address of the coordinator that this client calls; empty before `connect`."""
+        return self._at
+
     async def connect(self) -> None:
         """Open a channel to a coordinator with the pinned certificate; with several, to the one that acts, once one acts."""
         await self.close()

@@ -34,7 +34,8 @@ class Telling:
 
     async def ask(self, request: pb.ReportRequest, sequence: int, seconds_max: float) -> pb.ReportResponse:
         """Send a report and wait for its answer. Raises NetworkError, or the error that the coordinator answered."""
-        answer = self._asked[sequence] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[pb.ReportResponse] = asyncio.get_running_loop().create_future()
+        self._asked[sequence] = answer
         try:
             async with asyncio.timeout(seconds_max):
                 await self._write(request)
@@ -67,15 +68,18 @@ class Telling:
         try:
             await self._writing
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self.ended is not None and task is not None and not task.cancelling():
-                raise self.ended from None
+            task, why = asyncio.current_task(), self._why_ended()
+            if why is not None and task is not None and not task.cancelling():
+                raise why from None
             self._writing.cancel()
             raise
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             await asyncio.wait([self._reading], timeout=LAST_WORD_SECONDS_MAX)  # the coordinator's last word
-            raise self.ended or NetworkError(f"the coordinator takes no report: {error}") from error
+            raise self._why_ended() or NetworkError(f"the coordinator takes no report: {error}") from error
         self.signed = True
+
+    def _why_ended(self) -> SwarmentumError | None:
+        return self.ended  # it may have changed while this task waited
 
     async def _read(self) -> None:
         error: SwarmentumError = NetworkError("the coordinator ended the stream of reports")

@@ -84,9 +84,12 @@ def build(spec: ModelSpec, seed: int, *, vocabulary: int | None = None, context:
         return make().to(device="cpu", dtype=torch.float32)
 
 
-def build_meta(spec: ModelSpec) -> nn.Module:
-    """The model's names and shapes without its numbers, on the meta device: of any size in little memory."""
-    make = _factory_maker(spec, None) if spec.factory else _config_maker(spec, None, None)
+def build_meta(spec: ModelSpec, *, vocabulary: int | None = None, context: int | None = None) -> nn.Module:
+    """The model's names and shapes without its numbers, on the meta device: of any size in little memory.
+
+    `vocabulary` and `context` as for `build`.
+    """
+    make = _factory_maker(spec, vocabulary) if spec.factory else _config_maker(spec, vocabulary, context)
     with torch.device("meta"), _Undrawn():  # type: ignore[no-untyped-call]
         return make()
 

@@ -52,7 +52,7 @@ def app_of(asks: Asks, hosts: Iterable[str] = (), clock: Callable[[], float] = t
     page = Page(asks, frozenset(host.lower() for host in hosts), clock)
     routes = [Route(path, page.file, methods=["GET"]) for path in FILES]
     routes += [Route(f"/api/{name}", getattr(page, name), methods=["POST"]) for name in ("login", "logout", "ask")]
-    return Door(Starlette(routes=routes, exception_handlers={HTTPException: refused}))
+    return Door(Starlette(routes=routes, exception_handlers={HTTPException: refused}), bodies=True)
 
 
 async def refused(request: Request, error: Exception) -> Response:

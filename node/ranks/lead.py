@@ -329,6 +329,10 @@ class RanksReplica(Replica):
         model = {n: Part(self._lead, f"model.{n}", p.shape, p.dtype) for n, p in self.model.named_parameters()}
         return {**model, **{f"{BASE_PREFIX}{name}": part for name, part in self.demo.base_state.items()}}
 
+    def model_to_evaluate(self) -> nn.Module:
+        """As `Replica.model_to_evaluate`: no device has the whole model, and no other rank is asked for it later."""
+        return self._order.build()
+
     def whole_model(self) -> nn.Module:
         """As `Replica.whole_model`: a copy on the CPU."""
         model, state = self._order.build(), self.state

@@ -69,7 +69,8 @@ def held_out_loss(
 class Evaluator:
     """One peer's. `samples` reads the held-out samples, and raises OperatorError while they are not here. `tell` reports.
 
-    `write`: what a model writes, for people. None: nothing.
+    `write`: what a model writes, for people. None: nothing. `model`: one on the CPU to evaluate with. None: a copy of the
+    replica's, on its device.
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class Evaluator:
         micro_batch: int,
         log: Any,
         write: Callable[[nn.Module], str] | None = None,
+        model: nn.Module | None = None,
     ) -> None:
         self._config, self._replica, self._store = config, replica, store
         self._samples, self._tell, self._micro_batch, self._log = samples, tell, micro_batch, log
         self._write = write
-        self._model: nn.Module | None = None
+        self._device = replica.device if model is None else torch.device("cpu")
+        self._given = self._model = None if model is None else model.eval().requires_grad_(requires_grad=False)
         self._set: tuple[Batch, bytes] | None = None
         self._changed = threading.Condition()
         self._waiting: _Job | None = None
@@ -135,7 +138,7 @@ class Evaluator:
                 if not no_room(error):
                     raise
                 self._log.warning("no memory to evaluate states: set evaluate to false", step=job.step, why=str(error))
-                self._model = None
+                self._model = self._given
 
     def _evaluate(self, job: _Job) -> None:
         path = self._stored(job.root)
@@ -146,7 +149,7 @@ class Evaluator:
             held_out = self._samples()
             self._set = held_out, set_sha256(held_out)
         samples, name = self._set
-        device = self._replica.device
+        device = self._device
         model = self._load(path)
         value = held_out_loss(model, samples, device, self._micro_batch, self._ends, RESTS)
         if value is None:

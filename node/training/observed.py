@@ -14,17 +14,17 @@ from node.config import PeerSettings
 from node.swarm.counters import Counters
 from node.training.loop import Trainer
 from node.training.spans import Spans
-from node.training.telemetry import Summary, serve_metrics
+from node.training.telemetry import serve_metrics
 from node.training.trackers import Tracking, open_tracker
 from protos.identity import Identity
 from protos.tracing import Tracing
 
 
-def metrics(settings: PeerSettings, summary: Summary, counters: Counters, ends: ExitStack, log: Any) -> None:
+def metrics(settings: PeerSettings, trainer: Trainer, counters: Counters, ends: ExitStack, log: Any) -> None:
     """Serve /metrics until `ends`. Raises OperatorError if another program has the address."""
     if settings.metrics_listen is None:
         return
-    server = serve_metrics(settings.metrics_listen, summary, counters)
+    server = serve_metrics(settings.metrics_listen, trainer.summary, counters, trainer.spans)
     host, port = server.server_address[:2]
     ends.callback(server.server_close)
     ends.callback(server.shutdown)
@@ -42,10 +42,11 @@ def track(settings: PeerSettings, trainer: Trainer, run_id: bytes, folder: Path,
 
 def trace(settings: PeerSettings, run_id: bytes, identity: Identity, ends: ExitStack, log: Any) -> Spans:
     """The recorder of this peer's spans, until `ends`. Raises OperatorError if the extra is missing."""
+    summed = settings.metrics_listen is not None
     if not settings.trace:
-        return Spans()
+        return Spans(summed=summed)
     tracing = Tracing("swarmentum-peer", identity.peer_id, log)
-    spans = Spans(tracing, run_id, identity.public_key)
+    spans = Spans(tracing, run_id, identity.public_key, summed=summed)
     ends.callback(tracing.close)
     ends.callback(spans.close)
     return spans

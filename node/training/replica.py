@@ -302,6 +302,10 @@ class Replica:
         """The model with all of its parameters in one place."""
         return self.model
 
+    def model_to_evaluate(self) -> nn.Module | None:
+        """A model on the CPU for evaluations, without numbers of its own; None: they copy this one."""
+        return None
+
     # ---- snapshots ---------------------------------------------------------------------------------------------------
 
     def packed(self) -> tuple[Manifest, bytes]:

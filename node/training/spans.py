@@ -6,7 +6,8 @@
       publish   signed, kept, and sent to the network thread           apply     the update on the replica, and its digest
       wait      until the coordinator's entry is here                  payloads  until the entry's votes are here
 
-A peer that replays the log records nothing: a step counts only if this peer saw it open. Without `--trace` nothing is measured.
+A peer that replays the log records nothing: a step counts only if this peer saw it open. With `--metrics-listen` the seconds of
+each part are added up, too. Without both nothing is measured.
 """
 
 from __future__ import annotations
@@ -37,15 +38,19 @@ class _Part:
 
 
 class Spans:
-    """One peer's, in one run. `tracing` None: no span is recorded."""
+    """One peer's, in one run. `tracing` None: no span is recorded. `summed`: `seconds` has the sum of each part."""
 
-    def __init__(self, tracing: Tracing | None = None, run_id: bytes = b"", public_key: bytes = b"") -> None:
+    def __init__(
+        self, tracing: Tracing | None = None, run_id: bytes = b"", public_key: bytes = b"", *, summed: bool = False
+    ) -> None:
         self._tracing, self._run_id, self._public_key = tracing, run_id, public_key
+        self._off = tracing is None and not summed
+        self.seconds: dict[str, float] = {}
         self._parts: dict[int, _Part] = {}
 
     def opened(self, event: Opened) -> None:
         """The training thread hears that a step is open; again, if the coordinator opens it for another roster."""
-        if self._tracing is None:
+        if self._off:
             return
         step, asked = event.tick.step, bool(event.ranges)
         if step in self._parts:
@@ -59,12 +64,12 @@ class Spans:
 
     def timed(self, step: int, name: str, **values: Value) -> AbstractContextManager[None]:
         """Record the work inside as a span of this step. From any thread."""
-        if self._tracing is None or step not in self._parts:
+        if self._off or step not in self._parts:
             return _NOTHING
-        return self._timing(self._tracing, self._parts[step], step, name, values)
+        return self._timing(self._parts[step], step, name, values)
 
     @contextmanager
-    def _timing(self, tracing: Tracing, part: _Part, step: int, name: str, values: dict[str, Value]) -> Iterator[None]:
+    def _timing(self, part: _Part, step: int, name: str, values: dict[str, Value]) -> Iterator[None]:
         began = time.monotonic()
         try:
             yield
@@ -72,23 +77,27 @@ class Spans:
             ended = time.monotonic()
             if not part.over:
                 part.worked = ended
-            tracing.child(self._run_id, step, self._public_key, name, (began, ended), **values)
+            self._took(step, name, (began, ended), **values)
+
+    def _took(self, step: int, name: str, span: tuple[float, float], **values: Value) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + span[1] - span[0]
+        if self._tracing is not None:
+            self._tracing.child(self._run_id, step, self._public_key, name, span, **values)
 
     def decided(self, event: Committed) -> None:
         """The training thread has an entry with its votes, and is about to apply it."""
         step, began, whole = event.signed.entry.step, event.came, event.whole
         part = self._parts.get(step)
-        if self._tracing is None or part is None:
+        if part is None:
             return
         if began > part.worked:
-            self._tracing.child(self._run_id, step, self._public_key, "wait", (part.worked, began))
-        votes = len(event.signed.entry.contributions)
-        self._tracing.child(self._run_id, step, self._public_key, "payloads", (began, whole), payloads=votes)
+            self._took(step, "wait", (part.worked, began))
+        self._took(step, "payloads", (began, whole), payloads=len(event.signed.entry.contributions))
 
     def applied(self, step: int, accepted: bool) -> None:
         """The replica has the state after a step: this peer's part of the step is over."""
         part = self._parts.get(step)
-        if self._tracing is not None and part is not None and not part.over:
+        if part is not None and not part.over:
             self._record(step, part, accepted=accepted, applied=True)
 
     def close(self) -> None:
@@ -98,8 +107,9 @@ class Spans:
                 self._record(step, part, accepted=False, applied=False)
 
     def _record(self, step: int, part: _Part, **values: Value) -> None:
-        assert self._tracing is not None
         part.over = True
+        if self._tracing is None:
+            return
         span = part.began, time.monotonic()
         self._tracing.part(
             self._run_id, step, self._public_key, "peer", span, attempt=part.attempt, asked=part.asked, **values

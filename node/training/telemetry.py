@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from node.control.standing import Given
 from node.swarm.counters import Counters
+from node.training.spans import Spans
 from node.training.trackers import Tracking
 from protos.disk import writing
 from protos.errors import OperatorError
@@ -148,9 +149,10 @@ def _cut_off(path: Path) -> None:
 class _Collector:
     """Reads the live figures when Prometheus asks."""
 
-    def __init__(self, summary: Summary, counters: Counters) -> None:
+    def __init__(self, summary: Summary, counters: Counters, spans: Spans) -> None:
         self._summary = summary
         self._counters = counters
+        self._spans = spans
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client."""
@@ -178,12 +180,18 @@ class _Collector:
         for reason, count in list(counters.refused.items()):
             refused.add_metric([reason], count)
         yield refused
+        parts = CounterMetricFamily(
+            "swarmentum_part_seconds", "Seconds that this peer took for each part of its steps", labels=["part"]
+        )
+        for name, seconds in list(self._spans.seconds.items()):
+            parts.add_metric([name], seconds)
+        yield parts
 
 
-def serve_metrics(listen: str, summary: Summary, counters: Counters) -> Any:
+def serve_metrics(listen: str, summary: Summary, counters: Counters, spans: Spans) -> Any:
     """Serve /metrics; returns the server to shut down. OperatorError if another program has the address."""
     registry = CollectorRegistry()
-    registry.register(_Collector(summary, counters))
+    registry.register(_Collector(summary, counters, spans))
     host, _, port = listen.rpartition(":")
     try:
         server, _ = start_http_server(int(port), host.strip("[]"), registry=registry)

@@ -78,6 +78,8 @@ class Peer(Answer):
     """Its part of the samples that counted in the last 20 steps, 0 to 1."""
     last_step: int
     """The last step in which its votes counted; 0 if none did."""
+    seen: float | None
+    """When this process last saw it connected, in Unix seconds; null if it never did."""
 
 
 class Happened(Answer):
@@ -129,6 +131,32 @@ class Written(Answer):
     text: str
 
 
+class Samples(Answer):
+    """What the model wrote after the evaluated states, oldest first; of many, every n-th."""
+
+    samples: list[Written]
+
+
+class About(Answer):
+    """What is trained, as the run's definition and its changed settings say. Texts are the operator's."""
+
+    model: str
+    """The model type of transformers, or `module:function`."""
+    data: list[str]
+    """`stdlib`, a path or an address of each source."""
+    tokenizer: str
+    context: int
+    """Tokens a sample."""
+    batch_samples: int
+    """Samples a step."""
+    optimizer: str
+    """The method, the selection of votes and the base, in words."""
+    schedule: str
+    """Of the learning rate."""
+    lr: float
+    """Its peak."""
+
+
 class Run(Answer):
     """One run."""
 
@@ -160,6 +188,8 @@ class Run(Answer):
     snapshot_step: int | None
     fork_of: str | None
     """The run whose state this run began with."""
+    about: About | None
+    """Null until the coordinator has answered."""
     peers: list[Peer]
     """The connected ones first; at most 256."""
     peers_connected: int

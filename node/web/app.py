@@ -46,13 +46,14 @@ def app_of(site: Site, hosts: Iterable[str] = ()) -> Any:
         Route(f"{one}/steps", api.steps),
         Route(f"{one}/ledger", api.ledger),
         Route(f"{one}/feed", api.feed),
+        Route(f"{one}/samples", api.samples),
         Route(f"{one}/genesis", api.genesis),
         Route(f"{one}/log", api.log),
         Route(f"{one}/invite", api.invite),
         Route(f"{one}/events", api.run_events),
         Mount("/", Files(directory=STATIC, html=True)),
     ]
-    return Door(Starlette(routes=routes, exception_handlers={HTTPException: refused}))
+    return Door(Starlette(routes=routes, exception_handlers={HTTPException: refused}), bodies=False)
 
 
 class Files(StaticFiles):
@@ -112,6 +113,10 @@ class Api:
         """Events after a number."""
         events = views.events_of(self._found(request), number(request, "after", 0))
         return value(request, answers.Feed(events=events))
+
+    async def samples(self, request: Request) -> Response:
+        """What the model wrote."""
+        return value(request, views.samples_of(self._found(request)))
 
     async def genesis(self, request: Request) -> Response:
         """The bytes whose hash is the run id."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +31,8 @@ SPEED_LOOKS: Final = 61
 """Looks that found new entries, over which the page measures the speed of a run: a minute of a fast run."""
 STILL_TIMES: Final = 3.0
 """A run stands still if no entry comes for so many times the usual time."""
+LATE_STEPS: Final = 50
+"""A peer without votes in a step is told at most once in so many steps."""
 SHARE_STEPS: Final = 20
 """Steps over which the page measures the share of a peer."""
 UNSEEN: Final = math.nan
@@ -71,7 +73,8 @@ class Book:
         self.events: deque[Happening] = deque(maxlen=EVENTS_MAX)
         self.votes = 0
         self._happened = 0
-        self._settings: Settings = ()
+        self.settings: Settings = ()
+        """Those that the operator changed, as the last entry has them."""
         self._run_id = run_id
         self._evaluated: dict[int, dict[bytes, Evaluation]] = {}
         self._loss, self._seen = array("d"), array("d")
@@ -81,6 +84,7 @@ class Book:
         self._ordered: tuple[int, list[Account]] = (0, [])
         self._looks: deque[tuple[float, int, int]] = deque(maxlen=SPEED_LOOKS)
         self._shares: deque[dict[bytes, int]] = deque(maxlen=SHARE_STEPS)
+        self._late: dict[bytes, int] = {}
 
     @property
     def head(self) -> int:
@@ -117,20 +121,29 @@ class Book:
         self._tokens.append(min(self._tokens[-1] + sum(c.tokens for c in entry.contributions), (1 << 64) - 1))
         self._bytes.append(self._bytes[-1] + sum(c.payload_bytes for c in entry.contributions))
         self._peers.append(self._peers[-1] + len(entry.contributions))
+        before = self._shares[-1].keys() if self._shares else set[bytes]()
         self._shares.append({c.public_key: c.samples for c in entry.contributions})
         self.votes += len(entry.contributions)
+        self._tell_late(entry.step, before - self._shares[-1].keys(), seen)
         for key in new:
             self.tell("first vote", f"the first vote of {peer_id(key)} counts", seen)
         for one in self.accounts.exclusions[excluded:]:
             by = " by the operator" if one.by_operator else ""
             self.tell("excluded", f"{one.id} is excluded{by}: {one.reason}", seen)
         self.take(entry.evaluations)
-        if entry.settings != self._settings:
-            changed = tuple(item for item in entry.settings if item not in self._settings)
-            self._settings = entry.settings
+        if entry.settings != self.settings:
+            changed = tuple(item for item in entry.settings if item not in self.settings)
+            self.settings = entry.settings
             self.tell("changed", f"the operator changed the run from step {entry.step} on: {words(changed)}", seen)
         for key in entry.readmitted:
             self.tell("readmitted", f"the operator admits {peer_id(key)} again", seen)
+
+    def _tell_late(self, step: int, missed: Iterable[bytes], seen: float | None) -> None:
+        """Peers whose votes counted in the step before, and do not in this one."""
+        for key in sorted(missed):
+            if step - self._late.get(key, -LATE_STEPS) >= LATE_STEPS:
+                self._late[key] = step
+                self.tell("late", f"no votes of {peer_id(key)} count in step {step}: late, paused or gone", seen)
 
     def take(self, envelopes: Iterable[bytes]) -> None:
         """Add held-out losses that peers signed, from an entry or from the facts. Those that do not verify are left out."""
@@ -151,12 +164,12 @@ class Book:
         width = max(-(-len(steps) // points_max), 1)
         return [figure(list(self._evaluated[step].values())) for step in steps[::-1][::width][::-1]]
 
-    def written(self) -> Evaluation | None:
-        """The newest evaluation that tells what the model wrote; of several, the first that came."""
-        found = (
-            it for step in sorted(self._evaluated, reverse=True) for it in self._evaluated[step].values() if it.sample
-        )
-        return next(found, None)
+    def written(self) -> Iterator[Evaluation]:
+        """The evaluations that tell what the model wrote, newest first: one a state, the first that came."""
+        for step in sorted(self._evaluated, reverse=True):
+            told = next((it for it in self._evaluated[step].values() if it.sample), None)
+            if told is not None:
+                yield told
 
     def tell(self, kind: str, text: str, seen: float | None) -> None:
         """Add an event to the feed; the oldest events leave a full feed. Of snapshots in a row only the newest stays."""

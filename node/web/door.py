@@ -7,6 +7,7 @@ size of a request's head; requests have no body here.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -16,6 +17,7 @@ from node.web.live import SEND_SECONDS_MAX
 REQUEST_SECONDS_MAX: Final = 15.0
 TRANSPORT: Final = "transport"
 """The key of the connection in the state of a request."""
+NO_BODY: Final = b"requests have no body here"
 POLICY: Final = (
     "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; worker-src 'self'; "
     "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -66,10 +68,14 @@ class Timed(H11Protocol):
 
 
 class Door:
-    """Before the whole app: adds the headers, and cuts connections off that take no bytes."""
+    """Before the whole app: adds the headers, and cuts connections off that take no bytes.
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    `bodies`: whether requests may have one. Without, a request that announces one is refused, so no proxy and this server can
+    differ about where it ends.
+    """
+
+    def __init__(self, app: Any, *, bodies: bool) -> None:
+        self._app, self._bodies = app, bodies
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request."""
@@ -90,6 +96,25 @@ class Door:
                 raise ConnectionError("the browser takes no bytes") from None
 
         try:
+            if not self._bodies and announces_body(scope["headers"]):
+                length = (b"content-length", str(len(NO_BODY)).encode("ascii"))
+                plain = (b"content-type", b"text/plain")
+                await timed(
+                    {
+                        "type": "http.response.start",
+                        "status": 400,
+                        "headers": [(b"connection", b"close"), length, plain],
+                    }
+                )
+                await timed({"type": "http.response.body", "body": NO_BODY})
+                return
             await self._app(scope, receive, timed)
         except ConnectionError:
             return  # the connection is gone, and with it everybody who could be told
+
+
+def announces_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request says that a body follows; the names are in small letters."""
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0") for name, value in headers
+    )

@@ -81,6 +81,7 @@ def write(run: Followed, folder: Path) -> None:
         _answer(data / "steps.json", views.steps_of(run, 1, run.book.head, POINTS_MAX))
         _answer(data / "ledger.json", views.ledger_of(run, 0, IDENTITIES_MAX))
         _answer(data / "invite.json", views.invite_of(run))
+        _answer(data / "samples.json", views.samples_of(run))
         (data / "genesis.bin").write_bytes(run.facts.genesis.SerializeToString(deterministic=True))
         _log(run, data / "log")
 

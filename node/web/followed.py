@@ -16,7 +16,7 @@ import structlog
 
 from node.link.client import CoordinatorClient
 from node.web.book import STEPS_MAX, Book
-from node.web.observed import happenings
+from node.web.observed import happenings, here
 from node.web.spool import Spool, SpoolFullError
 from protos.errors import NetworkError, OperatorError, Refusal, RefusedError, SwarmentumError
 from protos.invite import Invite
@@ -31,6 +31,7 @@ AGAIN_SECONDS_MIN: Final = 0.5
 AGAIN_SECONDS_MAX: Final = 15.0
 EVALUATIONS_READ_MAX: Final = 64
 """Evaluations of the last states, which the coordinator tells beside the log: the last of a run are in no entry."""
+PEERS_SEEN_MAX: Final = 4096
 LIVE_ENTRIES_MAX: Final = 64
 """Entries that one look finds are seen live if they are at most so many, and the look before was up to date."""
 ENTRIES_AT_ONCE: Final = 32
@@ -54,11 +55,14 @@ class Followed:
         """Why the page shows an old state, for people; empty if it does not."""
         self.looked: float | None = None
         """Unix seconds of the last answer."""
+        self.seen: dict[bytes, float] = {}
+        """Public key -> Unix seconds of the last look at which the peer was connected; the newest PEERS_SEEN_MAX."""
         self.head_step = 0
         """The coordinator's last step: the book may still be behind it."""
         self._asked = replace(self.invite, coordinators=tuple(at) or invite.coordinators)
         self._chain = Chain(invite.run_id, invite.coordinator_public_key)
         self._live = False
+        self._at = ""
         self._changed = changed
         self._log = structlog.get_logger("web")
 
@@ -109,11 +113,26 @@ class Followed:
         self.book.take(facts.evaluations[:EVALUATIONS_READ_MAX])
         before, self.facts = self.facts, facts
         self.looked = time.time()
+        self._note(facts, client.at)
         self.book.looked(self.looked)
         for kind, text in happenings(before, facts):
             self.book.tell(kind, text, self.looked)
         self.problem, self._live = "", True
         self._changed()
+
+    def _note(self, facts: pb.GetRunResponse, at: str) -> None:
+        """Keep who is here, and tell that another coordinator acts."""
+        assert self.looked is not None, "this is the time of a look"
+        for key in here(facts):
+            self.seen.pop(key, None)
+            self.seen[key] = self.looked
+        while len(self.seen) > PEERS_SEEN_MAX:
+            del self.seen[next(iter(self.seen))]
+        if self._at and at != self._at:
+            self.book.tell(
+                "take-over", f"the coordinator at {at} acts now; before it was the one at {self._at}", self.looked
+            )
+        self._at = at
 
     async def _catch_up(self, client: CoordinatorClient) -> None:
         live = self._live and self.head_step - self.book.head <= LIVE_ENTRIES_MAX

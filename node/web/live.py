@@ -103,6 +103,11 @@ class Channels:
                 reader.end()
                 self.leave(name, reader)
 
+    def end(self, name: str) -> None:
+        """End the streams of one run."""
+        for reader in self._readers.pop(name, set()):
+            reader.end()
+
     def close(self) -> None:
         """End all streams, and take no new reader."""
         self._closed = True

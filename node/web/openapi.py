@@ -28,6 +28,7 @@ _PATHS: Final[dict[str, tuple[str, type[answers.Answer] | str, tuple[tuple[str, 
         (("from", "The first step."), ("to", "The last step."), ("points", "Points wanted, at most 2,000.")),
     ),
     f"{_ONE}/ledger": ("The leaderboard, from the log alone.", answers.Ledger, (_OFFSET, _LIMIT)),
+    f"{_ONE}/samples": ("What the model wrote after the evaluated states, as peers say.", answers.Samples, ()),
     f"{_ONE}/feed": ("Events.", answers.Feed, (("after", "Only events with a larger number."),)),
     f"{_ONE}/genesis": ("The serialised Genesis. The run id is its hash (docs/protocol.md).", _BINARY, ()),
     f"{_ONE}/log": (

@@ -1,7 +1,7 @@
 """The process of the page: its socket, its runs, and a clean stop.
 
-Invites come as arguments, or as lines on stdin: a coordinator writes those (`coordinator/serving/page.py`). The end of stdin
-then ends the process, so a page never outlives its coordinator.
+Invites come as arguments, or as lines on stdin: a coordinator writes those (`coordinator/serving/page.py`), and the ids of runs
+that it serves no more. The end of stdin then ends the process, so a page never outlives its coordinator.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ class Shown:
         return json.dumps({"invite": self.invite.link(), "at": self.at}) + "\n"
 
 
+def gone_in(line: str) -> str:
+    """The run that a line of JSON, {"gone": run id}, takes off the page; empty for another line."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return ""
+    return str(values["gone"]) if isinstance(values, dict) and "gone" in values else ""
+
+
 async def serve(
     shown: Sequence[Shown], listen: str, hosts: Sequence[str], ready: Callable[[str], None], *, from_stdin: bool = False
 ) -> None:
@@ -88,6 +97,10 @@ async def _take_lines(site: Site) -> None:
     log = structlog.get_logger("web")
     async for line in _lines():
         try:
+            gone = gone_in(line)
+            if gone:
+                await site.remove(gone)
+                continue
             one = Shown.from_line(line)
             if site.add(one.invite, one.at):
                 log.debug("the page shows a run", run=one.invite.run_id.hex()[:16])

@@ -46,6 +46,19 @@ class Site:
         self._note(name)
         return True
 
+    async def remove(self, name: str) -> None:
+        """Show a run no more, and end its streams: its operator archived or deleted it. Unknown runs are left alone."""
+        run = self.runs.pop(name, None)
+        if run is None:
+            return
+        task = self._tasks.pop(name)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        del self._changed[name]
+        self.channels.end(name)
+        run.close()
+        self._changed[LIST].set()
+
     def _note(self, name: str) -> None:
         self._changed[name].set()
         self._changed[LIST].set()

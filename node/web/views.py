@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from node.web import answers
@@ -10,11 +11,15 @@ from node.web.book import Happening, finite
 from node.web.followed import Followed
 from node.web.observed import here, peers_of
 from protos.accounts import Account
+from protos.changes import Settings, with_settings
+from protos.errors import Refusal
+from protos.evaluation import Evaluation
 from protos.failures import failure_values
 from protos.identity import peer_id
 from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES, SAMPLE_TEXT_BYTES_MAX
 from protos.owner import NOBODY, Owner, groups, owners_of
 from protos.phases import phase_word
+from protos.run_config import RunConfig
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.version import VERSION_CHARACTERS_MAX
@@ -25,8 +30,11 @@ PEERS_MAX: Final = 256
 EVENTS_MAX: Final = 64
 HELD_OUT_MAX: Final = 120
 EXCLUSIONS_MAX: Final = 256
+ABOUT_CHARACTERS_MAX: Final = 256
+DEFAULT_MODEL: Final = "llama"
 OWNERS_MAX: Final = 256
 SAMPLE_LINES_MAX: Final = 64
+SAMPLES_MAX: Final = 24
 STEPS_OF_A_RUN_MAX: Final = 1 << 40
 _PEER_PHASES = {
     pb.PeerPhase.PEER_PHASE_SYNCING: "syncing",
@@ -66,7 +74,7 @@ def _steps_of(run: Followed) -> int:
 def run_of(run: Followed) -> answers.Run:
     """Everything about the run but the columns of the charts and the ledger."""
     facts, book = run.facts or pb.GetRunResponse(), run.book
-    speed = book.speed(run.looked or 0.0)
+    speed = None if phase_word(facts) == "finished" else book.speed(run.looked or 0.0)
     parameters = facts.parameters or facts.genesis.parameters or None
     left = None
     if speed is not None and speed[0] > 0 and phase_word(facts) == "open":
@@ -89,6 +97,7 @@ def run_of(run: Followed) -> answers.Run:
         admission="" if run.config is None else run.config.admission.mode,
         snapshot_step=facts.snapshot.step if facts.HasField("snapshot") else None,
         fork_of=fork,
+        about=None if run.config is None else about(run.config, run.book.settings),
         peers=peers(run, facts),
         peers_connected=len(here(facts)),
         peers_known=len(facts.peers),
@@ -98,6 +107,25 @@ def run_of(run: Followed) -> answers.Run:
         failures=[answers.Failure(**row) for row in failure_values(facts.failures)],
         held_out=[answers.HeldOut(**it.values()) for it in book.held_out(HELD_OUT_MAX)],
         looked=run.looked,
+    )
+
+
+def about(config: RunConfig, settings: Settings) -> answers.About:
+    """What is trained. `settings`: those that the operator changed, as the newest entry has them."""
+    with suppress(Refusal):
+        config = with_settings(config, settings)
+    model, data, optimizer = config.model, config.data, config.optimizer
+    kind = model.factory or (model.config or {}).get("model_type", DEFAULT_MODEL)
+    base = "" if optimizer.base.name == "sign" else f", base {optimizer.base.name}"
+    return answers.About(
+        model=printable(str(kind), ABOUT_CHARACTERS_MAX),
+        data=[printable(source, ABOUT_CHARACTERS_MAX) for source, _, _ in data.sources()],
+        tokenizer=printable(data.tokenizer, ABOUT_CHARACTERS_MAX),
+        context=data.context,
+        batch_samples=config.clock.batch_samples,
+        optimizer=f"{optimizer.method}, {optimizer.selection}{base}",
+        schedule=optimizer.schedule,
+        lr=optimizer.lr,
     )
 
 
@@ -125,16 +153,26 @@ def peers(run: Followed, facts: pb.GetRunResponse) -> list[answers.Peer]:
             loss=finite(peer.loss) if peer.votes_accepted else None,
             share=shares.get(peer.public_key, 0.0),
             last_step=accounts[peer.public_key].last_step if peer.public_key in accounts else 0,
+            seen=run.seen.get(peer.public_key),
         )
         for peer in shown
     ]
 
 
 def written(run: Followed) -> answers.Written | None:
-    """The newest sample of the model's text, with its line breaks, and nothing else that does not print."""
-    found = run.book.written()
-    if found is None:
-        return None
+    """The newest sample of the model's text."""
+    return next(map(_written, run.book.written()), None)
+
+
+def samples_of(run: Followed) -> answers.Samples:
+    """The samples of all evaluated states, oldest first; of many, every n-th, and always the newest."""
+    found = list(run.book.written())
+    width = max(-(-len(found) // SAMPLES_MAX), 1)
+    return answers.Samples(samples=[_written(it) for it in found[::width][::-1]])
+
+
+def _written(found: Evaluation) -> answers.Written:
+    """A sample with its line breaks, and nothing else that does not print."""
     text = "\n".join(printable(line, SAMPLE_TEXT_BYTES_MAX) for line in found.sample.splitlines()[:SAMPLE_LINES_MAX])
     return answers.Written(step=found.step, peer=peer_id(found.author), text=text)
 

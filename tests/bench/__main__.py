@@ -20,6 +20,7 @@ from tests.bench import (
     shares,
     swarm,
     traffic,
+    web,
 )
 
 SUBCOMMANDS = {
@@ -36,6 +37,7 @@ SUBCOMMANDS = {
     "traffic": traffic,
     "race": race,
     "reach": reach,
+    "web": web,
 }
 
 

@@ -117,6 +117,7 @@ def test_every_decision_is_named_where_it_was_built() -> None:
 
 RUN_BY = {
     r"make demo|swarmentum (demo|verify|ledger|status)\b": "tests/system/test_demo.py",
+    r"swarmentum (export-log|ledger \./)": "tests/system/test_log_file.py",
     r"make (test|check|sim|docs)": ".ci/run",
     r"swarmentum-coordinator serve --trace|swarmentum join --trace": "tests/system/test_trace.py",
     r"swarmentum-coordinator serve": "tests/system/test_coordinator_process.py",

@@ -81,13 +81,15 @@ def test_the_coordinator_s_image_has_no_torch() -> None:
 
 def test_commands_of_the_images_and_of_compose_are_those_of_the_programs() -> None:
     [compose] = documents(DEPLOY / "docker" / "compose.yml")
-    for name, program in (("coordinator", "swarmentum-coordinator"), ("relay", "swarmentum")):
+    ours = {
+        "coordinator": "swarmentum-coordinator",
+        "relay": "swarmentum",
+        "peer-one": "swarmentum",
+        "peer-two": "swarmentum",
+    }
+    for name, program in ours.items():
         words = [re.sub(r"\$\{[^}]*\}", "swarm.example:7700", word) for word in compose["services"][name]["command"]]
         assert read_by(program, words)["as_json"] is True
-    assert (DEPLOY / "docker" / compose["services"]["prometheus"]["volumes"][0].split(":")[0]).is_dir()
-    for service in compose["services"].values():
-        assert service["read_only"] is True
-        assert service["cap_drop"] == ["ALL"]
     text = (DEPLOY / "docker" / "coordinator.Dockerfile").read_text()
     serve, probe = (
         [str(word) for word in yaml.safe_load(re.search(pattern, text, flags=re.M)[1])]  # type: ignore[index]
@@ -95,6 +97,67 @@ def test_commands_of_the_images_and_of_compose_are_those_of_the_programs() -> No
     )
     assert read_by("swarmentum-coordinator", serve)["metrics_listen"] == "0.0.0.0:9100"
     assert read_by(probe[0], probe[1:])["live"] is True
+
+
+def test_services_of_compose_are_hardened_and_watched() -> None:
+    [compose] = documents(DEPLOY / "docker" / "compose.yml")
+    named = set(compose["volumes"])
+    for name, service in compose["services"].items():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert source in named or (volume.endswith(":ro") and (DEPLOY / "docker" / source).exists()), volume
+        if name == "coordinator":  # its image has a health check of its own
+            assert "HEALTHCHECK" in (DEPLOY / "docker" / "coordinator.Dockerfile").read_text()
+            continue
+        kind, program, *words = service["healthcheck"]["test"]
+        assert kind == "CMD"
+        if program == "swarmentum":
+            assert read_by(program, words)["as_json"] is True
+        elif program == "python":
+            compile(words[1], name, "exec")
+        else:
+            port = service.get("ports", ["9090:9090"])[-1].rpartition(":")[2]
+            assert f":{port}/" in words[-1]
+    published = [port for service in compose["services"].values() for port in service.get("ports", [])]
+    assert [port for port in published if not port.startswith("127.0.0.1:")] == [
+        "7700:7700",
+        "4001:4001/tcp",
+        "4001:4001/udp",
+    ]
+
+
+def test_grafana_finds_its_prometheus_and_the_dashboard() -> None:
+    [compose] = documents(DEPLOY / "docker" / "compose.yml")
+    folder = DEPLOY / "monitoring" / "grafana"
+    [source] = yaml.safe_load((folder / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert source["type"] == "prometheus"
+    host, _, port = source["url"].removeprefix("http://").partition(":")
+    assert compose["services"]["prometheus"]["network_mode"] == f"service:{host}"
+    assert port == "9090"
+    [provider] = yaml.safe_load((folder / "dashboards" / "swarmentum.yml").read_text())["providers"]
+    mounted = [volume.split(":")[1] for volume in compose["services"]["grafana"]["volumes"]]
+    assert any(path.startswith(provider["options"]["path"] + "/") for path in mounted)
+
+
+def test_kustomize_renders_the_base_and_kubernetes_takes_what_it_renders() -> None:
+    tool = next((words for words in (["kustomize", "build"], ["kubectl", "kustomize"]) if shutil.which(words[0])), None)
+    if tool is None:
+        pytest.skip("no kustomize and no kubectl here")
+    done = subprocess.run([*tool, str(DEPLOY / "kubernetes")], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    rendered = [document for document in yaml.safe_load_all(done.stdout) if document]
+    assert len(rendered) == sum(len(documents(file)) for file in MANIFESTS)
+    for document in rendered:
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+        assert document["metadata"]["labels"]["app.kubernetes.io/part-of"] == "swarmentum"
+    [pods] = [
+        it for it in rendered if it["metadata"]["name"] == "swarmentum-coordinator" and it["kind"] == "StatefulSet"
+    ]
+    spec = pods["spec"]["template"]["spec"]
+    images = {it["image"] for it in (*spec["containers"], *spec["initContainers"])}
+    assert images == {"registry.example/swarmentum-coordinator:0.1.0"}
 
 
 @pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)

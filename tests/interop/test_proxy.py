@@ -10,6 +10,7 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, wait_for
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 EXAMPLE = Path("deploy/proxy/nginx.conf")
-NAME = "swarm.example"
+OPERATORS_EXAMPLE = Path("deploy/proxy/nginx-operator.conf")
+NAME, OPERATORS_NAME = "swarm.example", "operator.example"
 RUN = f"""
 name = "behind"
 {PLAIN_MODEL}
@@ -39,12 +41,19 @@ pytestmark = [
 
 
 class Behind(LocalSwarm):
-    """A coordinator whose page is known under the proxy's name."""
+    """A coordinator whose pages are known under the proxy's names."""
+
+    @cache  # noqa: B019 - one swarm for the module
+    def operators_page(self) -> str:
+        """Where the operator's page listens. Its log names the proxy."""
+        return f"127.0.0.1:{free_port()}"
 
     def surroundings(self, name: str) -> dict[str, str]:
         page = {
             "SWARMENTUM_COORDINATOR_WEB_LISTEN": "127.0.0.1:0",
             "SWARMENTUM_COORDINATOR_WEB_HOSTS": json.dumps([NAME]),
+            "SWARMENTUM_COORDINATOR_OPERATOR_WEB_LISTEN": self.operators_page(),
+            "SWARMENTUM_COORDINATOR_OPERATOR_WEB_HOST": OPERATORS_NAME,
         }
         return page if name == "coordinator" else {}
 
@@ -55,49 +64,81 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
-    """The example on ports and with a certificate of its own; its port, and the certificate."""
-    folder = tmp_path_factory.mktemp("proxy")
-    swarm = Behind(folder, RUN)
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
+    made = Behind(tmp_path_factory.mktemp("proxy"), RUN)
     try:
-        ready = wait_for("page", lambda: swarm.events("coordinator", "the web page of the runs is ready"))
-        at = str(ready[-1]["url"]).removeprefix("http://").rstrip("/")
-        key, certificate, port = folder / "key.pem", folder / "cert.pem", free_port()
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-             "-subj", f"/CN={NAME}", "-addext", f"subjectAltName=DNS:{NAME}", "-keyout", str(key), "-out", str(certificate)],
-            check=True, capture_output=True, timeout=60,
-        )  # fmt: skip
-        text = EXAMPLE.read_text()
-        changes = {
-            r"127\.0\.0\.1:7780": at, r"\[::\]:443": f"[::1]:{port}", r"listen 443": f"listen 127.0.0.1:{port}",
-            r"\[::\]:80": f"[::1]:{free_port()}", r"listen 80": f"listen 127.0.0.1:{free_port()}",
-            r"/etc/\S+fullchain\.pem": str(certificate), r"/etc/\S+privkey\.pem": str(key),
-        }  # fmt: skip
-        for pattern, value in changes.items():
-            text, count = re.subn(pattern, value, text)
-            assert count == 1, f"{pattern} stands {count} times in {EXAMPLE}"
-        config = folder / "nginx.conf"
-        paths = "".join(
-            f"{name}_temp_path {folder / name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        )
-        config.write_text(
-            f"daemon off; pid {folder / 'nginx.pid'}; error_log {folder / 'error.log'};\n"
-            f"events {{}}\nhttp {{ access_log off; {paths}\n{text} }}\n"
-        )
-        assert NGINX is not None
-        tried = subprocess.run(
-            [NGINX, "-t", "-c", str(config)], capture_output=True, text=True, check=False, timeout=60
-        )
-        assert tried.returncode == 0, tried.stderr
-        with subprocess.Popen([NGINX, "-c", str(config)]) as served:
-            try:
-                wait_for("proxy", (folder / "nginx.pid").exists)
-                yield port, certificate
-            finally:
-                served.terminate()
+        yield made
     finally:
-        swarm.close()
+        made.close()
+
+
+def at_of(swarm: Behind, ready: str) -> str:
+    """Where a page listens."""
+    said = wait_for(ready, lambda: swarm.events("coordinator", ready))
+    return str(said[-1]["url"]).removeprefix("http://").rstrip("/")
+
+
+def certified(folder: Path, name: str) -> tuple[Path, Path]:
+    """The key and the certificate of a name."""
+    key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    return key, certificate
+
+
+def answers(port: int) -> bool:
+    """Whether somebody takes connections there."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 5).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def nginx(folder: Path, example: Path, name: str, changes: dict[str, str]) -> Iterator[tuple[int, Path]]:
+    """An example on a port and with a certificate of its own; its port, and the certificate."""
+    folder.mkdir(exist_ok=True)
+    (key, certificate), port = certified(folder, name), free_port()
+    text = example.read_text()
+    always = {
+        r"\[::\]:443": f"[::1]:{port}", r"listen 443": f"listen 127.0.0.1:{port}",
+        r"/etc/\S+fullchain\.pem": str(certificate), r"/etc/\S+privkey\.pem": str(key),
+    }  # fmt: skip
+    for pattern, value in {**always, **changes}.items():
+        text, count = re.subn(pattern, value, text)
+        assert count == 1, f"{pattern} stands {count} times in {example}"
+    config = folder / "nginx.conf"
+    paths = "".join(
+        f"{name}_temp_path {folder / name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    config.write_text(
+        f"daemon off; pid {folder / 'nginx.pid'}; error_log {folder / 'error.log'};\n"
+        f"events {{}}\nhttp {{ access_log off; {paths}\n{text} }}\n"
+    )
+    assert NGINX is not None
+    tried = subprocess.run([NGINX, "-t", "-c", str(config)], capture_output=True, text=True, check=False, timeout=60)
+    assert tried.returncode == 0, tried.stderr
+    with subprocess.Popen([NGINX, "-c", str(config)]) as served:
+        try:
+            wait_for("proxy", lambda: answers(port))
+            yield port, certificate
+        finally:
+            served.terminate()
+
+
+@pytest.fixture(scope="module")
+def proxy(swarm: Behind) -> Iterator[tuple[int, Path]]:
+    """The example for the page of the runs."""
+    changes = {
+        r"127\.0\.0\.1:7780": at_of(swarm, "the web page of the runs is ready"),
+        r"\[::\]:80": f"[::1]:{free_port()}", r"listen 80": f"listen 127.0.0.1:{free_port()}",
+    }  # fmt: skip
+    with nginx(swarm.folder / "nginx", EXAMPLE, NAME, changes) as served:
+        yield served
 
 
 @contextmanager
@@ -139,3 +180,50 @@ def test_one_address_cannot_ask_without_end(proxy: tuple[int, Path]) -> None:
             break
     assert statuses[0] == 200
     assert statuses[-1] == 429, f"{len(statuses)} requests, none refused"
+
+
+def test_an_operator_logs_in_behind_tls_from_an_own_address_alone(swarm: Behind) -> None:
+    at = {r"http://127\.0\.0\.1:7781": f"http://{swarm.operators_page()}"}
+    at_of(swarm, "the operator's page is ready")
+    folder = swarm.folder
+    closed, opened = (partial(nginx, folder / name, OPERATORS_EXAMPLE, OPERATORS_NAME) for name in ("closed", "open"))
+    with closed(at) as served, operators(*served) as client:
+        assert client.get("/").status_code == 403, "the address of this test is none of the example's"
+    own = {r"192\.0\.2\.0/24": "127.0.0.1"}
+    with opened(at | own) as served, operators(*served) as client:
+        page = client.get("/")
+        assert page.status_code == 200
+        assert page.headers["Strict-Transport-Security"] == "max-age=31536000"
+        link = str(swarm.operate("web", "login")["link"])
+        assert link.startswith(f"https://{OPERATORS_NAME}/#login=")
+        secret = link.partition("=")[2]
+        foreign = client.post("/api/login", json={"secret": secret}, headers={"Origin": f"https://{NAME}"})
+        assert foreign.status_code == 403
+        login = client.post("/api/login", json={"secret": secret})
+        assert login.status_code == 200, "another site used the link up"
+        said = login.headers["Set-Cookie"].lower()
+        assert all(word in said for word in ("; secure", "; httponly", "; samesite=strict"))
+        cookie = {"Cookie": login.headers["Set-Cookie"].partition(";")[0]}
+        token = {"x-swarmentum-token": login.json()["token"]}
+        asked = {"what": "runs", "run": "", "values": {}}
+        assert client.post("/api/ask", json=asked, headers=cookie).status_code == 403, "the cookie alone"
+        found = client.post("/api/ask", json=asked, headers={**cookie, **token})
+        assert [run["name"] for run in found.json()["runs"]] == ["behind"]
+        statuses = [client.get("/icon.svg").status_code for _ in range(100)]
+        assert statuses[-1] == 429, "one address may ask without end"
+
+
+@contextmanager
+def operators(port: int, certificate: Path) -> Iterator[httpx.Client]:
+    """A browser that knows the operator's page by its name."""
+    headers = {"Host": OPERATORS_NAME, "Origin": f"https://{OPERATORS_NAME}", "Sec-Fetch-Site": "same-origin"}
+    context = ssl.create_default_context(cafile=str(certificate))
+    named = {"sni_hostname": OPERATORS_NAME}
+
+    def about(request: httpx.Request) -> None:
+        request.extensions = {**request.extensions, **named}
+
+    hooks = {"request": [about]}
+    at = f"https://127.0.0.1:{port}"
+    with httpx.Client(verify=context, timeout=20, base_url=at, headers=headers, event_hooks=hooks) as client:
+        yield client

@@ -50,3 +50,12 @@ def soon(page: Any, selector: str) -> Any:
 
     expect.set_options(timeout=WAIT_MS_MAX)
     return expect(page.locator(selector))
+
+
+def violations_in(page: Any) -> list[tuple[str, str]]:
+    """What axe-core finds against the rules of WCAG 2.1 A and AA that a program can judge, contrast among them."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}).response
+    assert len(found["passes"]) > 10, "axe looked at nothing"
+    return [(it["id"], it["nodes"][0]["html"][:120]) for it in found["violations"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,9 @@ def test_a_run_s_model_is_had_while_it_goes_on(tmp_path: Path) -> None:
         assert all(line["peers"] == 1 for line in after), "the copier took part"
         card = (folder / "README.md").read_text()
         assert told["digest"] in card
+        assert "1 peer trained this model" in card
+        assert re.search(r"\| loss of the step, nats a token \| \d\.\d{4} \|", card)
+        assert str(tmp_path) not in card, "the card names a folder of this machine"
         from transformers import AutoModelForCausalLM
 
         assert sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder).parameters()) > 50_000

@@ -21,6 +21,7 @@ from coordinator.clock.records import EntryCommitted
 from coordinator.store.journal import Journal
 from protos.identity import Identity
 from protos.invite import Invite
+from protos.log import Entry
 from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
 from tests.system.netns import PUBLIC, Internet, NotHereError
 from tests.system.postgres import NoPostgresError, Postgres
@@ -157,6 +158,19 @@ class Coordinators(LocalSwarm):
             self.wait_step(name, first["step"] + 5)
         return (datetime.fromisoformat(first["timestamp"]) - moment).total_seconds()
 
+    def entries(self) -> list[Entry]:
+        """Of the journal."""
+        return [record.entry for record in self.committed()]
+
+    def committed(self) -> list[EntryCommitted]:
+        """The journal's records of entries."""
+        identity = Identity.load_or_create(self.folder / "one" / "identity.key")
+        journal = Journal(self.server.over_socket(self.url), identity)
+        try:
+            return [r for r in journal.records(self.invite.run_id) if isinstance(r, EntryCommitted)]
+        finally:
+            journal.close()
+
     def check(self, always_there: tuple[str, ...] = PEERS) -> None:
         """No step lost, none twice, replicas and logs equal."""
         seen: dict[int, set[str]] = {}
@@ -169,12 +183,7 @@ class Coordinators(LocalSwarm):
                 seen.setdefault(line["step"], set()).add(line["entry"])
         different = {s: d for s, d in digests_by_step(*(self.steps(n) for n in PEERS)).items() if len(d) > 1}
         assert not different, f"replicas differ after steps {sorted(different)[:5]}"
-        identity = Identity.load_or_create(self.folder / "one" / "identity.key")
-        journal = Journal(self.server.over_socket(self.url), identity)
-        try:
-            entries = [r for r in journal.records(self.invite.run_id) if isinstance(r, EntryCommitted)]
-        finally:
-            journal.close()
+        entries = self.committed()
         assert [r.entry.step for r in entries] == list(range(1, len(entries) + 1)), "the journal has gaps or doubles"
         parents = [self.invite.run_id, *(r.hash for r in entries)]
         assert all(r.entry.parent_hash == parent for r, parent in zip(entries, parents, strict=False))

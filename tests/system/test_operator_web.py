@@ -17,7 +17,7 @@ from node.link.client import CoordinatorClient
 from protos.identity import Identity, peer_id
 from protos.invite import Invite
 from protos.v1 import coordinator_pb2 as pb
-from tests.system.browser import CHROMIUM, MISSING, chromium, soon, tab
+from tests.system.browser import CHROMIUM, MISSING, chromium, soon, tab, violations_in
 from tests.system.local_swarm import Process, processes_with, wait_for
 from tests.unit.coordinator.driver import LAYOUT
 
@@ -100,6 +100,7 @@ def test_an_operator_logs_in_and_steers_a_run(coordinator: Coordinator) -> None:
         soon(page, "#session").to_contain_text("session")
         assert "login" not in page.url
         create_and_steer(page)
+        assert violations_in(page) == []
         with tab(browser, link) as other:
             soon(other, "#away-why").to_contain_text("was used before")
             assert not other.is_visible("#inside")

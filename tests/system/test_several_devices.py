@@ -34,6 +34,9 @@ min_peers = MIN_PEERS
 snapshot_every = 10
 deadline_ms_min = 1000
 deadline_ms_max = 20000
+[evaluation]
+every = 10
+samples = 4
 [overlay]
 bootstrap = [BOOTSTRAP]
 """
@@ -105,6 +108,9 @@ def test_two_ranks_are_one_peer_from_a_join_to_ctrl_c(make: Make) -> None:
     assert swarm.steps("duo")[0]["step"] > 10, "it started from the initial state, not from an agreed snapshot"
     assert len(swarm.status()["peers"]) == 2, "two ranks are not one peer"
     equal_so_far(swarm, "ada", "duo")
+    [evaluated, *_] = wait_for("evaluation by two ranks", lambda: swarm.events("duo", "held-out loss"))
+    of_ada = {it["step"]: it["loss"] for it in swarm.events("ada", "held-out loss")}
+    assert evaluated["loss"] == pytest.approx(of_ada[evaluated["step"]], abs=1e-3)
     duo.interrupt()
     _, summary = duo.finish(30)
     assert (summary["device"], summary["resyncs"]) == ("2 x cpu", 0)

@@ -29,7 +29,7 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import SignedEntry
 from protos.v1 import coordinator_pb2 as pb
-from tests.system.browser import CHROMIUM, MISSING, chromium, soon, tab
+from tests.system.browser import CHROMIUM, MISSING, chromium, soon, tab, violations_in
 from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, processes_with, wait_for
 from tests.unit.coordinator.driver import LAYOUT
 
@@ -57,6 +57,7 @@ prompt = "<b>def"
 [overlay]
 bootstrap = [BOOTSTRAP]
 """
+EVIL_NAME = "<script>window.evil=1</script>[/x]"
 EVIL = "<script>window.evil=1</script>[/x]\x1b[2J" + "\u202e" * 64
 READY = "the web page of the runs is ready"
 
@@ -173,6 +174,10 @@ def test_the_browser_verifies_the_log_and_shows_its_numbers(
         assert facts["written"]["step"] == last["step"]
         assert facts["written"]["text"].startswith("<b>def")
         assert page.text_content("#written-text") == facts["written"]["text"]
+        page.click("#samples summary")
+        soon(page, "#samples-list").to_contain_text("This is the first one" if last["step"] == 10 else "After step 10")
+        assert "tests.system.tiny:model" in page.inner_text("#about")
+        assert str(swarm.folder / "text.txt") in page.inner_text("#about")
         page.click("#chart-loss summary")
         rows = page.locator("#chart-loss details tbody tr")
         soon(page, "#chart-loss details tbody tr").to_have_count(STEPS)  # the browser fills the table after the click
@@ -362,7 +367,9 @@ def test_a_browser_without_webcrypto_verifies_with_the_library(swarm: PageSwarm,
 
 
 @in_a_browser
-def test_what_a_peer_calls_itself_is_text_and_the_page_is_live(swarm: PageSwarm, browser: Any) -> None:
+def test_what_a_peer_calls_itself_is_text_and_the_page_is_live(
+    swarm: PageSwarm, browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second run on the same coordinator: a peer that joins it by hand names its device like an attacker."""
     file = swarm.folder / "evil.toml"
     file.write_text('name = "evil"\n[clock]\nmin_peers = 2\n')
@@ -374,13 +381,35 @@ def test_what_a_peer_calls_itself_is_text_and_the_page_is_live(swarm: PageSwarm,
         page.click("#runs tbody a:has-text('evil')")
         soon(page, "#connection").to_have_text("live")
         soon(page, "#name").to_have_text("evil")
+        monkeypatch.setattr("node.link.client.software_version", lambda: EVIL)
         apart(joined(invite))
         soon(page, "#peers tbody tr").to_have_count(1)  # without a reload
-        device = page.inner_text("#peers tbody td:nth-child(5)")
+        device, version = (page.inner_text(f"#peers tbody td:nth-child({place})") for place in (6, 7))
         assert device.startswith("<script>window.evil=1</script>[/x]?[2J")
+        assert version == "<script>window.evil=1</script>[/"
+        assert page.inner_text("#peers tbody td:nth-child(2)") == f"{EVIL_NAME} (claimed)"
         assert "\u202e" not in page.content()
+        assert "\x1b" not in page.content()
         assert page.evaluate("window.evil") is None
         assert page.locator("#peers script").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") == 1200, (
+            "long names widen their table, not the page"
+        )
+
+
+@in_a_browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_that_keeps_people_from_reading_the_page(swarm: PageSwarm, browser: Any, dark: bool) -> None:
+    """The rules of WCAG 2.1 A and AA that a program can judge; contrast among them."""
+    url = swarm.page()
+    the_run(swarm, url)
+    for width in (360, 1200):
+        for at in (shown(swarm, url), f"{url}#runs"):
+            with tab(browser, at, width=width, dark=dark) as page:
+                page.wait_for_selector("#proof[data-state=good], #runs tbody tr")
+                for summary in page.locator("#run:not([hidden]) summary").all():
+                    summary.click()
+                assert violations_in(page) == []
 
 
 async def joined(invite: Invite) -> None:
@@ -388,7 +417,8 @@ async def joined(invite: Invite) -> None:
     client = CoordinatorClient(invite, Identity.from_seed(bytes([9]) * 32))
     try:
         await client.connect()
-        await client.join(pb.JoinBody(layout_digest=LAYOUT, parameters=10, device=EVIL[:64]))
+        owner = pb.Owner(name=EVIL_NAME)
+        await client.join(pb.JoinBody(layout_digest=LAYOUT, parameters=10, device=EVIL[:64], owner=owner))
     finally:
         await client.close()
 

@@ -3,15 +3,18 @@ import { cell, element, figures } from "./words.js";
 
 const HEIGHT = 240;
 const ROWS_MAX = 60;
+const SPEED_SECONDS_MIN = 5;
 const BESIDE = "held out";
+const COUNTS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
 export class Chart {
-  // `label`: of the values; `show`: a value as text.
-  constructor(place, label, show) {
+  // `label`: of the values; `show`: a value as text; `counts`: whole numbers, on an axis from 0.
+  constructor(place, label, show, counts = false) {
+    this.counts = counts;
     this.place = place;
     this.label = label;
     this.show = show;
@@ -59,10 +62,10 @@ export class Chart {
     const options = {
       width: this.width(),
       height: HEIGHT,
-      scales: { x: { time: this.x.time } },
+      scales: { x: { time: this.x.time }, ...(this.counts ? { y: { range: (_, low, high) => [0, Math.max(high ?? 1, 1) * 1.1] } } : {}) },
       axes: [
         { ...axis, label: this.x.label, values: this.x.time ? undefined : (_, all) => all.map((it) => figures(it)) },
-        { ...axis, label: this.label, size: 60, labelSize: 20 },
+        { ...axis, label: this.label, size: 60, labelSize: 20, ...(this.counts ? { incrs: COUNTS } : {}) },
       ],
       series: [
         { label: this.x.label, value: (_, it) => (it === null ? "-" : this.x.show(it)) },
@@ -90,4 +93,19 @@ export class Chart {
     const caption = element("caption", {}, width === 1 ? "All values" : `Every ${width}th value`);
     this.table.replaceChildren(caption, element("thead", {}, head), element("tbody", {}, ...body));
   }
+}
+
+// Steps a minute before each step, over at least SPEED_SECONDS_MIN; null where nobody saw the steps come.
+export function speeds({ steps, seen }) {
+  let from = 0;
+  return seen.map((now, index) => {
+    if (now === null || seen[from] === null) {
+      from = index;
+      return null;
+    }
+    if (now === seen[index + 1]) return null; // one look found both
+    while (from + 1 < index && now - seen[from + 1] >= SPEED_SECONDS_MIN) from += 1;
+    const seconds = now - seen[from];
+    return seconds >= SPEED_SECONDS_MIN ? (60 * (steps[index] - steps[from])) / seconds : null;
+  });
 }

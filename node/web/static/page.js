@@ -1,15 +1,18 @@
 // The page: it asks the API once, then follows the live stream; the worker beside it checks the log.
-import { Chart } from "./charts.js";
+import { aboutOf } from "./about.js";
+import { Chart, speeds } from "./charts.js";
+import { List } from "./list.js";
 import { source } from "./source.js";
+import { table } from "./table.js";
 import { crypts, invited } from "./verifier.js";
-import { bytes, cell, element, figures, loss, moment, percent, span, whole } from "./words.js";
+import { bytes, element, figures, loss, moment, percent, span, whole } from "./words.js";
 
 const STATIC_RUN = document.documentElement.dataset.run ?? null;
 const RUN_ID = /^[0-9a-f]{64}$/;
 const POINTS = 600;
 const POINTS_MAX = 2000;
 const FEED_MAX = 64;
-const SPEED_SECONDS_MIN = 5;
+const FAILURES_MAX = 8;
 const by = (id) => document.getElementById(id);
 const COLUMNS = ["steps", "loss", "tokens", "payload_bytes", "peers", "lr", "seen"];
 const X = {
@@ -19,41 +22,9 @@ const X = {
   seen: { label: "time", show: moment, time: true },
 };
 
-function table(id, heads, rows) {
-  const head = heads.map(([name, kind]) => cell("th", name, { scope: "col", role: "columnheader", class: kind === "number" ? "number" : null }));
-  by(id).setAttribute("role", "table");
-  by(id).querySelector("thead").replaceChildren(element("tr", { role: "row" }, ...head));
-  const lines = rows.map((row) => {
-    const cells = row.map((value, index) => {
-      const label = { "data-label": heads[index][0], class: heads[index][1] === "number" ? "number" : null };
-      if (value instanceof Node) return element("td", { ...label, role: "cell" }, value);
-      if (index > 0) return cell("td", value, { ...label, role: "cell" });
-      return cell("th", value, { scope: "row", role: "rowheader" });
-    });
-    return element("tr", { role: "row" }, ...cells);
-  });
-  by(id).querySelector("tbody").replaceChildren(...lines);
-}
-
-
 // The name that a peer gives as its owner's, and whether the owner's key signed for it.
 function owner(it) {
   return it.owner ? element("span", {}, element("bdi", {}, it.owner), ` (${it.owner_standing})`) : "-";
-}
-
-// Steps a minute before each step, over at least SPEED_SECONDS_MIN; null where nobody saw the steps come.
-function speeds({ steps, seen }) {
-  let from = 0;
-  return seen.map((now, index) => {
-    if (now === null || seen[from] === null) {
-      from = index;
-      return null;
-    }
-    if (now === seen[index + 1]) return null; // one look found both
-    while (from + 1 < index && now - seen[from + 1] >= SPEED_SECONDS_MIN) from += 1;
-    const seconds = now - seen[from];
-    return seconds >= SPEED_SECONDS_MIN ? (60 * (steps[index] - steps[from])) / seconds : null;
-  });
 }
 
 class Page {
@@ -63,7 +34,7 @@ class Page {
     this.steps = Object.fromEntries(COLUMNS.map((name) => [name, []]));
     this.charts = {
       loss: new Chart(by("chart-loss"), "loss, nats a token", loss),
-      peers: new Chart(by("chart-peers"), "votes that counted", figures),
+      peers: new Chart(by("chart-peers"), "votes that counted", figures, true),
       speed: new Chart(by("chart-speed"), "steps a minute", figures),
     };
     this.proof = null;
@@ -81,6 +52,8 @@ class Page {
     by("compare").onsubmit = (event) => event.preventDefault();
     by("link").oninput = () => this.compare();
     by("copy").onclick = () => this.copy();
+    by("samples").open = false;
+    by("samples").ontoggle = () => this.showSamples();
     await this.reload();
     this.check();
     this.invite();
@@ -116,7 +89,8 @@ class Page {
       if (before) this.reload().catch(() => {});
       before = true;
     };
-    this.stream.onerror = () => this.connected("the connection is lost; trying again ...");
+    this.stream.onerror = () => this.connected(this.stream.readyState === EventSource.CLOSED
+      ? "this run is shown here no more: reload the page" : "the connection is lost; trying again ...");
     this.stream.addEventListener("run", ({ data }) => {
       this.show(JSON.parse(data));
       this.worker?.postMessage({ more: true });
@@ -168,7 +142,8 @@ class Page {
     this.facts = facts;
     document.title = `${facts.name}: step ${facts.step} of ${facts.steps}`;
     by("name").textContent = facts.name;
-    by("phase").textContent = `${facts.phase}${facts.reason ? `: ${facts.reason}` : ""}`;
+    const why = facts.reason.replace(`${facts.phase}: `, "");
+    by("phase").textContent = `${facts.phase}${why ? `: ${why}` : ""}`;
     by("problem").hidden = facts.problem === "";
     by("problem").textContent = facts.problem;
     by("progress").max = Math.max(facts.steps, 1);
@@ -177,8 +152,10 @@ class Page {
     by("step").textContent = `step ${whole(facts.step)} of ${whole(facts.steps)}${left}`;
     this.showFigures(facts);
     this.showPeers(facts);
+    this.showAbout(facts);
     by("written").hidden = facts.written === null;
     if (facts.written !== null) {
+      if (this.shownSample !== facts.written.step) this.showSamples();
       by("written-note").textContent = `After step ${whole(facts.written.step)}, as peer ${facts.written.peer.slice(-8)} says. Nobody checks this text.`;
       by("written-text").textContent = facts.written.text;
     }
@@ -190,6 +167,31 @@ class Page {
     const told = facts.events.findLast((it) => it.kind === "excluded" || it.kind === "readmitted")?.number ?? 0;
     if (this.told !== undefined && told > this.told) this.renewLedger();
     this.told = told;
+  }
+
+  showAbout(facts) {
+    by("about").hidden = facts.about === null;
+    if (facts.about === null) return;
+    by("about").replaceChildren(...aboutOf(facts));
+    by("about").querySelector("a").onclick = (event) => {
+      event.preventDefault(); // the hash of the address names the run
+      by("what-title").scrollIntoView();
+    };
+  }
+
+  async showSamples() {
+    if (!by("samples").open) return;
+    this.shownSample = this.facts.written?.step;
+    try {
+      const { samples } = await this.at.json("samples");
+      by("samples-list").replaceChildren(...samples.slice(0, -1).reverse().flatMap((it) => [
+        element("p", { class: "small" }, `After step ${whole(it.step)}, as peer ${it.peer.slice(-8)} says.`),
+        element("pre", { dir: "auto" }, it.text),
+      ]));
+      if (samples.length < 2) by("samples-list").replaceChildren(element("p", { class: "small" }, "This is the first one."));
+    } catch (error) {
+      by("samples-list").textContent = `They cannot be read: ${error.message}`;
+    }
   }
 
   async renewLedger() {
@@ -229,11 +231,15 @@ class Page {
     const more = facts.peers_known > facts.peers.length ? `; the first ${facts.peers.length} are shown` : "";
     const line = facts.in_line > 0 ? `, ${facts.in_line} waiting in line for a place` : "";
     by("peers-note").textContent = `${facts.peers_connected} connected, ${away} away${line}${more}. Devices are named as their owners' programs name them.`;
-    const heads = [["peer"], ["owner"], ["phase"], ["link"], ["device"], ["version"], ["standing"], ["share", "number"], ["samples/s", "number"], ["loss", "number"], ["last vote", "number"], ["votes", "number"]];
+    const failures = facts.failures.slice(0, FAILURES_MAX).map((it) => `${it.count} for ${it.reason} (version ${it.version})`).join(", ");
+    by("failures").hidden = failures === "";
+    by("failures").textContent = `Could not join, as they say: ${failures}.`;
+    const heads = [["peer"], ["owner"], ["phase"], ["last seen"], ["link"], ["device"], ["version"], ["standing"], ["share", "number"], ["samples/s", "number"], ["loss", "number"], ["last vote", "number"], ["votes", "number"]];
     const rows = facts.peers.map((it) => [
       it.id.slice(-8),
       owner(it),
       [it.phase, it.anchor ? "anchor" : "", it.paused ? "paused" : ""].filter(Boolean).join(", "),
+      it.phase !== "absent" ? "now" : it.seen === null ? "-" : moment(it.seen),
       it.phase === "absent" ? "-" : it.relayed ? "relayed" : "direct",
       it.device || "-",
       it.version || "-",
@@ -241,7 +247,7 @@ class Page {
       percent(it.share),
       figures(it.samples_per_second),
       loss(it.loss),
-      it.last_step ? `step ${whole(it.last_step)}` : "-",
+      it.last_step ? whole(it.last_step) : "-",
       whole(it.votes_accepted),
     ]);
     table("peers", heads, rows);
@@ -334,6 +340,11 @@ class Page {
   async invite() {
     try {
       const { invite, admits } = await this.at.json("invite");
+      if (this.facts.phase === "finished") {
+        by("admits").textContent = "The run is finished. This shows it in a terminal:";
+        by("command").textContent = `swarmentum status ${invite}`;
+        return;
+      }
       by("admits").textContent = admits
         ? "Anybody with this link may train with the others. Install Swarmentum, then:"
         : "This link shows the run; it admits nobody new. Ask the operator for an invite.";
@@ -352,33 +363,6 @@ class Page {
       getSelection().selectAllChildren(by("command"));
       by("copied").textContent = "Selected: copy it with your keyboard.";
     }
-  }
-}
-
-class List {
-  start(found) {
-    by("list").hidden = false;
-    this.show(found);
-    this.stream = new EventSource("api/events");
-    this.stream.onopen = () => (by("connection").textContent = "live");
-    this.stream.onerror = () => (by("connection").textContent = "the connection is lost; trying again ...");
-    this.stream.addEventListener("runs", ({ data }) => this.show(JSON.parse(data)));
-  }
-
-  show({ runs }) {
-    document.title = "Runs: Swarmentum";
-    by("no-runs").hidden = runs.length > 0;
-    table("runs", [["run"], ["phase"], ["step", "number"], ["loss", "number"], ["peers", "number"]], runs.map((it) => [
-      it.name, `${it.phase}${it.reason ? `: ${it.reason}` : ""}`, `${whole(it.step)} of ${whole(it.steps)}`, loss(it.loss), whole(it.peers),
-    ]));
-    by("runs").querySelectorAll("tbody th").forEach((head, index) => {
-      head.replaceChildren(element("a", { href: `#${runs[index].run}` }, element("bdi", {}, runs[index].name)));
-    });
-  }
-
-  stop() {
-    this.stream.close();
-    by("list").hidden = true;
   }
 }
 

@@ -1,6 +1,6 @@
 // Where the page gets its data: from the API of a running page, or from the files of an exported one.
 
-const JSON_FILES = { run: "data/run.json", steps: "data/steps.json", ledger: "data/ledger.json", invite: "data/invite.json" };
+const JSON_FILES = { run: "data/run.json", steps: "data/steps.json", ledger: "data/ledger.json", invite: "data/invite.json", samples: "data/samples.json" };
 
 async function got(address, kind) {
   const answer = await fetch(address, { cache: "no-cache" });

@@ -41,11 +41,56 @@ def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path: Path) -> Non
         checked(file)
     lines = str(told.value).splitlines()
     places = [line.removeprefix(f"{file}:").split(":")[0] for line in lines]
-    assert places == ["12", "13", "4", "6"]
-    assert "not shorter than the run of 5" in lines[0]
-    assert "nobody can join" in lines[1]
-    assert "take 96 or 104" in lines[2]
-    assert "raise it to 128" in lines[3]
+    assert places == ["4", "6", "12", "13"]
+    assert "take 96 or 104" in lines[0]
+    assert "raise it to 128" in lines[1]
+    assert "not shorter than the run of 5" in lines[2]
+    assert "nobody can join" in lines[3]
+
+
+LAYERS = """[model.config]
+model_type = "lama"
+[trust]
+enabled = true
+[clock]
+steps = "many"
+[overlay]
+bootstrap = ["/ip4/999.1.1.1/tcp/1/p2p/12D3KooWAAAA"]
+"""
+
+
+def test_mistakes_of_types_rules_and_the_model_are_told_at_once(tmp_path: Path) -> None:
+    """The types are of pydantic, the rules are the coordinator's, and transformers alone knows the types of models."""
+    file = tmp_path / "run.toml"
+    file.write_text(LAYERS)
+    done = CliRunner().invoke(command.app, ["run", "check", str(file)])
+    assert isinstance(done.exception, OperatorError)
+    lines = str(done.exception).splitlines()
+    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["2", "4", "6", "8"]
+    assert "near it: llama" in lines[0]
+    assert "needs clock.min_peers of at least 3, not 1" in lines[1]
+    assert "given: 'many'" in lines[2]
+    assert "its host is no IP address" in lines[3]
+    assert "for example '/ip4/" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[data]\ntokenizer = "/no/such/folder"\n', "run.toml:2: data.tokenizer: there is no /no/such/folder"),
+        ('[data]\ntokenizer = "./tok"\n', "run.toml:2: data.tokenizer: './tok' is another place on each peer"),
+        ('[data]\nsource = "~/text"\n', "run.toml:2: data.source: '~/text' is another place on each peer"),
+        ("[data]\ncontext = 512\n", "run.toml:1: model.config.max_position_embeddings = 256: samples have 512 tokens"),
+        ('[model.config]\nmodel_type = "llama"\nvocab_size = 10\n', "run.toml:3: model.config.vocab_size"),
+        ('[data]\ncontext = 2048\n[model.config]\nmodel_type = "gpt2"\n', "samples have 2048 tokens"),
+    ],
+)
+def test_runs_in_which_every_donor_would_fail_are_refused(text: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    done = CliRunner().invoke(command.app, ["run", "check", str(file)])
+    assert isinstance(done.exception, OperatorError), done.output
+    assert says in str(done.exception)
 
 
 @pytest.mark.parametrize(

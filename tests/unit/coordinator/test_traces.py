@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from coordinator.clock.effects import Effect
 from coordinator.clock.events import Disconnected, Event, TimerFired
 from coordinator.serving.traces import REPORTS_MAX, StepTraces
@@ -19,6 +21,13 @@ class Recorded:
 
     def __init__(self) -> None:
         self.spans = list[tuple[int, str, int, int, dict[str, Any]]]()
+        self.parts, self.parts_without_tracing = dict[str, float](), dict[str, float]()
+
+    def took(self, part: str, seconds: float) -> None:
+        self.parts[part] = self.parts.get(part, 0.0) + seconds
+
+    def took_silently(self, part: str, seconds: float) -> None:
+        self.parts_without_tracing[part] = self.parts_without_tracing.get(part, 0.0) + seconds
 
     def root(self, run_id: bytes, step: int, name: str, span: tuple[float, float], /, **values: Any) -> None:
         self.child(run_id, step, None, name, span, **values)
@@ -31,12 +40,15 @@ class Recorded:
 def traced(harness: Harness) -> Recorded:
     """What the coordinator records of this machine from now on. The effects of an event take WRITTEN_MS."""
     recorded = Recorded()
-    traces, feed = StepTraces(recorded, RUN_ID), harness.feed  # type: ignore[arg-type]
+    traces = StepTraces(recorded, RUN_ID, recorded.took)  # type: ignore[arg-type]
+    silent = StepTraces(None, RUN_ID, recorded.took_silently)
+    feed = harness.feed
 
     def observed(event: Event) -> list[Effect]:
         before = harness.run
         effects = feed(event)
-        traces.observe(before, harness.run, event, harness.now, harness.now + WRITTEN_MS)
+        for one in (traces, silent):
+            one.observe(before, harness.run, event, harness.now, harness.now + WRITTEN_MS)
         return effects
 
     harness.feed = observed  # type: ignore[method-assign]
@@ -64,6 +76,8 @@ def test_a_step_is_reports_a_quorum_and_a_write() -> None:
     assert by_name["quorum"] == (began + 150, began + 175)
     assert by_name["write"] == (began + 175, began + 175 + WRITTEN_MS)
     assert by_name["step"] == (began, began + 175 + WRITTEN_MS)
+    assert recorded.parts == pytest.approx({"announcements": 0.15, "quorum": 0.025, "write": WRITTEN_MS / 1000})
+    assert recorded.parts_without_tracing == recorded.parts
     values = recorded.spans[-1][4]
     assert (values["roster"], values["announced"], values["accepted"], values["attempt"]) == (2, 2, 2, 1)
 

@@ -129,7 +129,7 @@ def test_each_mistake_is_told_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(OperatorError) as told:
         checked(file)
     lines = str(told.value).splitlines()
-    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["11", "12", "16"]
+    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["11", "14", "20"]
     assert "greater than or equal to 0" in lines[0]
     assert "give `sha256` too" in lines[1]
     assert "have to grow, and are [20, 10]" in lines[2]

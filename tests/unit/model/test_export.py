@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from node.app import join
-from node.commands.card import card_text
+from node.commands.card import card_text, facts_of
 from node.commands.export import ExportError, check_folder, export, sample_text
 from node.config import PeerSettings
 from node.data.tokenizer import ByteTokenizer
 from node.model.spec import ModelSpec, build
 from protos.identity import Identity
 from protos.invite import Invite
+from protos.run_config import RunConfig
 from tests.unit.model.test_spec import TINY
 
 TEXT = "def café():\n    return '日本 🐍'\t\0"
@@ -38,6 +39,40 @@ def test_hugging_face_loads_the_same_model(tmp_path: Path) -> None:
     assert "| odd | a\\|b |" in (path / "README.md").read_text()
     assert json.loads((path / "swarmentum.json").read_text())["steps"] == 100
     assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o644}
+
+
+def test_special_ids_are_the_tokenizer_s_and_the_live_model_keeps_its_own(tmp_path: Path) -> None:
+    """A Llama's own are 1 and 2, which are plain bytes here."""
+    from tokenizers import Tokenizer, models
+    from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
+
+    class Own(ByteTokenizer):
+        def huggingface(self) -> object:
+            ids = {f"t{number}": number for number in range(253)} | {"<end>": 253, "<pad>": 254, "<begin>": 255}
+            backend = Tokenizer(models.WordLevel(ids, unk_token="t0"))
+            named = {"eos_token": "<end>", "pad_token": "<pad>", "bos_token": "<begin>"}
+            return PreTrainedTokenizerFast(tokenizer_object=backend, **named)
+
+    model = build(ModelSpec({**TINY, "bos_token_id": 1, "eos_token_id": 2}), 3)
+    for tokenizer, expected in ((ByteTokenizer(), (None, None, None)), (Own(), (255, 253, 254))):
+        path = export(model, tokenizer, tmp_path / type(tokenizer).__name__, CARD)
+        for config in (AutoConfig.from_pretrained(path), GenerationConfig.from_pretrained(path)):
+            assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == expected
+        assert (model.config.bos_token_id, model.config.eos_token_id) == (1, 2)
+
+
+def test_a_card_names_no_folder_of_a_machine_and_the_licence() -> None:
+    sources = ("stdlib", "/home/ada/secret project/text.txt", "https://example.org/shards")
+    mix = [
+        {"name": f"s{number}", "source": source, "sha256": "ab" * 32 if "example" in source else None, "weight": 1}
+        for number, source in enumerate(sources)
+    ]
+    config = RunConfig.model_validate({"name": "x", "data": {"mix": mix}})
+    card = card_text(facts_of(config, bytes(32), steps=3), licence="apache-2.0")
+    assert "| data | the Python standard library, text.txt (each peer had a copy), https://example.org/shards |" in card
+    assert "/home" not in card
+    assert card.startswith("---\nlicense: apache-2.0\ntags:")
+    assert card_text({}).startswith("---\nlicense: unknown\n")
 
 
 def test_plain_module_is_saved_with_a_note(tmp_path: Path) -> None:

@@ -92,9 +92,14 @@ def test_a_card_shows_the_ledger_once_and_few_identities(tmp_path: Path) -> None
     (tmp_path / CARD).write_text(card_text({"run_id": "ab"}))
     line = {"owner": "eve | [x](http://y)`", "votes_accepted": 3, "samples": 4, "tokens": 5}
     ledger = {"from_step": 1, "to_step": 9, "votes_accepted": 90, "tokens": 150, "exclusions": []}
-    for count in (2, 30):
-        add_ledger(tmp_path, {**ledger, "identities": [{"id": f"12D3Koo{n}", **line} for n in range(count)]})
+    for count in (1, 30):
+        identities = [{"id": f"12D3Koo{n}", **line} for n in range(count)]
+        add_ledger(tmp_path, {**ledger, "identities": identities}, {"loss": f"{count}.5"})
+        said = "1 peer trained this model" if count == 1 else "30 peers trained this model"
+        assert said in (tmp_path / CARD).read_text()
     text = (tmp_path / CARD).read_text()
+    assert "| loss | 30.5 |" in text
+    assert "| loss | 1.5 |" not in text
     assert text.count("## Who trained it") == 1
     assert text.count("`12D3Koo") == 20
     assert "10 more identities are in the log." in text

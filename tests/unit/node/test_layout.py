@@ -20,7 +20,7 @@ def test_a_model_of_too_many_modules_is_a_mistake_and_memory_is_bounded(monkeypa
     layout.bound_memory()
     assert asked == [(layout.MEMORY_BYTES_MAX, resource.RLIM_INFINITY)]
 
-    def full(_: Any) -> None:
+    def full(_: Any, **of_the_run: Any) -> None:
         raise MemoryError
 
     monkeypatch.setattr(layout, "build_meta", full)

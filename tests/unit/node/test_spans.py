@@ -98,3 +98,27 @@ def test_without_a_receiver_nothing_is_kept() -> None:
     spans.applied(1, accepted=True)
     spans.close()
     assert not spans._parts
+
+
+def test_metrics_get_the_seconds_of_each_part_without_a_receiver_of_traces() -> None:
+    spans = Spans(summed=True)
+    for step in (3, 4):
+        spans.opened(opened(step))
+        with spans.timed(step, "compute"):
+            time.sleep(0.01)
+        now = time.monotonic()
+        spans.decided(committed(step, now + 1, now + 3))
+        spans.applied(step, accepted=True)
+    with spans.timed(9, "apply"):  # of a log that this peer only replays
+        pass
+    assert spans.seconds.keys() == {"compute", "wait", "payloads"}
+    assert 0.02 <= spans.seconds["compute"] < 2
+    assert 1.9 < spans.seconds["wait"] < 2.1
+    assert round(spans.seconds["payloads"], 6) == 4
+    silent = Spans()
+    silent.opened(opened(3))
+    with silent.timed(3, "compute"):
+        pass
+    silent.applied(3, accepted=True)
+    silent.close()
+    assert silent.seconds == {}

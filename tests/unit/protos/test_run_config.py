@@ -41,15 +41,19 @@ def test_canonical_json_round_trip(tmp_path: Path) -> None:
     ("[ clock ]\nsteps = 0\n", 2, ["clock.steps"]),
     ("clock = { steps = 0 }\n", 1, ["clock.steps"]),
     ("clock.steps = 0\n", 1, ["clock.steps"]),
-    ("seed = 1\n\n[clock]\nmin_peers = 9\nmax_peers = 2\n", 3, ["min_peers 9 exceeds max_peers 2"]),
-    ("[clock]\ndeadline_ms_min = 90000\n", 1, ["deadline_ms_min 90000 exceeds deadline_ms_max"]),
+    ("seed = 1\n\n[clock]\nmin_peers = 9\nmax_peers = 2\n", 4, ["clock.min_peers: min_peers 9 exceeds max_peers 2"]),
+    ("[clock]\ndeadline_ms_min = 90000\n", 2, ["deadline_ms_min 90000 exceeds deadline_ms_max"]),
     ("[clock]\nmin_peers = 65\n", 1, ["less than one sample a peer"]),
     ("[optimizer]\nlr = nan\n", 2, ["optimizer.lr"]),
     ("[optimizer]\ngroup_size = 12\n", 2, ["optimizer.group_size"]),
-    ("[model]\nfactory = 'a:b'\n[model.config]\nx = 1\n", 1, ["not both"]),
-    ("[model]\nkwargs = { a = 1 }\n", 1, ["factory"]),
+    ("[model]\nfactory = 'a:b'\n[model.config]\nx = 1\n", 2, ["not both"]),
+    ("[model]\nkwargs = { a = 1 }\n", 2, ["factory"]),
     ("[admission]\nmode = 'allow_list'\nallowed = ['12D3KooWnonsense']\n", 3, ["admission.allowed", "peer id"]),
-    ("[overlay]\nbootstrap = ['nowhere']\n", 2, ["overlay.bootstrap.0"]),
+    ("[overlay]\nbootstrap = ['nowhere']\n", 2, ["overlay.bootstrap.0: expected an address of a peer, for example '/ip4/"]),
+    ("name = 'a/b'\n", 1, ["name: expected letters, digits", "for example 'shakespeare 2' (given: 'a/b')"]),
+    ("[evaluation]\nevery = 30\n", 2, ["evaluation.every: evaluation.every 30 is no multiple"]),
+    ("[clock]\nmin_peers = 3\n\n[trust]\nenabled = true\n[optimizer]\noverlap = true\n", 5, ["trust.enabled: `trust`"]),
+    ("[optimizer]\nwarmup_steps = 3\nvalues = '16bit'\n", 3, ["optimizer.values: `values"]),
     ("[data]\ncontext = 1\n[clock]\nsteps = 0\n", 2, ["data.context", "clock.steps"]),
     ("[nonsense]\nx = 1\n", 1, ["nonsense: is not a known setting"]),
     ("seed = 1\nname = = 2\n", 2, ["is not TOML"]),
@@ -102,3 +106,43 @@ def test_a_setting_of_a_newer_version_is_told_from_a_wrong_one() -> None:
     with pytest.raises(Refusal) as caught:
         config_from_json(RunConfig().canonical_json().replace('"seed":0', '"seed":-1'))
     assert not isinstance(caught.value, UnknownSetting)
+
+
+WRONG_IN_EACH_LAYER = """name = "a/b"
+[clock]
+steps = 0
+min_peers = 9
+max_peers = 2
+deadline_ms_min = 90000
+[trust]
+enabled = "maybe"
+nosuch = 1
+[evaluation]
+every = 30
+[overlay]
+bootstrap = ["/ip4/1.2.3.4/tcp/1", 3]
+"""
+
+
+def test_mistakes_of_all_layers_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError) as told:
+        load(tmp_path, WRONG_IN_EACH_LAYER)
+    said = [line.removeprefix(f"{tmp_path / 'run.toml'}:") for line in str(told.value).splitlines()]
+    keys = [line.split(": ")[:2] for line in said]
+    assert keys == [
+        ["1", "name"], ["3", "clock.steps"], ["4", "clock.min_peers"], ["6", "clock.deadline_ms_min"], ["8", "trust.enabled"],
+        ["9", "trust.nosuch"], ["11", "evaluation.every"], ["13", "overlay.bootstrap.0"], ["13", "overlay.bootstrap.1"],
+    ]  # fmt: skip
+    assert "Value error" not in str(told.value)
+    assert "pattern" not in str(told.value)
+
+
+def test_a_rule_about_a_setting_that_is_wrong_says_nothing(tmp_path: Path) -> None:
+    """Without its value, the default would be compared: 65 peers and 64 samples are no mistake of the second line."""
+    with pytest.raises(OperatorError) as told:
+        load(tmp_path, "[clock]\nmin_peers = 65\nbatch_samples = 'many'\n")
+    assert [line.split(": ")[1] for line in str(told.value).splitlines()] == ["clock.batch_samples"]
+    for text in ("clock = 3\nseed = 'x'\n", "[[clock]]\nsteps = 1\n[[clock]]\nsteps = 'x'\n[model]\nfactory = 1\n"):
+        with pytest.raises(OperatorError) as told:
+            load(tmp_path, text)
+        assert len(str(told.value).splitlines()) == 2

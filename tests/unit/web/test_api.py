@@ -16,16 +16,18 @@ from typing import Any
 import pytest
 import uvicorn
 
+from coordinator.serving.page import gone_line_of
 from node.web import answers, door, live
 from node.web.app import app_of
 from node.web.door import Timed
 from node.web.followed import DoesNotHoldError, Followed
 from node.web.openapi import description
-from node.web.serve import Shown
+from node.web.serve import Shown, gone_in
 from node.web.server import listening, url_of
 from node.web.site import RUNS_MAX, Site
 from protos.accounts import Accounts
 from protos.errors import OperatorError
+from protos.evaluation import Evaluation, seal_evaluation
 from protos.invite import Invite
 from protos.log import seal_entry
 from protos.run_config import config_from_json
@@ -125,6 +127,83 @@ async def test_strangers_words_are_printable_everywhere() -> None:
         assert peers[0]["device"].startswith("<script>")
 
 
+async def test_what_is_trained_is_told_as_it_is_now() -> None:
+    async with page(3) as (site, url):
+        run = site.runs[RUN.hex()]
+        about = answers.Run.model_validate_json((await get(url + ONE)).body).about
+        assert about is not None
+        assert (about.model, about.data, about.tokenizer, about.schedule) == ("llama", ["stdlib"], "bytes", "cosine")
+        run.book.settings = (("clock.batch_samples", "32"), ("optimizer.schedule", '"wsd"'))
+        about = answers.Run.model_validate_json((await get(url + ONE)).body).about
+        assert about is not None
+        assert (about.batch_samples, about.schedule) == (32, "wsd")
+        run.book.settings = (
+            ("clock.batch_samples", '"lies"'),
+        )  # an entry cannot hold it; a page is no place to stop at it
+        assert (await get(url + ONE)).status == 200
+        hostile = {"config": {"model_type": EVIL}, "factory": None}
+        run.config = run.config and run.config.model_copy(update={"model": run.config.model.model_copy(update=hostile)})
+        text = (await get(url + ONE)).json["about"]["model"]
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+
+
+async def test_samples_of_the_model_are_printable_and_thinned() -> None:
+    async with page(3) as (site, url):
+        for step in range(1, 101):
+            made = Evaluation(b"", step, 2.0, 64, bytes(32), "cpu", f"{EVIL}\n{step}")
+            site.runs[RUN.hex()].book.take([seal_evaluation(PEERS[0], RUN, made)])
+        got = answers.Samples.model_validate_json((await get(f"{url}{ONE}/samples")).body).samples
+        assert [it.step for it in got] == list(range(5, 101, 5))
+        assert got[-1].text.endswith("\n100")
+        assert "\x1b" not in got[-1].text
+        assert answers.Run.model_validate_json((await get(url + ONE)).body).written == got[-1]
+
+
+async def test_who_was_here_and_which_coordinator_acts_is_kept() -> None:
+    async with page(3) as (site, url):
+        run = site.runs[RUN.hex()]
+        assert run.facts is not None
+        for at, when in (("one:7700", 100.0), ("one:7700", 101.0), ("two:7700", 102.0)):
+            run.looked = when
+            run._note(run.facts, at)
+        run.facts.peers[0].phase = pb.PeerPhase.PEER_PHASE_ABSENT
+        run.looked = 110.0
+        run._note(run.facts, "two:7700")
+        got = (await get(url + ONE)).json
+        assert [(it["phase"], it["seen"]) for it in got["peers"]] == [("absent", 102.0)]
+        assert [it["text"] for it in got["events"] if it["kind"] == "take-over"] == [
+            "the coordinator at two:7700 acts now; before it was the one at one:7700"
+        ]
+
+
+async def test_a_run_that_its_operator_archived_leaves_the_page_and_may_come_back() -> None:
+    async with page(3) as (site, url):
+        ask = f"GET /{ONE}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        with connected(url, ask) as made:
+            async with asyncio.timeout(20):
+                while not site.channels.watched(RUN.hex()):
+                    await asyncio.sleep(0.01)
+            assert gone_in(gone_line_of(RUN)) == RUN.hex()
+            await site.remove(gone_in(gone_line_of(RUN)))
+            await site.remove("of another page")
+            made.settimeout(20)
+
+            def rest() -> bytes:
+                try:
+                    return b"".join(iter(lambda: made.recv(65536), b""))
+                except ConnectionResetError:
+                    return b""
+
+            await asyncio.to_thread(rest)  # returns: the stream has ended
+        assert (await get(url + ONE)).status == 404
+        assert (await get(url + "api/runs")).json["total"] == 0
+        assert site.add(INVITE)
+        assert (await get(url + ONE)).status == 200
+    for line in (Shown(INVITE, ()).line(), "", "[1]", "{", "[" * 9999):
+        assert gone_in(line) == ""
+
+
 async def test_the_log_goes_out_as_it_was_signed() -> None:
     async with page(LONG) as (_, url):
         found, first = [], 1
@@ -199,6 +278,26 @@ async def test_every_answer_has_the_policy_of_the_page() -> None:
             assert headers["content-security-policy"].startswith("default-src 'self';")
             assert "unsafe" not in headers["content-security-policy"]
             assert headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "more", ["Content-Length: 5\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /page.js HTTP/1.1\r\n",
+             "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
+)  # fmt: skip
+async def test_a_request_with_a_body_is_refused_and_its_connection_ends(more: str) -> None:
+    """A proxy and this server could differ about where it ends, and the rest would be another person's request."""
+    async with page(2) as (_, url):
+        with connected(url, f"GET /{ONE} HTTP/1.1\r\nHost: localhost\r\n{more}".encode()) as made:
+
+            def rest() -> bytes:
+                return b"".join(iter(lambda: made.recv(65536), b""))
+
+            got = await asyncio.to_thread(rest)
+        assert got.startswith(b"HTTP/1.1 400 ")
+        assert got.count(b"HTTP/1.1") == 1
+        assert got.endswith(b"requests have no body here")
+        with connected(url, f"GET /{ONE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode()) as made:
+            assert (await asyncio.to_thread(made.recv, 65536)).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_only_reading_is_possible() -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from node.web.book import EVENTS_MAX, SHARE_STEPS, Book
+from node.web.book import EVENTS_MAX, LATE_STEPS, SHARE_STEPS, Book
 from protos.evaluation import Evaluation, seal_evaluation
 from protos.figures import loss_of
 from protos.identity import peer_id
@@ -139,12 +139,23 @@ def test_held_out_losses_of_entries_and_facts_are_thinned_and_damaged_ones_left_
     assert (shown[-1].step, shown[-1].count, shown[-1].agrees) == (300, 2, False)
 
 
-def test_of_what_the_model_wrote_the_newest_is_told() -> None:
+def test_what_the_model_wrote_is_told_once_a_state_the_newest_first() -> None:
     book = Book(bytes(32))
-    assert book.written() is None
+    assert list(book.written()) == []
     for step, text in ((10, "old"), (20, "a\nb"), (30, "")):
         made = Evaluation(b"", step, 2.0, 64, bytes(32), "cpu", text)
         book.take([seal_evaluation(PEERS[0], bytes(32), made)])
-    found = book.written()
-    assert found is not None
-    assert (found.step, found.author, found.sample) == (20, PEERS[0].public_key, "a\nb")
+        book.take([seal_evaluation(PEERS[1], bytes(32), replace(made, sample="of another peer" if text else ""))])
+    found = [(it.step, it.author, it.sample) for it in book.written()]
+    assert found == [(20, PEERS[0].public_key, "a\nb"), (10, PEERS[0].public_key, "old")]
+
+
+def test_a_peer_whose_votes_do_not_count_any_more_is_told_once_in_a_while() -> None:
+    book, parent = Book(RUN), RUN
+    for step in range(1, 1 + 3 * LATE_STEPS):
+        made = entry(step, parent)
+        absent = step % 2 == 0  # the third peer is in every other step
+        book.add(replace(made, contributions=made.contributions[: 2 if absent else 3]), 7.0)
+    told = [(event.step, event.text) for event in book.events if event.kind == "late"]
+    assert [step for step, _ in told] == [2, 2 + LATE_STEPS, 2 + 2 * LATE_STEPS]
+    assert told[0][1] == f"no votes of {peer_id(PEERS[2].public_key)} count in step 2: late, paused or gone"

@@ -1,0 +1,75 @@
+"""Mistakes in settings that people write: the keys that a mistake is about, and an example in place of each pattern. Pure.
+
+`toml_file` makes messages of both. Refuses nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+PEER = "12D3KooWBU5jnp4mGFF8nVLZyiH22cX9W8ta8yFtjVBuaS9t2vUq"
+RUN_NAME: Final = r"^[\w .-]+$"
+FACTORY: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+SOURCE_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,31}$"
+SHA256: Final = r"^[0-9a-f]{64}$"
+WEB: Final = r"^https?://"
+PEER_ADDRESS: Final = r"^/.+/p2p/[1-9A-HJ-NP-Za-km-z]+$"
+PEER_LISTEN: Final = r"^(\[[0-9a-fA-F:]+\]|\d+\.\d+\.\d+\.\d+):\d{1,5}$"
+PEER_LISTEN_OR_ALL: Final = rf"{PEER_LISTEN}|^\*:\d{{1,5}}$"
+LISTEN: Final = r"^(\[[0-9a-fA-F:]+\]|[^\s:\[\]]+):\d{1,5}$"
+LISTEN_OR_NONE: Final = LISTEN + "|^none$"
+ADVERTISED: Final = rf"{LISTEN[:-1]}(,{LISTEN[1:-1]}){{0,3}}$"
+LICENCE: Final = r"^[a-z0-9][a-z0-9.-]{0,63}$"
+NO_LICENCE: Final = "unknown"
+"""As the Hugging Face hub spells it."""
+PROXY_HOST: Final = r"^[A-Za-z0-9.-]{1,253}(:\d{1,5})?$"
+
+EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
+    RUN_NAME: ("letters, digits, spaces, dots, dashes and underscores", "shakespeare 2"),
+    FACTORY: ("a module, a colon and a function", "my_models.small:build"),
+    SOURCE_NAME: ("at most 32 small letters, digits, dashes and underscores", "code"),
+    SHA256: ("64 hex digits, as `swarmentum data build` prints them", "9f" * 32),
+    WEB: ("an address of the web", "https://example.org/text"),
+    PEER_ADDRESS: ("an address of a peer", f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"),
+    PEER_LISTEN: ("an IP address and a port", "0.0.0.0:4001"),
+    PEER_LISTEN_OR_ALL: ("an IP address and a port; * is every address", "*:4001"),
+    LISTEN: ("a host and a port; an IPv6 address stands in brackets", "[::1]:7700"),
+    LISTEN_OR_NONE: ("a host and a port, or none", "127.0.0.1:7780"),
+    ADVERTISED: ("one to four of host:port, with commas between them", "swarm.example:7700,[2001:db8::7]:7700"),
+    LICENCE: ("a licence as the Hugging Face hub spells it", "apache-2.0"),
+    PROXY_HOST: ("a name, perhaps with a port", "swarm.example"),
+}
+"""Pattern -> what it expects, and an example that fits."""
+
+
+class Mistake(ValueError):  # noqa: N818 - it is a value with keys; pydantic wants an exception
+    """Settings that do not fit together.
+
+    `keys`: the settings, dotted below the section that refuses them; the first is the one to look at.
+    """
+
+    def __init__(self, text: str, *keys: str) -> None:
+        super().__init__(text)
+        self.keys = keys
+
+
+def expected(pattern: str) -> str:
+    """What a text that does not fit a pattern should have been."""
+    if pattern not in EXAMPLES:
+        return f"expected a text that fits {pattern}"
+    what, example = EXAMPLES[pattern]
+    return f"expected {what}, for example {example!r}"
+
+
+def check_web(source: str, sha256: str | None, mirrors: tuple[str, ...]) -> None:
+    """Mistake for a source on the web without a hash, and for mirrors of another source."""
+    on_the_web = source.startswith(("https://", "http://"))
+    if on_the_web and sha256 is None:
+        raise Mistake(
+            "`source` is on the web: give `sha256` too, which `swarmentum data build` prints", "source", "sha256"
+        )
+    if mirrors and not on_the_web:
+        raise Mistake(
+            "`mirrors` are other addresses of a `source` on the web, and this `source` is none", "mirrors", "source"
+        )
