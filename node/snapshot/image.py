@@ -156,9 +156,10 @@ class Image:
                 self._read = last
             yield piece.data  # type: ignore[misc]
         with self._lock:
-            self._parts, rest, self._rest = [], self._rest, None
-        if rest is not None:
-            self._spare.give(rest[1])
+            copied, self._rest = self._rest, None
+            self._parts = []
+        if copied is not None:
+            self._spare.give(copied[1])
 
     def _copy(self, out: Bytes, first: int) -> None:
         """The bytes of the file from `first` on, as many as `out` has."""

@@ -65,6 +65,7 @@ class Reporter:
 
     async def report_forever(self) -> None:
         """Report every new fact; ends when the coordinator refuses this peer."""
+        self._runtime.spawn(self._hear_late_forever())
         while True:
             await self._outbox.changed()
             if self._telling:
@@ -95,7 +96,7 @@ class Reporter:
                 for why in (why for why in response.refusals if why.startswith(f"payload of step {step}: step ")):
                     await self._runtime.emit(NotCounted(step, f"too late: {printable(why)}"))
 
-    async def hear_late_forever(self) -> None:
+    async def _hear_late_forever(self) -> None:
         """Report again what the coordinator did not take of a quiet report, and all quiet reports of a stream that ended."""
         while True:
             self._late(await self._client.late.get())

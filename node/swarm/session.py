@@ -237,11 +237,10 @@ class Session:
         first = self._following is None
         self._following = self.parts.runtime.spawn(self._follow_and_deliver())
         if first:
-            parts = self.parts
-            for forever in (parts.reporter.report_forever, parts.reporter.hear_late_forever,
-                            parts.connections.keep_forever, parts.publication.say_again_forever,
-                            parts.host.keep_reachable_forever):  # fmt: skip
-                parts.runtime.spawn(forever())
+            self.parts.runtime.spawn(self.parts.reporter.report_forever())
+            self.parts.runtime.spawn(self.parts.connections.keep_forever())
+            self.parts.runtime.spawn(self.parts.publication.say_again_forever())
+            self.parts.runtime.spawn(self.parts.host.keep_reachable_forever())
 
     async def _follow_and_deliver(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -62,9 +62,11 @@ async def reporting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Coor
     coordinator, outbox = Coordinator(), Outbox()
     publication = mock.Mock(answered=mock.Mock(return_value=[]))
     view = mock.Mock(step=0)
-    made = Reporter(KEYS[0], cast(Any, coordinator), outbox, publication, view, mock.Mock())
+    tasks: list[asyncio.Task[None]] = []
+    runtime = mock.Mock(spawn=lambda task: tasks.append(asyncio.ensure_future(task)))
+    made = Reporter(KEYS[0], cast(Any, coordinator), outbox, publication, view, runtime)
     made.resume()
-    tasks = [asyncio.ensure_future(task) for task in (made.report_forever(), made.hear_late_forever())]
+    tasks.append(asyncio.ensure_future(made.report_forever()))
     outbox.open_step(tick())
     try:
         yield coordinator, outbox
