@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 TOKEN = "hf_a_token_that_writes"
 READS = "hf_a_token_that_reads"
 
@@ -163,7 +165,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"url": url, "name": name, "id": name})
 
     def validate(self, body: bytes) -> None:
-        assert json.loads(body)["content"].startswith("---\ntags:")
+        head = yaml.safe_load(json.loads(body)["content"].split("---\n")[1])
+        assert head["tags"] == ["swarmentum"]
+        assert head["license"] == "unknown"
         self._answer(200, {"errors": [], "warnings": []})
 
     def preupload(self, name: str, revision: str, body: bytes) -> None:
