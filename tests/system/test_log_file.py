@@ -14,7 +14,7 @@ from node.archive.log_file import export_log, log_entries
 from protos.errors import OperatorError
 from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300)]
 STEPS = 12
 RUN = f"""
 name = "log"
