@@ -91,10 +91,12 @@ def misname(world: World, fault: Fault) -> Callable[[], None]:
 
 
 def bit_flip(world: World, fault: Fault) -> Callable[[], None]:
-    """Bad memory: a weight of one replica changes."""
+    """Bad memory: a weight of one replica changes. Not after the run's last step, which no later one could tell of."""
     peer = world.peers[fault.who]
     others = [other for other in world.peers if other is not peer and other.running and other.replica is not None]
-    if peer.running and peer.replica is not None and peer.replica.step and len(others) > 1:
+    if not peer.running or peer.replica is None or len(others) < 2:
+        return lambda: None
+    if 0 < peer.replica.step < world.config.clock.steps:
         world.checkers.corrupted(peer.name, peer.replica.step)
         bits = peer.replica.demo.parameters[0].detach().view(torch.int32)  # type: ignore[attr-defined]
         bits[fault.who, fault.who] ^= 1

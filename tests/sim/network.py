@@ -207,9 +207,8 @@ class Channel:
         )
 
     def stream_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        """Reports on one stream: each is answered before the next is sent, as by calls of their own."""
-        call = self.unary_unary(path.replace("Tell", "Report"), request_serializer, response_deserializer)
-        return lambda: _Telling(call)
+        """The call `Tell`: messages in order both ways."""
+        return lambda: _Telling(self._net, self._me, self._server, response_deserializer)
 
     def unary(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
@@ -218,19 +217,69 @@ class Channel:
 
 
 class _Telling:
-    """A stream of requests and answers, in turn."""
+    """A stream of reports, and a stream of answers."""
 
-    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
-        self._call = call
-        self._request: Any = None
+    def __init__(self, net: Net, me: str, server: Callable[[], Any], deserializer: Any) -> None:
+        self._net, self._me, self._server, self._deserializer = net, me, server, deserializer
+        self._asked: asyncio.Queue[Any] = asyncio.Queue()
+        self._came: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()
+        self._up: Pipe | None = None
+        self._down: Pipe | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._error: BaseException | None = None
 
     async def write(self, request: Any) -> None:
-        self._request = request
+        if self._error is not None:
+            raise self._error
+        if self._up is None:
+            await self._open()
+        assert self._up is not None
+        self._up.send(type(request).FromString(request.SerializeToString()))
+
+    async def _open(self) -> None:
+        try:
+            await self._net.hop(self._me, COORDINATOR, BROKEN_SECONDS)
+        except TimeoutError as error:
+            raise self._broke(str(error)) from error
+        server = self._server()
+        if server is None:
+            raise self._broke("connection refused")
+        self._up = Pipe(self._net, self._me, COORDINATOR, self._asked.put_nowait, self._broke)
+        down = self._down = Pipe(self._net, COORDINATOR, self._me, self._came.put_nowait, self._broke)
+
+        async def write(message: Any) -> None:
+            down.send(message.SerializeToString())
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            error = None if task.cancelled() else task.exception()
+            assert error is None or isinstance(error, CallError), error
+            down.send(CallError(UNAVAILABLE, "the server stopped") if task.cancelled() else error)
+
+        self._task = server.spawn(server.service.Tell(self._requests(), Context(write)))
+        self._task.add_done_callback(ended)
+
+    async def _requests(self) -> AsyncIterator[Any]:
+        while True:
+            yield await self._asked.get()
+
+    def _broke(self, why: str = "the connection broke") -> BaseException:
+        self._error = CallError(UNAVAILABLE, why)
+        self._came.put_nowait(self._error)
+        return self._error
 
     async def read(self) -> Any:
-        return await self._call(self._request, timeout=BROKEN_SECONDS)
+        came = await self._came.get()
+        if isinstance(came, BaseException):
+            self._error = came
+            raise came
+        return None if came is None else self._deserializer(came)
 
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        for pipe in (self._up, self._down):
+            if pipe is not None:
+                pipe.open = False
+        if self._task is not None:
+            self._task.cancel()
 
 
 class _Stream:
