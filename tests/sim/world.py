@@ -351,14 +351,17 @@ class PeerProcess:
             self._session.host.lied_to = self._heard_as if lies else lambda said: None
 
     def _heard_as(self, message: bytes) -> None:
-        """Somebody heard this announcement of ours; with another payload than we hold by, it is an offence."""
+        """Somebody heard this announcement of ours; with another payload than we hold by, it is an offence.
+
+        Once the log has decided the step, every peer refuses it, so it harms nobody and nobody keeps it as evidence."""
         session = self._session
         last = None if session is None else session.parts.publication._last_announcement.value
         said = parse(envelope_pb2.SignedEnvelope, message)
         if last is None or said.kind != Kind.KIND_ANNOUNCEMENT or said.public_key != self.identity.public_key:
             return
         body = parse(update_pb2.Announcement, said.body)
-        if body.step == last.step and body.payload_sha256 != last.payload_sha256:
+        open_still = body.step > self.world.coordinator.head_step
+        if open_still and body.step == last.step and body.payload_sha256 != last.payload_sha256:
             self.world.checkers.lied(self.identity.public_key, body.step)
 
     def _other_votes(self, message: bytes) -> bytes:
