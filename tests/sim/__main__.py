@@ -115,8 +115,8 @@ def _check(world, finished: bool, names: list[str] | None) -> None:  # type: ign
         lied, out = (found.get(peer.identity.public_key) for found in (world.checkers.heard, world.checkers.excluded))
         if lied is not None:
             world.note(f"{peer.name} announced two payloads for step {lied}; excluded in entry {out}")
-            # where the weather is bad, too, evidence may be lost on the way
-            assert out is not None or names != ["equivocate"], (
+            # Where the weather is bad, too, evidence may be lost on the way. After the last step no entry follows to state it.
+            assert out is not None or names != ["equivocate"] or lied == head, (
                 f"{peer.name} announced two payloads and was not excluded"
             )
 

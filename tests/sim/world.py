@@ -42,6 +42,7 @@ from node.swarm.api import EVENTS_MAX, Swarm
 from node.swarm.events import Committed, Event
 from node.swarm.last_announcement import SignedAnnouncement
 from node.swarm.publication import Publication
+from node.swarm.pushes import Pusher
 from node.swarm.session import Outside, Session
 from node.training.replica import Replica
 from node.training.telemetry import Summary
@@ -349,6 +350,21 @@ class PeerProcess:
             assert isinstance(self._session.host, SimHost)
             self._session.host.two_faced = self._other_votes if lies else None
             self._session.host.lied_to = self._heard_as if lies else lambda said: None
+            pusher = self._session.parts.pusher
+            pusher._push = self._push_two_faces if lies else partial(Pusher._push, pusher)  # type: ignore[method-assign]
+
+    async def _push_two_faces(self, key: bytes, envelope: bytes, payload: bytes) -> bool:
+        """Every other peer is pushed the other payload, with its announcement."""
+        session = self._session
+        assert session is not None
+        others = sorted(peer.identity.public_key for peer in self.world.peers)
+        if others.index(key) % 2:
+            envelope = self._other_votes(envelope)
+            sha256 = parse(update_pb2.Announcement, parse(envelope_pb2.SignedEnvelope, envelope).body).payload_sha256
+            payload = session.parts.publication._payloads.get(sha256) or payload
+        if taken := await Pusher._push(session.parts.pusher, key, envelope, payload):
+            self._heard_as(envelope)
+        return taken
 
     def _heard_as(self, message: bytes) -> None:
         """Somebody heard this announcement of ours; with another payload than we hold by, it is an offence.
