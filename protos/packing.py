@@ -12,16 +12,20 @@ import zstandard
 
 from protos.errors import Reason, Refusal
 
-LEVEL: Final = 1
-"""A higher level saves no byte here, because what does not repeat are hashes, and takes twice the time."""
+LEVEL: Final = 2
+"""A higher level saves no byte here, because what does not repeat are hashes. Level 1 finds a third less with 2,000 peers."""
 BYTES_MIN: Final = 2048
 """A smaller message travels as it is: the frame would save little."""
 
 
 def pack(data: bytes, before: bytes) -> bytes:
     """The frame of `data`, for a reader that has `before`. The frame has a checksum of `data`."""
-    compressor = zstandard.ZstdCompressor(level=LEVEL, dict_data=_dictionary(before), write_checksum=True)
-    return compressor.compress(data)
+    sizes = {
+        "source_size": len(data),
+        "dict_size": len(before),
+    }  # without them zstd forgets the start of a large message
+    parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, **sizes, write_checksum=True)
+    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=_dictionary(before)).compress(data)
 
 
 def unpack(frame: bytes, before: bytes, bytes_max: int) -> bytes:

@@ -9,17 +9,18 @@ import pytest
 from protos.errors import Reason, Refusal
 from protos.packing import pack, unpack
 
-KEYS = [secrets.token_bytes(32) for _ in range(500)]
+KEYS = [secrets.token_bytes(32) for _ in range(2000)]
 MOST = 1 << 20
 
 
-def message() -> bytes:
-    """As an entry and a tick of 500 peers: each key twice, and a fresh hash each."""
-    return b"".join(key + secrets.token_bytes(32) for key in KEYS) + b"".join(KEYS)
+def message(peers: int = 500) -> bytes:
+    """As an entry and a tick of so many peers: each key twice, and a fresh hash each."""
+    return b"".join(key + secrets.token_bytes(32) for key in KEYS[:peers]) + b"".join(KEYS[:peers])
 
 
-def test_keys_of_the_message_before_cost_nothing() -> None:
-    before, data = message(), message()
+@pytest.mark.parametrize("peers", [100, 500, 2000])
+def test_keys_of_the_message_before_cost_nothing(peers: int) -> None:
+    before, data = message(peers), message(peers)
     frame = pack(data, before)
     assert unpack(frame, before, MOST) == data
     assert len(frame) < 0.4 * len(data)
