@@ -40,6 +40,10 @@ CORE_PART: Final = 0.05
 priority instead would not do: on a busy machine a thread that the system has paused keeps Python's lock."""
 
 
+CORE_PART_BEHIND: Final = 0.1
+"""The same while a later state waits already: a swarm with short steps makes its states faster than CORE_PART writes them."""
+
+
 class Keeper:
     """One replica's. The keeper calls `stored(manifest, kept)` once it knows a root; if `kept`, the disk has the snapshot.
 
@@ -239,7 +243,8 @@ class Keeper:
         for piece in image.pieces(piece_bytes):
             yield piece
             now = time.thread_time()
-            self._hurry.wait((now - used) * (1 / CORE_PART - 1))
+            behind = any(other is not image and other.waiting_bytes for other in list(self._images))
+            self._hurry.wait((now - used) * (1 / (CORE_PART_BEHIND if behind else CORE_PART) - 1))
             used = now
 
     def _keep(self, image: Image, describe: Describe, kept: bool, step: int) -> None:

@@ -154,7 +154,7 @@ class Replica:
             local = LocalSteps(own.parameters, local_config(optimizer)) if optimizer.local.steps > 1 else None
         self.demo, self.local = demo, local
         self.layout_digest = self.demo.layout.digest()
-        self._spare = Spare()
+        self._spares = {False: Spare(), True: Spare()}  # of the same: one may be read when the other is made
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of the state, and of what is private
         self._digest: bytes | None = None
         self._fits: int | None = None  # samples for which the device had room at a time, as far as is known
@@ -316,7 +316,7 @@ class Replica:
 
     def image(self) -> Image:
         """The same file, for one reading, on any thread, while the replica continues."""
-        return self._remember(Image(self.state, live=self.live, spare=self._spare), private=False)
+        return self._remember(Image(self.state, live=self.live, spare=self._spares[False]), private=False)
 
     def describer(self, total_bytes: int) -> Describe:
         """A function that makes the manifest of the present state, now or later, from the sha256 of its pieces."""
@@ -362,7 +362,7 @@ class Replica:
         if self.local is not None:
             own["local"] = self.local.state_dict()
         state = PrivateState(self.run_id, self.layout_digest, self.step, own, bookkeeping)
-        return self._remember(image_of(state, live=self.live, spare=self._spare), private=True)
+        return self._remember(image_of(state, live=self.live, spare=self._spares[True]), private=True)
 
     def save_private(self, path: Path) -> None:
         """This peer's momentum and open votes, atomically, now."""
