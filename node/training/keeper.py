@@ -40,7 +40,7 @@ CORE_PART: Final = 0.05
 priority instead would not do: on a busy machine a thread that the system has paused keeps Python's lock."""
 
 
-CORE_PART_BEHIND: Final = 0.1
+CORE_PART_BEHIND: Final = 0.25
 """The same while a later state waits already: a swarm with short steps makes its states faster than CORE_PART writes them."""
 
 
