@@ -35,8 +35,8 @@ ASKED_SECONDS: Final = 60.0
 """A snapshot stays, if the disk has room, when a peer asked for a piece of it within this time: that peer is loading it."""
 WAITING_BYTES_MAX: Final = 256 << 20
 """Bytes of states that wait for the disk; the first state may be larger."""
-CORE_PART: Final = 0.05
-"""The part of one core that the thread uses while the training goes on: a step may take at most 5 % longer (ADR 61). A low
+CORE_PART: Final = 0.1
+"""The part of one core that the thread uses while the training goes on (ADR 30, 61). A low
 priority instead would not do: on a busy machine a thread that the system has paused keeps Python's lock."""
 
 

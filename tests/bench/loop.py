@@ -144,7 +144,13 @@ def _steps(swarm: LocalSwarm, every: int, last: int) -> dict[str, Any]:
         "ratio_after_momentum": round(statistics.median(saved) / plain_s, 3),
         "steps_after_snapshots": len(after),
         "waiting_notices": waits,
+        "snapshots_left_out": sum(_left_out(swarm, peer) for peer in PEERS),
     }
+
+
+def _left_out(swarm: LocalSwarm, peer: str) -> int:
+    """Snapshots that a peer did not write, because its disk was slower: they cost no time, so a ratio alone would flatter."""
+    return swarm.processes[peer].log.read_text().count("leaving this snapshot out")
 
 
 def _memory_and_disk(swarm: LocalSwarm, parameters: int) -> dict[str, Any]:
