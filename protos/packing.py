@@ -20,10 +20,8 @@ BYTES_MIN: Final = 2048
 
 def pack(data: bytes, before: bytes) -> bytes:
     """The frame of `data`, for a reader that has `before`. The frame has a checksum of `data`."""
-    sizes = {
-        "source_size": len(data),
-        "dict_size": len(before),
-    }  # without them zstd forgets the start of a large message
+    # Without the sizes zstd forgets the start of a large message.
+    sizes = {"source_size": len(data), "dict_size": len(before)}
     parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, **sizes, write_checksum=True)
     return zstandard.ZstdCompressor(compression_params=parameters, dict_data=_dictionary(before)).compress(data)
 

@@ -21,8 +21,12 @@ from protos.log import Contribution, Entry, entry_body, entry_hash
 MS = 1000
 
 
-def commit(run: Run, now_ms: int) -> Outcome:
-    """Decide the open step by the payloads that its mask `counted` names. The caller opens the next one."""
+def commit(run: Run, now_ms: int) -> tuple[Run, list[Effect], list[Effect]]:
+    """Decide the open step by the payloads that its mask `counted` names. The caller opens the next one.
+
+    The second list is what single authors are told. It comes after the next tick, which travels with the entry in one message
+    to all: a message to one peer in between would part them.
+    """
     current = run.step
     assert current is not None
     run, effects = _judged(run, current.tick.step - VERDICT_STEPS)
@@ -42,7 +46,7 @@ def commit(run: Run, now_ms: int) -> Outcome:
     run = replace(run, anchor_late=late)
     run, named = _owners(run, accepted)
     told = _uncounted(current, accepted.keys() | trials.keys(), now_ms)
-    return run, [*effects, Append(record), SendEntry(entry.step), *told, *named]
+    return run, [*effects, Append(record), SendEntry(entry.step), *named], told
 
 
 def _uncounted(current: OpenStep, counted: Collection[bytes], now_ms: int) -> list[Effect]:

@@ -106,9 +106,9 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
         reason = f"{life.words(run)}; step {current.tick.step} is decided first: {reason}"
     run = replace(run, reason=reason, step=current)
     if closes:
-        run, effects = entries.commit(run, now_ms)
+        run, effects, told = entries.commit(run, now_ms)
         run, more = _after_commit(run, now_ms)
-        return run, effects + more
+        return run, [*effects, *more, *told]
     if now_ms >= current.deadline_at_ms and run.config.clock.strict:
         return _ask_again(run, current, now_ms)
     if now_ms >= current.deadline_at_ms:

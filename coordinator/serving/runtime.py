@@ -166,11 +166,11 @@ class RunRuntime:
         for effect in effects:
             self._tell(effect, run, refusals)
         self.streams.flush()
+        self.run = run
         await asyncio.sleep(0)  # the streams send first: the peers wait for them
         for record in records:
             self._written(run, record)
         self._stale = False
-        self.run = run
         self._observe(verdict.before, run, event, verdict.now_ms)
         await self._checkpoint()
         return refusals

@@ -44,6 +44,8 @@ class Telling:
             raise NetworkError("the coordinator does not answer a report: timeout") from error
         finally:
             del self._asked[sequence]
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # the stream's end came while the report was written: `_write` has told it
 
     async def tell(self, request: pb.ReportRequest, seconds_max: float) -> None:
         """Send a report that wants no answer. Raises as `ask`."""

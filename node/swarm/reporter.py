@@ -52,6 +52,7 @@ class Reporter:
         self._view, self._runtime = view, runtime
         self._telling = False
         self._unanswered: dict[int, _Quiet] = {}
+        self._answers = True  # False: a stream ended with quiet reports, and only an answer tells why
 
     def pause(self) -> None:
         """The coordinator does not know this session: new facts wait."""
@@ -90,6 +91,7 @@ class Reporter:
                 return
             self._hear_late()  # that a stream before this one ended, and what of it was not taken
             self._unanswered.clear()
+            self._answers = True
             self._answered(facts, response)
             for step in (fact.step for fact in facts if isinstance(fact, Published)):
                 # The coordinator has decided that step. Other refusals may pass: this peer says it again.
@@ -111,13 +113,18 @@ class Reporter:
         self._outbox.sent(facts)
 
     def _may_be_quiet(self, body: pb.ReportBody, facts: list[Fact]) -> bool:
-        """Holdings by places: the entry shows that they were taken, and a new step makes them worthless."""
+        """Holdings by places: the entry shows that they were taken, and a new step makes them worthless.
+
+        After a stream that ended, the next report asks for an answer: a coordinator that refuses it would otherwise end one
+        stream after the other, and this peer would never hear why.
+        """
         held = all(isinstance(fact, Held) for fact in facts) and not body.holdings
-        return held and len(self._unanswered) < UNANSWERED_MAX
+        return held and self._answers and len(self._unanswered) < UNANSWERED_MAX
 
     def _late(self, answer: pb.ReportResponse | None) -> None:
         if answer is None:
             lost, self._unanswered = self._unanswered, {}
+            self._answers = self._answers and not lost
             self._outbox.unsent([fact for quiet in lost.values() for fact in quiet.facts])
             return
         quiet = self._unanswered.pop(answer.sequence, None)

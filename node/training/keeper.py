@@ -36,10 +36,8 @@ ASKED_SECONDS: Final = 60.0
 WAITING_BYTES_MAX: Final = 256 << 20
 """Bytes of states that wait for the disk; the first state may be larger."""
 CORE_PART: Final = 0.1
-"""The part of one core that the thread uses while the training goes on (ADR 30, 61). A low
-priority instead would not do: on a busy machine a thread that the system has paused keeps Python's lock."""
-
-
+"""The part of one core that the thread uses while the training goes on (ADR 30, 61). A low priority instead would not do: on
+a busy machine a thread that the system has paused keeps Python's lock."""
 CORE_PART_BEHIND: Final = 0.25
 """The same while a later state waits already: a swarm with short steps makes its states faster than CORE_PART writes them."""
 

@@ -9,13 +9,28 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 READY_SECONDS_MAX = 30.0
 
 
 class NoPostgresError(Exception):
     """This machine cannot start a server; the text says why."""
+
+
+def server_or_skip() -> Iterator[Postgres]:
+    """What a fixture yields: a server, or the test is skipped with the reason."""
+    try:
+        made = Postgres()
+    except NoPostgresError as error:
+        pytest.skip(str(error))
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 class Postgres:

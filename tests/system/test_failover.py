@@ -24,7 +24,7 @@ from protos.invite import Invite
 from protos.log import Entry
 from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
 from tests.system.netns import PUBLIC, Internet, NotHereError
-from tests.system.postgres import NoPostgresError, Postgres
+from tests.system.postgres import NoPostgresError, Postgres, server_or_skip
 from tests.system.stalling_coordinator import REFUSED
 
 OTHER = {"one": "two", "two": "one"}
@@ -193,14 +193,7 @@ class Coordinators(LocalSwarm):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    try:
-        made = Postgres()
-    except NoPostgresError as error:
-        pytest.skip(str(error))
-    try:
-        yield made
-    finally:
-        made.close()
+    yield from server_or_skip()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.system.local_swarm import wait_for
-from tests.system.postgres import NoPostgresError, Postgres
+from tests.system.postgres import Postgres, server_or_skip
 from tests.system.test_failover import OTHER, PEERS, Coordinators, in_the_end_nothing_is_left
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(400)]
@@ -20,14 +20,7 @@ pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(400)]
 
 @pytest.fixture
 def server() -> Iterator[Postgres]:
-    try:
-        made = Postgres()
-    except NoPostgresError as error:
-        pytest.skip(str(error))
-    try:
-        yield made
-    finally:
-        made.close()
+    yield from server_or_skip()
 
 
 def test_a_pause_and_a_change_outlive_the_coordinator_that_acted(tmp_path: Path, server: Postgres) -> None:

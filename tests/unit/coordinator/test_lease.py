@@ -17,7 +17,7 @@ from protos.identity import Identity
 from protos.log import FORMAT_VERSION, run_id_of
 from protos.ticket import Ticket
 from protos.v1 import log_pb2
-from tests.system.postgres import NoPostgresError, Postgres
+from tests.system.postgres import Postgres, server_or_skip
 from tests.unit.coordinator.driver import Swarm, config
 
 IDENTITY = Identity.from_seed(bytes([1]) * 32)
@@ -26,14 +26,7 @@ CERTIFICATE = bytes([2]) * 32
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    try:
-        made = Postgres()
-    except NoPostgresError as error:
-        pytest.skip(str(error))
-    try:
-        yield made
-    finally:
-        made.close()
+    yield from server_or_skip()
 
 
 class Place:

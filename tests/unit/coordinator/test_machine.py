@@ -472,6 +472,11 @@ def test_an_author_whose_payload_too_few_held_is_told_how_many() -> None:
     [told] = [e for _, e in harness.announced if isinstance(e, SendNotice) and e.kind is NoticeKind.VOTE]
     assert (told.to, told.step) == (key(3), 1)
     assert told.reason == f"held by 1 of 4 peers, quorum 3, when the step was decided after {took:.1f} s"
+    said = [effect for _, effect in harness.announced]
+    ticked = [at for at, effect in enumerate(said) if isinstance(effect, SendTick)][-1]
+    assert said.index(told) > ticked, (
+        "a message to one in between would part the entry and the tick, which are one message"
+    )
 
 
 def test_an_author_of_another_s_payload_is_told_so() -> None:

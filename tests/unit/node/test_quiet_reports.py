@@ -15,7 +15,7 @@ from node.swarm import reporter
 from node.swarm.outbox import Outbox
 from node.swarm.reporter import Reporter
 from protos.assignment import Range, Share
-from protos.errors import NetworkError
+from protos.errors import NetworkError, RefusedError
 from protos.holdings import mask_bytes, mask_of
 from protos.log import Tick
 from protos.v1 import coordinator_pb2 as pb
@@ -34,10 +34,15 @@ class Coordinator:
         self.quiet: list[pb.ReportBody] = []
         self.asked: list[pb.ReportBody] = []
         self.lost = 0
+        self.refuses: RefusedError | None = None
+        self.refused = 0
         self._sequence = 0
 
     async def tell(self, body: pb.ReportBody) -> pb.ReportResponse:
         self._sequence += 1
+        if self.refuses is not None:
+            self.refused += 1
+            raise self.refuses
         self.asked.append(body)
         return pb.ReportResponse(announcement_taken=body.HasField("announcement"), sequence=self._sequence)
 
@@ -63,7 +68,7 @@ async def reporting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Coor
     publication = mock.Mock(answered=mock.Mock(return_value=[]))
     view = mock.Mock(step=0)
     tasks: list[asyncio.Task[None]] = []
-    runtime = mock.Mock(spawn=lambda task: tasks.append(asyncio.ensure_future(task)))
+    runtime = mock.Mock(spawn=lambda task: tasks.append(asyncio.ensure_future(task)), emit=mock.AsyncMock())
     made = Reporter(KEYS[0], cast(Any, coordinator), outbox, publication, view, runtime)
     made.resume()
     tasks.append(asyncio.ensure_future(made.report_forever()))
@@ -127,16 +132,32 @@ async def test_an_answer_to_a_report_about_an_earlier_roster_counts_no_more(monk
 
 
 @pytest.mark.parametrize("when", ["while it is written", "later"])
-async def test_what_a_broken_stream_lost_is_told_again(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+async def test_what_a_broken_stream_lost_is_told_again_and_answered(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     async with reporting(monkeypatch) as (coordinator, outbox):
         coordinator.lost = int(when == "while it is written")
         hold_all(outbox)
-        await until(lambda: len(coordinator.quiet) == 1)
         if when == "later":
+            await until(lambda: bool(coordinator.quiet))
             coordinator.late.put_nowait(None)
-            await until(lambda: len(coordinator.quiet) == 2)
-        assert coordinator.quiet[-1].held.places == ALL
+        await until(lambda: bool(coordinator.asked))
+        assert coordinator.asked[-1].held.places == ALL
         assert outbox.next_report() is None
+        quiet = len(coordinator.quiet)
+        outbox.open_step(tick(attempt=2))
+        await until(lambda: len(coordinator.quiet) > quiet)
+
+
+async def test_a_coordinator_that_refuses_quiet_reports_is_heard_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them ends its stream: without a question the peer would open one stream after the other."""
+    async with reporting(monkeypatch) as (coordinator, outbox):
+        coordinator.refuses = RefusedError("you are excluded")
+        hold_all(outbox)
+        await until(lambda: bool(coordinator.quiet))
+        coordinator.late.put_nowait(None)
+        await until(lambda: coordinator.refused > 0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (len(coordinator.quiet), coordinator.refused) == (1, 1)
 
 
 async def test_after_many_quiet_reports_an_answer_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
