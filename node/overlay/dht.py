@@ -34,15 +34,15 @@ from protos.v1 import envelope_pb2, update_pb2
 DHT_SECONDS_MAX = 10.0
 STOP_SECONDS_MAX = 2.0
 # A record outlives three missed refreshes.
-DHT_RECORD_SECONDS = 240.0
+DHT_RECORD_SECONDS = 1200.0
 # Limits of a DHT node: records in all, records of one run (8 KiB each at most), and runs of a relay (a peer has one run). The
 # last is the largest difference between two machines' clocks.
 DHT_RECORDS_MAX = 4096
 DHT_RECORDS_A_RUN_MAX = 2048
 RELAY_RUNS_MAX = 64
 DHT_CLOCKS_APART_SECONDS = 60.0
-# Calls of one remote, and of all remotes: so many keys at once, and one more each so many ms. A peer stores its one key once a
-# minute, and looks it up every 2 to 10 s, over several hops.
+# Calls of one remote, and of all remotes: so many keys at once, and one more each so many ms. A peer stores its one key every five
+# minutes, and looks it up every 2 to 60 s while peers are missing, over several hops.
 DHT_CALLS_MAX = 200
 DHT_CALL_MS = 200
 DHT_CALLS_ALL_MAX = 20_000

@@ -39,16 +39,19 @@ class Topic:
             self._log.info("gossip failed", step=self._view.step, why=str(error))
 
     async def neighbours(self) -> set[bytes]:
-        """Public keys of the connected peers of this run: they listen to the topic, or their connection is relayed.
+        """Public keys of the connected peers of this run: they are in the open step's roster, or listen to the topic, or their
+        connection is relayed.
 
-        A relay of the overlay is connected, too, but listens to no topic and needs nothing of the run.
+        A relay of the overlay is connected, too, but listens to no topic and needs nothing of the run. p2pd may not know for
+        minutes that a member listens.
         """
         connected, listening = await self._host.connected(), await self._host.subscribers(self._name)
-        found = set()
+        roster, found = frozenset(self._view.roster), set()
         for remote, direct in connected.items():
-            if remote in listening or not direct:
-                with suppress(OperatorError):  # not an Ed25519 key, so no peer of a run
-                    found.add(public_key_of(remote))
+            with suppress(OperatorError):  # not an Ed25519 key, so no peer of a run
+                key = public_key_of(remote)
+                if key in roster or remote in listening or not direct:
+                    found.add(key)
         return found
 
     async def publish_to_each(self, raw: bytes) -> None:

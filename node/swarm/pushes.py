@@ -1,7 +1,8 @@
 """A peer sends a small payload with its announcement to each peer that needs it: no gossip, and no round trip for a request.
 
 An author keeps one stream to each connected peer. In each step it sends its announcement and the payload on the stream, and
-the receiver answers with one byte. A peer that has answered needs no gossip.
+the receiver answers with one byte. A peer that has answered needs no gossip, and neither does one whose log is at another
+step: gossip meets the same door. ADR 66.
 
 Refuses a payload that its sender did not announce itself, and a sender that is not in the open step's roster. Refuses payloads
 beyond PUSHED_BYTES_MAX, more than one each PUSH_MS, and more than PUSHERS_MAX streams at a time. An announcement that the
@@ -48,6 +49,7 @@ TAKEN = b"\x01"
 REFUSED = {bytes([number]): reason for number, reason in enumerate(Reason, 0x80)}
 """Reasons by their code, in the order of `Reason`: new ones come last. Before them, a receiver said nothing."""
 _CODES = {reason: code for code, reason in REFUSED.items()}
+_OTHER_STEP = frozenset({Reason.WRONG_STEP, Reason.WRONG_PARENT})
 DOORS_KEPT = 64
 _FAILURES = (NetworkError, OSError, asyncio.IncompleteReadError, TimeoutError)
 
@@ -150,6 +152,7 @@ class Pusher:
         self._kept: dict[bytes, _Kept] = {}
         self._has: set[bytes] = set()  # the peers that have the last pushed announcement
         self._last = b""
+        self._elsewhere: set[bytes] = set()  # the peers whose log was at another step when the last push came
         self._pushing: dict[bytes, asyncio.Task[bool]] = {}
 
     async def publish(self, envelope: bytes, payload: bytes | None) -> None:
@@ -157,7 +160,7 @@ class Pusher:
         if envelope != self._last:
             for task in self._pushing.values():
                 task.cancel()
-            self._last, self._has, self._pushing = envelope, set(), {}
+            self._last, self._has, self._elsewhere, self._pushing = envelope, set(), set(), {}
             self._doors.clear()
         if payload is None or len(payload) > PUSHED_BYTES_MAX:
             await self._topic.say(envelope)
@@ -173,7 +176,7 @@ class Pusher:
                 if not task.cancelled() and task.result():
                     self._has.add(key)
         # A push under way to a slow peer or over a slow link arrives before any gossip would.
-        served = self._has | self._pushing.keys()
+        served = self._has | self._elsewhere | self._pushing.keys()
         lacking = (here | set(self._view.roster)) - served - {self._host.identity.public_key}
         if (lacking or not served) and envelope == self._last:
             await self._topic.say(envelope)
@@ -185,6 +188,12 @@ class Pusher:
         for kept in self._kept.values():
             kept.writer.close()
         self._kept.clear()
+
+    def _refused(self, key: bytes, reason: Reason | None) -> None:
+        if reason in _OTHER_STEP:
+            self._elsewhere.add(key)
+        if reason is not None and len(self._doors) < DOORS_KEPT:
+            self._doors[short(key)] = reason.value
 
     async def _push(self, key: bytes, envelope: bytes, payload: bytes) -> bool:
         """Whether the peer answered. If a kept stream has died, the author opens it once more."""
@@ -205,8 +214,7 @@ class Pusher:
                     await kept.writer.drain()
                     answer = await kept.reader.readexactly(len(TAKEN))
                     done = answer == TAKEN
-                    if answer in REFUSED and len(self._doors) < DOORS_KEPT:
-                        self._doors[short(key)] = REFUSED[answer].value
+                    self._refused(key, REFUSED.get(answer))
                     self._wire.sent += 8 + len(envelope) + len(payload)
                     self._wire.blob_sent += len(payload)
                     self._wire.received += len(TAKEN)

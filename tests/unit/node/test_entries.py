@@ -13,8 +13,9 @@ from node.swarm.entries import ENTRIES_AHEAD_MAX, Entries
 from node.swarm.runtime import Runtime
 from node.swarm.view import View
 from node.swarm.witness import Witness
+from protos.assignment import Range, Share
 from protos.identity import Identity
-from protos.log import Entry, SignedEntry, seal_entry
+from protos.log import Entry, SignedEntry, Tick, seal_entry
 
 RUN = b"r" * 32
 ADA, COORDINATOR = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
@@ -133,3 +134,27 @@ async def test_entries_with_large_votes_wait_for_room_and_a_drop_lets_none_in(tm
     await turns(5)
     await played.drop(waits)
     assert played.collected == [1, 2, 3]
+
+
+async def test_entries_of_a_large_swarm_are_gossiped_rarely(tmp_path: Path) -> None:
+    """Every step's in a swarm of up to GOSSIPED_MEMBERS, one step's for each so many members beyond; members take turns."""
+    for members, every in ((1, 1), (8, 1), (9, 2), (20, 3)):
+        played = Played(tmp_path / str(members))
+        played.entries._collector.collect = mock.AsyncMock()  # type: ignore[method-assign]
+        said = mock.AsyncMock()
+        played.entries._topic.say = said  # type: ignore[method-assign]
+        others = (Identity.from_seed(bytes([100 + n]) * 32).public_key for n in range(members - 1))
+        roster = tuple(Share(key, 1) for key in sorted((ADA.public_key, *others)))
+        played.entries.start(0, RUN)
+        played.view.tick = Tick(1, RUN, 1, roster, (Range(0, members),), 0)
+        delivered = asyncio.create_task(played.entries.deliver_forever())
+        log = log_of(2 * every * members)
+        for signed in log:
+            await played.entries.receive(signed.envelope)
+        await turns(3)
+        told = [envelope for (envelope,), _ in said.call_args_list]
+        steps = [signed.entry.step for signed in log if signed.envelope in told]
+        turn = played.view.roster.index(ADA.public_key)
+        assert steps == [step for step in range(1, len(log) + 1) if step % every == 0 and step // every % members == turn]
+        assert len(steps) == 2
+        await played.drop(delivered)

@@ -201,6 +201,26 @@ async def test_who_cannot_be_pushed_to_hears_it_by_gossip() -> None:
     assert (sent, said[1:]) == ([], [announced(ADA, large)])
 
 
+async def test_a_member_whose_log_is_at_another_step_hears_no_gossip() -> None:
+    """Gossip meets the same door. The push is tried again with the next repetition, because the member may have caught up."""
+    for reason, gossiped in (("wrong_step", False), ("wrong_parent", False), ("unknown_signer", True), ("too_many", True)):
+        said: list[bytes] = []
+        [code] = [code for code, known in REFUSED.items() if known.value == reason]
+        ada, sent = pusher(said, answers=True, answer=code)
+        for _ in range(2):
+            await ada.publish(announced(ADA), VOTES)
+        assert sent == 2 * [framed(announced(ADA), VOTES)]
+        assert said == (2 * [announced(ADA)] if gossiped else []), reason
+
+
+async def test_a_member_is_pushed_to_before_it_is_known_to_listen() -> None:
+    """p2pd may learn minutes later that a member listens to the topic; a stranger may be a relay, which needs nothing."""
+    ada, sent = pusher([], answers=True)
+    cast(Any, ada._host).subscribers = mock.AsyncMock(return_value=set())
+    await ada.publish(announced(ADA), VOTES)
+    assert sent == [framed(announced(ADA), VOTES)]
+
+
 async def test_a_slow_neighbour_costs_no_gossip(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its push is under way, and arrives before any gossip would. Gossip begins when the push has failed."""
     monkeypatch.setattr(pushes, "PUSH_PATIENCE_SECONDS", 0.0)
