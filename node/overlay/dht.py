@@ -41,8 +41,8 @@ DHT_RECORDS_MAX = 4096
 DHT_RECORDS_A_RUN_MAX = 2048
 RELAY_RUNS_MAX = 64
 DHT_CLOCKS_APART_SECONDS = 60.0
-# Calls of one remote, and of all remotes: so many keys at once, and one more each so many ms. A peer stores its one key every five
-# minutes, and looks it up every 2 to 60 s while peers are missing, over several hops.
+# Calls of one remote, and of all remotes: so many keys at once, and one more each so many ms. A peer stores its one key every
+# five minutes, and looks it up every 2 to 60 s while peers are missing, over several hops.
 DHT_CALLS_MAX = 200
 DHT_CALL_MS = 200
 DHT_CALLS_ALL_MAX = 20_000
