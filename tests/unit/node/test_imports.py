@@ -1,0 +1,40 @@
+"""A module that is loaded later is loaded by its first use, and by no look at it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.imports import later
+
+
+def test_a_module_is_loaded_by_its_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "some_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "costly.py").write_text("answer = 42\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    later("some_package.costly")
+    import some_package.costly as early  # type: ignore[import-not-found]
+
+    inspect.getmodule(test_a_module_is_loaded_by_its_first_use)  # looks at every module
+    assert not hasattr(early, "__file__")
+    assert early.answer == 42
+    assert early.answer == 42
+    import some_package.costly as late
+
+    assert (late.answer, late.__file__) == (42, str(package / "costly.py"))
+    later("some_package.costly")
+    assert sys.modules["some_package.costly"] is late
+
+
+def test_a_peer_starts_without_what_it_never_uses() -> None:
+    """hivemind imports scipy.optimize, 0.4 s of a core, for averages that no peer takes."""
+    import subprocess
+
+    code = "import node.app, sys; print([name for name in sys.modules if name.startswith('scipy.optimize.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
