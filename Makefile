@@ -91,7 +91,6 @@ check: .venv/.dev ## Linters, types, import rules, generated code.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports
 	$(BIN)/python -m protos.generate --check
 	$(BIN)/buf lint --config protos/buf.yaml .

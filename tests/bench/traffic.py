@@ -20,8 +20,7 @@ from typing import Any
 
 from node.blobs.payloads import Payloads
 from node.overlay.settings import OverlaySettings
-from node.swarm.api import Event
-from node.swarm.events import Committed, Failed, Opened
+from node.swarm.events import Committed, Event, Failed, Opened
 from node.swarm.membership import About
 from node.swarm.session import build
 from node.wire.codec import Update
