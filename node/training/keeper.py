@@ -20,6 +20,7 @@ from node.snapshot.image import Image
 from node.snapshot.pieces import Manifest
 from node.snapshot.private import PrivateStateError, write_private
 from node.snapshot.store import SnapshotStore
+from node.training.core_part import CorePart
 from node.training.replica import Describe, Replica
 from node.training.spans import Spans
 from protos.limits import SNAPSHOT_PIECE_BYTES
@@ -35,11 +36,6 @@ ASKED_SECONDS: Final = 60.0
 """A snapshot stays, if the disk has room, when a peer asked for a piece of it within this time: that peer is loading it."""
 WAITING_BYTES_MAX: Final = 256 << 20
 """Bytes of states that wait for the disk; the first state may be larger."""
-CORE_PART: Final = 0.1
-"""The part of one core that the thread uses while the training goes on (ADR 30, 61). A low priority instead would not do: on
-a busy machine a thread that the system has paused keeps Python's lock."""
-CORE_PART_BEHIND: Final = 0.25
-"""The same while a later state waits already: a swarm with short steps makes its states faster than CORE_PART writes them."""
 
 
 class Keeper:
@@ -69,6 +65,7 @@ class Keeper:
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._images: list[Image] = []
         self._hurry = threading.Event()
+        self._part = CorePart()
         self._written = threading.Condition()
         self._archiving_bytes = 0
         self._failed: BaseException | None = None
@@ -211,6 +208,7 @@ class Keeper:
             return
         if image is not None:
             self._images.append(image)
+            self._part.comes(time.monotonic())
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
             self._thread.start()
@@ -237,12 +235,13 @@ class Keeper:
             yield from image.pieces(piece_bytes)
             return
         image.detach()
-        used = time.thread_time()
+        used, size = time.thread_time(), image.total_bytes
         for piece in image.pieces(piece_bytes):
             yield piece
             now = time.thread_time()
+            self._part.used(now - used, len(piece))
             behind = any(other is not image and other.waiting_bytes for other in list(self._images))
-            self._hurry.wait((now - used) * (1 / (CORE_PART_BEHIND if behind else CORE_PART) - 1))
+            self._hurry.wait((now - used) * (1 / self._part.of(size, behind=behind) - 1))
             used = now
 
     def _keep(self, image: Image, describe: Describe, kept: bool, step: int) -> None:
