@@ -155,6 +155,8 @@ async def test_entries_of_a_large_swarm_are_gossiped_rarely(tmp_path: Path) -> N
         told = [envelope for (envelope,), _ in said.call_args_list]
         steps = [signed.entry.step for signed in log if signed.envelope in told]
         turn = played.view.roster.index(ADA.public_key)
-        assert steps == [step for step in range(1, len(log) + 1) if step % every == 0 and step // every % members == turn]
+        assert steps == [
+            step for step in range(1, len(log) + 1) if step % every == 0 and step // every % members == turn
+        ]
         assert len(steps) == 2
         await played.drop(delivered)

@@ -203,7 +203,12 @@ async def test_who_cannot_be_pushed_to_hears_it_by_gossip() -> None:
 
 async def test_a_member_whose_log_is_at_another_step_hears_no_gossip() -> None:
     """Gossip meets the same door. The push is tried again with the next repetition, because the member may have caught up."""
-    for reason, gossiped in (("wrong_step", False), ("wrong_parent", False), ("unknown_signer", True), ("too_many", True)):
+    for reason, gossiped in (
+        ("wrong_step", False),
+        ("wrong_parent", False),
+        ("unknown_signer", True),
+        ("too_many", True),
+    ):
         said: list[bytes] = []
         [code] = [code for code, known in REFUSED.items() if known.value == reason]
         ada, sent = pusher(said, answers=True, answer=code)
