@@ -88,7 +88,7 @@ def test_hours_pause_a_peer_and_a_restart_keeps_what_set_changed(swarm: LocalSwa
     assert all(len(found) == 1 for found in digests.values())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_month_that_is_used_up_pauses_the_peer_and_is_counted_across_a_restart(swarm: LocalSwarm) -> None:
     swarm.join("ada")
     swarm.join("eve")

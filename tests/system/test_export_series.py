@@ -74,7 +74,7 @@ def test_each_agreed_state_at_a_distance_and_the_last_one_are_exported(tmp_path:
         swarm.close()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_model_of_now_goes_to_a_hub_with_its_ledger(tmp_path: Path, hub: Hub) -> None:
     swarm = LocalSwarm(tmp_path, RUN.replace("STEPS", "100000"))
     try:

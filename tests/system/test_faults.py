@@ -177,7 +177,12 @@ def test_with_too_few_peers_the_run_waits_and_goes_on_at_the_same_step(swarm: Lo
 
 
 @pytest.mark.parametrize(
-    "event", ["run found", pytest.param("model", marks=pytest.mark.nightly), "loading snapshot", "taking part"]
+    "event",
+    [
+        *(pytest.param(it, marks=pytest.mark.nightly) for it in ("run found", "model")),
+        "loading snapshot",
+        "taking part",
+    ],
 )
 @pytest.mark.long
 def test_killed_while_joining_it_comes_back_at_once(swarm: LocalSwarm, event: str) -> None:

@@ -34,7 +34,7 @@ bootstrap = [BOOTSTRAP]
 """
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_begins_with_the_weights_of_a_model_on_every_peer(tmp_path: Path) -> None:
     torch.manual_seed(77)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY))

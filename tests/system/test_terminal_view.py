@@ -30,11 +30,10 @@ START_SECONDS_MAX = 200.0
 SIZE = (80, 24)
 WRITE = {"aarch64": "64"}.get(platform.machine(), "1")
 """The kernel's number of `write`."""
-# One way to end it from outside and one from inside stand for all; `make nightly` tries each.
+# One way to end it stands for all; `make nightly` tries each.
 WAYS = (
     "ctrl-c",
-    pytest.param("q", marks=pytest.mark.long),
-    *(pytest.param(way, marks=pytest.mark.nightly) for way in ("sigterm", "hang-up")),
+    *(pytest.param(way, marks=pytest.mark.nightly) for way in ("q", "sigterm", "hang-up")),
 )
 RUN = """
 name = "seen"
@@ -180,7 +179,7 @@ def test_every_way_to_end_it_is_quiet(swarm: LocalSwarm, tmp_path: Path, way: st
     assert (folder / "private.pt").exists()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_view_that_is_killed_costs_the_peer_nothing(swarm: LocalSwarm, tmp_path: Path) -> None:
     with join(another_run(swarm, tmp_path, 1000000), tmp_path) as terminal:
         before = terminal.modes()
