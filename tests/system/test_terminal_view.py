@@ -127,12 +127,18 @@ def test_a_peer_is_seen_at_work_and_finishes(swarm: LocalSwarm, short_home: Path
         before = terminal.modes()
         terminal.wait_for("standing", lambda: terminal.shows(" state    counted"), START_SECONDS_MAX)
         terminal.wait_for("steps", lambda: terminal.shows("accepted, 4 of 4 samples"))
-        rows = terminal.rows()
+        rows: list[str] = []
+
+        def whole() -> bool:
+            """The last row is drawn last: a frame without it is half of one."""
+            rows[:] = terminal.rows()
+            return " p Pause / go on  f Finish, then leave  q Quit  ? Help" in rows[-1]
+
+        terminal.wait_for("a whole frame", whole)
         assert re.match(r" seen +step \d+ of 1,000,000$", rows[0]), rows[0]
         assert any(row.startswith(" device   cpu, ") and " busy, " in row for row in rows)
         assert any(re.search(r"^ given .* tokens, .* 100 % of the swarm", row) for row in rows)
         assert any(row.rstrip() == f" log: {short_home}/peer.log" for row in rows)
-        assert " p Pause / go on  f Finish, then leave  q Quit  ? Help" in rows[-1]
         terminal.type(b"p")
         terminal.wait_for("pause", lambda: terminal.shows(" state    paused"))
         assert call(short_home, "me")["paused"]
