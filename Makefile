@@ -60,7 +60,7 @@ install: .venv/.node ## Make .venv with the two commands.
 demo: .venv/.node ## Train a small model with a real swarm on this machine (about two minutes).
 	$(BIN)/swarmentum demo $(DEMO)
 
-# Tests of one process run a file on each core; tests that start swarms of their own run after them, two files at a time. Long
+# Tests of one process run a file on each core; tests that start swarms of their own run after them, three files at a time: much of them is waiting. Long
 # tests run with LONG=1, as in .ci/run; the longest run at night.
 SWARMS = tests/attack tests/interop tests/system
 CHOSEN = not nightly$(if $(LONG),, and not long)
@@ -70,7 +70,7 @@ ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
 	$(BIN)/python -m pytest -m "$(CHOSEN)" -n auto --dist loadfile --durations=15 $(addprefix --ignore=,$(SWARMS))
-	$(BIN)/python -m pytest -m "$(CHOSEN)" -n 2 --dist loadfile --durations=15 $(SWARMS)
+	$(BIN)/python -m pytest -m "$(CHOSEN)" -n 3 --dist loadfile --durations=15 $(SWARMS)
 endif
 
 nightly: export SWARMENTUM_TEST_LM_EVAL = $(CURDIR)/.venv/lm-eval/bin/python
