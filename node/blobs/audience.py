@@ -18,11 +18,11 @@ STREAMS_A_STRANGER_MAX = 16
 STRANGERS_STREAMS_MAX = 128
 # Limits of all strangers together: bytes of blobs in memory at once, and bytes a second. The lower rate counts while the server
 # serves a member of the roster, and MEMBERS_BUSY_SECONDS after. A joiner is a stranger until it is in a roster, and has several
-# holders.
+# holders. With a longer time after, a joiner would wait for good in a swarm whose steps are as short.
 STRANGERS_BYTES_HELD_MAX = 256 << 20
 STRANGERS_BYTES_A_SECOND_BUSY = 1 << 20
 STRANGERS_BYTES_A_SECOND = 64 << 20
-MEMBERS_BUSY_SECONDS = 0.25
+MEMBERS_BUSY_SECONDS = 0.05
 
 
 @dataclass(eq=False)
