@@ -60,8 +60,8 @@ install: .venv/.node ## Make .venv with the two commands.
 demo: .venv/.node ## Train a small model with a real swarm on this machine (about two minutes).
 	$(BIN)/swarmentum demo $(DEMO)
 
-# Tests of one process run a file on each core; tests that start swarms of their own run after them, three files at a time, because
-# much of them is waiting. Long tests run with LONG=1, as in .ci/run; the longest run at night.
+# Tests of one process run a file on each core; tests that start swarms of their own run after them, three files at a time, so
+# that no core is idle while a swarm waits. Long tests run with LONG=1, as in .ci/run; the longest run at night.
 SWARMS = tests/attack tests/interop tests/system
 CHOSEN = not nightly$(if $(LONG),, and not long)
 

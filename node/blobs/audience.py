@@ -17,11 +17,13 @@ STREAMS_A_PEER_MAX = 32
 STREAMS_A_STRANGER_MAX = 16
 STRANGERS_STREAMS_MAX = 128
 # Limits of all strangers together: bytes of blobs in memory at once, and bytes a second. The lower rate counts while the server
-# serves a member of the roster, and MEMBERS_BUSY_SECONDS after. A joiner is a stranger until it is in a roster, and has several
-# holders. With a longer time after, a joiner would wait for good in a swarm whose steps are as short.
+# serves a member of the roster: until MEMBERS_SLOW_SECONDS after a part of a blob, because a slow link takes a while for one,
+# and until MEMBERS_BUSY_SECONDS after a whole blob. With a longer time, joiners would get the lower rate for good in a swarm
+# whose steps are as short. The higher rate costs a part of a core; a joiner is a stranger, and has several holders.
 STRANGERS_BYTES_HELD_MAX = 256 << 20
 STRANGERS_BYTES_A_SECOND_BUSY = 1 << 20
-STRANGERS_BYTES_A_SECOND = 64 << 20
+STRANGERS_BYTES_A_SECOND = 16 << 20
+MEMBERS_SLOW_SECONDS = 0.25
 MEMBERS_BUSY_SECONDS = 0.05
 
 
@@ -42,7 +44,7 @@ class Audience:
         self.members = members
         self._seats: dict[Seat, None] = {}
         self._free_at = 0.0
-        self._member_at = -MEMBERS_BUSY_SECONDS
+        self._member_at = -MEMBERS_SLOW_SECONDS
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -85,7 +87,8 @@ class Audience:
         if self.is_member(seat.remote):
             self._member_at = now
             return 0.0
-        busy = now - self._member_at < MEMBERS_BUSY_SECONDS
+        served = any(other.held_bytes for other in self._seats if self.is_member(other.remote))
+        busy = now - self._member_at < (MEMBERS_SLOW_SECONDS if served else MEMBERS_BUSY_SECONDS)
         rate = STRANGERS_BYTES_A_SECOND_BUSY if busy else STRANGERS_BYTES_A_SECOND
         begins_at = max(self._free_at, now)
         self._free_at = begins_at + size / rate

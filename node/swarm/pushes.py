@@ -196,7 +196,8 @@ class Pusher:
             self._doors[short(key)] = reason.value
 
     async def _push(self, key: bytes, envelope: bytes, payload: bytes) -> bool:
-        """Whether the peer answered. If a kept stream has died, the author opens it once more."""
+        """Whether the peer took the payload. If a kept stream has died, the author opens it once more."""
+        self._elsewhere.discard(key)
         if self._wire.up.shut:
             return False
         await self._wire.up.take(8 + len(envelope) + len(payload), urgent=True)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from node.blobs.blobs import PROTOCOL
 from node.overlay.host import Host
-from node.overlay.settings import OverlaySettings
 from protos.errors import NetworkError, OperatorError
-from protos.identity import Identity, public_key_of
+from protos.identity import public_key_of
 from protos.v1 import update_pb2
 from tests.attack.base import Target
+from tests.attack.hosts import strangers
 
 IDENTITIES = 3
 STREAMS = 64  # of each identity, to each peer
@@ -39,24 +37,14 @@ async def _ask_for_the_snapshot(target: Target, seconds: float) -> str:
 async def hold(addresses: Sequence[str], blob: bytes, seconds: float) -> str:
     """Hold streams open for so long, again and again."""
     opened = 0
-    with tempfile.TemporaryDirectory() as folder:
-        hosts: list[Host] = []
-        try:
-            for number in range(IDENTITIES):
-                path = Path(folder) / f"{number}.key"
-                host = Host(Identity.load_or_create(path), path, OverlaySettings("127.0.0.1"))
-                await host.start(tuple(addresses))
-                hosts.append(host)
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                writers = await _round(hosts, addresses, blob)
-                opened += len(writers)
-                await asyncio.sleep(min(ROUND_SECONDS, max(until - time.monotonic(), 0)))
-                for writer in writers:
-                    writer.close()
-        finally:
-            for host in hosts:
-                await host.stop()
+    async with strangers(IDENTITIES, addresses) as hosts:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            writers = await _round(hosts, addresses, blob)
+            opened += len(writers)
+            await asyncio.sleep(min(ROUND_SECONDS, max(until - time.monotonic(), 0)))
+            for writer in writers:
+                writer.close()
     return f"{opened} streams that nobody reads were opened to {len(set(map(_peer, addresses)))} peers"
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
-from pathlib import Path
 
 from node.blobs import testbytes
 from node.overlay.host import Host
-from node.overlay.settings import OverlaySettings
 from protos.errors import NetworkError, OperatorError
-from protos.identity import Identity, public_key_of
+from protos.identity import public_key_of
 from tests.attack.base import Target
+from tests.attack.hosts import strangers
 
 IDENTITIES = 10
 SILENT = 3  # of them open a measurement and send nothing
@@ -31,25 +29,15 @@ async def _measure(target: Target, seconds: float) -> str:
     addresses = tuple(facts.bootstrap)
     keys = [public_key_of(peer) for peer in dict.fromkeys(it.rpartition("/p2p/")[2] for it in addresses)]
     asked = taken = size = held = 0
-    with tempfile.TemporaryDirectory() as folder:
-        hosts: list[Host] = []
-        try:
-            for number in range(IDENTITIES):
-                path = Path(folder) / f"{number}.key"
-                host = Host(Identity.load_or_create(path), path, OverlaySettings("127.0.0.1"))
-                await host.start(addresses)
-                hosts.append(host)
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                for host in hosts[:SILENT]:
-                    held += sum([await _hold(host, key) for key in keys])
-                for host in hosts[SILENT:]:
-                    for found in await asyncio.gather(*(testbytes.measure(host.open, key) for key in keys)):
-                        asked, taken = asked + 1, taken + (found is not None)
-                        size += 0 if found is None else found.size
-        finally:
-            for host in hosts:
-                await host.stop()
+    async with strangers(IDENTITIES, addresses) as hosts:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for host in hosts[:SILENT]:
+                held += sum([await _hold(host, key) for key in keys])
+            for host in hosts[SILENT:]:
+                for found in await asyncio.gather(*(testbytes.measure(host.open, key) for key in keys)):
+                    asked, taken = asked + 1, taken + (found is not None)
+                    size += 0 if found is None else found.size
     return (
         f"{asked} measurements asked of {len(keys)} peers, {taken} taken, {size} bytes; {held} opened and left silent"
     )

@@ -74,3 +74,22 @@ def test_strangers_get_what_is_left() -> None:
     assert audience.delay(stranger, busy, 20.0) == 0
     assert audience.delay(stranger, busy, 20.5) == pytest.approx(0.5)
     assert audience.delay(stranger, rate, 30.0) == 0
+
+
+def test_a_member_on_a_slow_link_goes_before_strangers_between_two_parts_of_its_blob() -> None:
+    audience = Audience(frozenset({MEMBER}))
+    stranger, member = audience.admit("a", lambda: None, 0), audience.admit(MEMBER, lambda: None, 0)
+    assert stranger is not None
+    assert member is not None
+    busy = audience_module.STRANGERS_BYTES_A_SECOND_BUSY
+    audience.hold(member, 1000)
+    audience.delay(member, 500, 10.0)
+    assert audience.delay(stranger, busy, 10.2) == 0
+    assert audience.delay(stranger, busy, 10.2) == pytest.approx(1.0), "half of the blob is on its way"
+    audience.delay(member, 500, 20.0)
+    audience.hold(member, 0)
+    assert audience.delay(stranger, busy, 20.1) == 0
+    assert audience.delay(stranger, busy, 20.1) < 0.1, "the member has its blob"
+    audience.hold(member, 1000)
+    assert audience.delay(stranger, busy, 30.0) == 0
+    assert audience.delay(stranger, busy, 30.0) < 0.1, "a member that reads nothing more holds up nobody for long"

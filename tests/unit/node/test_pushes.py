@@ -218,6 +218,17 @@ async def test_a_member_whose_log_is_at_another_step_hears_no_gossip() -> None:
         assert said == (2 * [announced(ADA)] if gossiped else []), reason
 
 
+async def test_a_member_that_was_at_another_step_and_is_gone_hears_by_gossip() -> None:
+    said: list[bytes] = []
+    [code] = [code for code, known in REFUSED.items() if known.value == "wrong_step"]
+    ada, _ = pusher(said, answers=True, answer=code)
+    await ada.publish(announced(ADA), VOTES)
+    assert said == []
+    cast(Any, ada._host).open = mock.AsyncMock(side_effect=NetworkError("nobody is there"))
+    await ada.publish(announced(ADA), VOTES)
+    assert said == [announced(ADA)]
+
+
 async def test_a_member_is_pushed_to_before_it_is_known_to_listen() -> None:
     """p2pd may learn minutes later that a member listens to the topic; a stranger may be a relay, which needs nothing."""
     ada, sent = pusher([], answers=True)
