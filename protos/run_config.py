@@ -242,8 +242,9 @@ class TrustConfig(Section):
     checkers: int = Field(default=3, ge=2, le=8)
     """Peers that check one peer's votes."""
 
-    check_samples: int = Field(default=4, ge=1, le=1024)
-    """Samples that a check looks at, and as many of the checker's own to compare."""
+    check_samples: int = Field(default=32, ge=1, le=1024)
+    """The most samples of the checked peer that a check looks at, and as many of the checker's own to compare. Where a peer votes
+    on four times as many, single checks say little, and only votes at random, against the loss and copies are found (ADR 62)."""
 
     agreement_min: float = Field(default=3.0, gt=0, le=1000)
     """How well votes have to fit their author's own samples, in standard deviations of votes that know nothing."""

@@ -38,8 +38,10 @@ TYPICAL_KEPT = 32
 TYPICAL_NEEDED = 8
 SUBJECTS_NEEDED = 3
 TELLING_MIN = 6.0
-"""`difference` says something only where it is typically so large. At a typical 2, 31 % of honest checks were below 0, and
-at a typical 13, 2 % (docs/security.md). The difference is small early in a run, and for few samples of a large batch."""
+"""`difference` says something only where it is typically so large, and where honest checks differ less than they would have to
+differ to be bad (`Recent.difference`). It is small early in a run, and for few samples of a large batch."""
+QUARTILE_DEVIATION = 0.674
+"""A quarter of a normal distribution is above its mean by more than so many standard deviations."""
 LAZY_PART, COPY_PART = 1 / 4, 1 / 2
 """Below this part of the typical difference a check is bad; for votes that repeat an earlier payload, below the larger part."""
 COPIED_WAY = 1 / 2
@@ -118,19 +120,26 @@ class Recent:
     overlaps: Mapping[bytes, float] = field(default_factory=dict)
     """The last with an earlier payload, by subject: who is checked more often than others weighs no more. Of counted peers."""
 
-    def difference(self, samples: int) -> float:
-        """That honest votes on so many samples make nowadays, as most checks say; 0 if that is too little to tell anything.
+    def difference(self, samples: int, looked_at: int) -> float:
+        """That honest votes on so many samples make nowadays, as most checks say; 0 if that tells nothing. `looked_at`: the
+        most samples that a check looks at.
 
-        A check looks at a few samples. The more others there are in the gradient that a peer voted with, the less these few
-        move it: the difference falls with the number of samples, by its power of -0.75 to -1 (docs/security.md). So a peer with
-        a larger share than most makes a smaller difference without any fault. It is not asked for more with a smaller share.
+        The more other samples there are in the gradient that a peer voted with, the less those that a check looks at move it:
+        the difference falls with the part that it looks at (docs/security.md). So a peer with a larger share than most makes a
+        smaller difference without any fault. It is not asked for more with a smaller share.
+
+        Honest checks differ among each other, too: some samples fit everybody's votes. If one that is a standard deviation
+        below the typical one would be bad, they tell nothing. The deviation is taken from those above the typical one: idle
+        peers have no say in it.
         """
         if len(self.differences) < TYPICAL_NEEDED:
             return 0.0
-        known = [count for count in self.samples if count]
-        part = min(statistics.median(known) / samples, 1.0) if known and samples else 1.0
-        expected = part * statistics.median(self.differences)
-        return expected if expected >= TELLING_MIN else 0.0
+        middle, upper = statistics.quantiles(self.differences, n=4, method="inclusive")[1:]
+        if (1.0 - LAZY_PART) * middle < (upper - middle) / QUARTILE_DEVIATION:
+            return 0.0
+        known = [min(looked_at / count, 1.0) for count in self.samples if count]
+        part = min(min(looked_at / samples, 1.0) / statistics.median(known), 1.0) if known and samples else 1.0
+        return part * middle if part * middle >= TELLING_MIN else 0.0
 
     @property
     def copied_overlap(self) -> float:
@@ -162,7 +171,7 @@ def suspicion(trust: TrustConfig, verdict: Verdict, recent: Recent, samples: int
     see `repeats`."""
     if verdict.own < trust.agreement_min:
         return BAD
-    usual = recent.difference(samples)
+    usual = recent.difference(samples, trust.check_samples)
     if copied and not usual and verdict.overlap >= recent.copied_overlap:
         return BAD  # where differences tell something, they tell copies, and whose work it was
     part = COPY_PART if copied else LAZY_PART

@@ -72,8 +72,8 @@ def verdicts(
     """The verdicts of `me` on the peers that are `due`. `gradient(samples)`: transformed, at the state before the entry.
 
     The gradient is the plain one with local steps, too: honest local steps end near it, and each peer has an AdamW of its own.
-    A check costs a gradient over `check_samples` samples. There are CHECKS_MAX checks at most, and one more gradient. All
-    checks together take twice 4 bytes a parameter.
+    A check costs a gradient over the subject's samples, or over `check_samples` of them. There are CHECKS_MAX checks at most,
+    and one more gradient. All checks together take twice 4 bytes a parameter.
     """
     # Every payload that counts is here, unless the door refused it. Refused votes are no work of any peer.
     invalid = {c.public_key for c in signed.entry.contributions} - votes.keys()

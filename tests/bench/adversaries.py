@@ -97,9 +97,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bad", type=int, default=3, help="of the peers, in `losses` (default 3)")
     parser.add_argument("--group-size", type=int, default=16)
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--speeds", type=float, nargs="+", help="of the peers of `trial`, relative (default: all equal)")
+    parser.add_argument(
+        "--wobble", type=float, default=0.0, help="deviation of the logarithm of a peer's time for a step (default 0)"
+    )
     parser.add_argument("--local-steps", type=int, default=1, help="AdamW steps on a batch (default 1: none)")
     parser.add_argument("--local-lr", type=float, default=1e-3)
-    parser.add_argument("--checked", type=int, default=4, help="samples that a check looks at")
+    parser.add_argument("--checked", type=int, default=32, help="samples that a check looks at, at most")
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--width", type=int, default=64, help="of the model; with 2 layers 0.13 million parameters")
     parser.add_argument("--layers", type=int, default=2)
@@ -389,6 +393,7 @@ def trials(options: argparse.Namespace, tokens: object) -> dict[str, object]:
             "excluded_at": [sorted(step for n, step in t.excluded.items() if kinds[n] != "honest") for t in found],
             "honest_excluded": sum(kinds[n] == "honest" for t in found for n in t.excluded),
             "honest_peer_steps": sum(t.honest_peer_steps for t in found),
+            "honest_scores": sorted(t.honest_score for t in found),
             "checks_a_peer_step": round(statistics.fmean(t.checks / (options.steps * len(kinds)) for t in found), 3),
         }
         print(name, table[name], flush=True)
@@ -415,7 +420,11 @@ class Trial:
         self.harness = Harness(settings, run_id=hashlib.sha256(f"run {seed}".encode()).digest())
         self.excluded: dict[int, int] = {}
         self.honest_peer_steps = self.checks = 0
-        self.loss = math.nan
+        self.honest_score, self.loss = 0.0, math.nan
+        self.speeds = options.speeds or [1.0] * len(kinds)
+        self.random = np.random.default_rng(seed)
+        if len(self.speeds) != len(kinds):
+            raise SystemExit(f"--speeds: {len(self.speeds)} of them, for {len(kinds)} peers")
 
     def play(self) -> Trial:
         for key in self.keys:
@@ -446,6 +455,9 @@ class Trial:
         self.crowd.commit(payloads, [key in counted for key in self.keys], lr)
         for exclusion in entry.exclusions:
             self.excluded[self.keys.index(exclusion.public_key)] = entry.step
+        standings = [harness.run.standings.get(key) for key in self.keys]
+        scores = [found.score for kind, found in zip(self.kinds, standings, strict=True) if found and kind == "honest"]
+        self.honest_score = max((self.honest_score, *scores))
         self.honest_peer_steps += sum(kind == "honest" and bool(p) for kind, p in zip(self.kinds, ranges, strict=True))
         harness.now += 100
         for key, part in zip(self.keys, ranges, strict=True):
@@ -455,13 +467,16 @@ class Trial:
     def claim(
         self, tick: Tick, ranges: Sequence[Sequence[Range]], payloads: Sequence[bytes]
     ) -> tuple[tuple[int, bytes, bytes], ...]:
-        """Everybody announces; who copies cannot before it has seen what it copies."""
+        """Everybody announces, the fastest first; who copies cannot before it has seen what it copies."""
         held = []
-        for n in sorted(range(len(self.keys)), key=lambda n: self.kinds[n] in COPIERS):
+        shares = [sum(map(len, part)) for part in ranges]
+        wobble = np.exp(self.options.wobble * self.random.standard_normal(len(shares)))
+        took = [25.0 * share * w / speed for share, w, speed in zip(shares, wobble, self.speeds, strict=True)]
+        for n in sorted(range(len(self.keys)), key=lambda n: (self.kinds[n] in COPIERS, took[n])):
             if ranges[n]:
                 sha256, samples = hashlib.sha256(bytes([n]) + payloads[n]).digest(), sum(map(len, ranges[n]))
                 size = len(payloads[n])
-                claim = Claim(tick.step, tick.parent_hash, sha256, size, samples, samples * 64, 2.0, 100)
+                claim = Claim(tick.step, tick.parent_hash, sha256, size, samples, samples * 64, 2.0, round(took[n]))
                 self.harness.feed(Reported(self.keys[n], claim=claim))
                 held.append((tick.step, self.keys[n], sha256))
         return tuple(held)

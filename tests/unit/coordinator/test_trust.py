@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -119,21 +120,52 @@ def test_idle_votes_fit_nobodys_samples_better_and_count_only_where_that_tells_s
 
 def test_an_honest_peer_with_a_large_share_is_not_taken_for_an_idle_one() -> None:
     """Found in a demo on a busy machine: with four times the samples, a check of four of them says a quarter as much."""
-    verdicts = [verdict(n, 5, difference=GOOD_DIFFERENCE / 5) for n in range(3)]
-    arrival = [key(5)]
-    standings = {key(n): Standing(counted=True) for n in range(PEERS)}
-    assert trust.judge(ON, standings, TYPICAL, verdicts, arrival, [16])[0][key(5)].score == 1
-    assert trust.judge(ON, standings, TYPICAL, verdicts, arrival, [64])[0][key(5)].score == 0
-    assert trust.judge(ON, standings, TYPICAL, verdicts, arrival, [2])[0][key(5)].score == 1, (
-        "a small share asks for no more"
-    )
-    idle = [verdict(n, 5, difference=0.0) for n in range(3)]
-    assert trust.judge(ON, standings, TYPICAL, idle, arrival, [64])[0][key(5)].score == 1, (
-        "and idle ones are still found"
-    )
-    assert trust.judge(ON, standings, TYPICAL, idle, arrival, [65])[0][key(5)].score == 0, (
-        "where 6 is no longer expected"
-    )
+
+    def score(difference: float, samples: int, looked_at: int) -> float:
+        verdicts = [verdict(n, 5, difference=difference) for n in range(3)]
+        standings = {key(n): Standing(counted=True) for n in range(PEERS)}
+        settings = ON.model_copy(update={"check_samples": looked_at})
+        return trust.judge(settings, standings, TYPICAL, verdicts, [key(5)], [samples])[0][key(5)].score
+
+    assert score(GOOD_DIFFERENCE / 5, samples=16, looked_at=4) == 1
+    assert score(GOOD_DIFFERENCE / 5, samples=64, looked_at=4) == 0
+    assert score(GOOD_DIFFERENCE / 5, samples=2, looked_at=4) == 1, "a small share asks for no more"
+    assert score(0.0, samples=64, looked_at=4) == 1, "and idle ones are still found"
+    assert score(0.0, samples=65, looked_at=4) == 0, "where 6 is no longer expected"
+    assert score(GOOD_DIFFERENCE / 5, samples=32, looked_at=32) == 1, "a check that looks at the whole share says as much"
+    assert score(GOOD_DIFFERENCE / 5, samples=64, looked_at=32) == 0
+    assert score(GOOD_DIFFERENCE / 9, samples=64, looked_at=32) == 1
+
+
+def excluded(honest: tuple[float, float], idle: tuple[float, float], seeds: int) -> dict[int, int]:
+    """Peers that were excluded -> how often, after 100 checks of each; `difference` has a mean and a deviation. 4 is idle."""
+    out = dict.fromkeys(range(5), 0)
+    for seed in range(seeds):
+        gauss = random.Random(seed).gauss
+        standings: dict[bytes, Standing] = {key(n): Standing(counted=True) for n in range(5)}
+        recent = Recent()
+        for _ in range(100):
+            found = [
+                verdict(checker, n, difference=one)
+                for n in range(5)
+                for one in [gauss(*(idle if n == 4 else honest))]
+                for checker in [(n + 1) % 5, (n + 2) % 5, (n + 3) % 5]
+            ]
+            standings, recent = trust.judge(ON, standings, recent, found, [key(n) for n in range(5)], [16] * 5)
+        for n in out:
+            out[n] += bool(standings[key(n)].excluded)
+    return out
+
+
+def test_checks_that_honest_peers_often_fail_exclude_nobody() -> None:
+    """Found in a demo: with 4 of 16 samples looked at, honest checks had 9 with a deviation of 16 in steps 20 to 40."""
+    assert set(excluded(honest=(9.0, 15.7), idle=(9.0, 15.7), seeds=20).values()) == {0}
+
+
+def test_checks_that_tell_idle_peers_apart_exclude_them_and_no_other() -> None:
+    """Measured with all of 16 samples looked at, in steps 20 to 40."""
+    found = excluded(honest=(22.1, 12.1), idle=(0.5, 4.5), seeds=20)
+    assert found == {0: 0, 1: 0, 2: 0, 3: 0, 4: 20}
 
 
 def alike(subject: int, like: int, overlap: float = 1.0, difference: float = GOOD_DIFFERENCE) -> list[Verdict]:
