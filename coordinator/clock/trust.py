@@ -31,9 +31,9 @@ WEIGHT_MIN = 1 / 16
 WEIGHT_BACK = 0.1
 WEIGHT_NEEDED = 1.5
 """A check counts only with so much weight behind it: two checkers that were not caught lying."""
-BAD, GOOD = 1.0, -0.5
-"""A check adds one of these to a score. A check that finds 5 % of the honest and 45 % of the idle bad has log-likelihood
-ratios of 2.2 and -0.55. A good check takes more here, because liars may decide up to a fifth of the checks at first."""
+BAD, GOOD = 1.0, -1.0
+"""A check adds one of these to a score. Up to a seventh of the honest checks are bad for some time, and three quarters of those
+of idle peers (ADR 62). A score falls as long as less than half of the checks are bad."""
 TYPICAL_KEPT = 32
 TYPICAL_NEEDED = 8
 SUBJECTS_NEEDED = 3

@@ -97,7 +97,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bad", type=int, default=3, help="of the peers, in `losses` (default 3)")
     parser.add_argument("--group-size", type=int, default=16)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--speeds", type=float, nargs="+", help="of the peers of `trial`, relative (default: all equal)")
+    parser.add_argument(
+        "--speeds", type=float, nargs="+", help="of the peers of `trial`, relative (default: all equal)"
+    )
     parser.add_argument(
         "--wobble", type=float, default=0.0, help="deviation of the logarithm of a peer's time for a step (default 0)"
     )

@@ -20,7 +20,7 @@ from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from tests.unit.coordinator.driver import Harness, digest_of, joined, key, sha, snapshot_at
 
-ON = TrustConfig(enabled=True, probation_steps=3)
+ON = TrustConfig(enabled=True, probation_steps=3, exclude_at=5)
 CLOCK = ClockConfig(min_peers=3)
 PEERS = 6
 GOOD_OWN, GOOD_DIFFERENCE = 60.0, 24.0
@@ -132,7 +132,9 @@ def test_an_honest_peer_with_a_large_share_is_not_taken_for_an_idle_one() -> Non
     assert score(GOOD_DIFFERENCE / 5, samples=2, looked_at=4) == 1, "a small share asks for no more"
     assert score(0.0, samples=64, looked_at=4) == 1, "and idle ones are still found"
     assert score(0.0, samples=65, looked_at=4) == 0, "where 6 is no longer expected"
-    assert score(GOOD_DIFFERENCE / 5, samples=32, looked_at=32) == 1, "a check that looks at the whole share says as much"
+    assert score(GOOD_DIFFERENCE / 5, samples=32, looked_at=32) == 1, (
+        "a check that looks at the whole share says as much"
+    )
     assert score(GOOD_DIFFERENCE / 5, samples=64, looked_at=32) == 0
     assert score(GOOD_DIFFERENCE / 9, samples=64, looked_at=32) == 1
 
