@@ -150,7 +150,8 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
 
 @dataclass
 class Crowd:
-    """Replicas of one model. Peers `kinds[i]`: honest, flip, collude, random, echo, copy, changed, idle."""
+    """Replicas of one model. Peers `kinds[i]`: honest, flip, collude, random, echo, copy, changed, idle; lie and inflate: as echo,
+    and liars as checkers."""
 
     options: argparse.Namespace
     samples: Samples
@@ -230,7 +231,7 @@ class Crowd:
                 return honest[0]
             case "changed":
                 return honest[0][:front] + partly(honest[0][front:], chunks, CHANGED, self.random)
-            case "echo":
+            case "echo" | "lie" | "inflate":
                 return own if self.past is None else self.echo()
         return own
 
@@ -241,7 +242,8 @@ class Crowd:
         return form.encode([form.choose(self.past, self.options.group_size)], self.options.group_size)
 
     def commit(self, payloads: Sequence[bytes], counted: Sequence[bool], lr: float) -> None:
-        before = [parameter.detach().clone() for parameter in self.model.parameters()] if "echo" in self.kinds else []
+        idle = not {"echo", "lie", "inflate"}.isdisjoint(self.kinds)
+        before = [parameter.detach().clone() for parameter in self.model.parameters()] if idle else []
         for peer, accepted in zip(self.peers, counted, strict=True):
             if peer.pending:
                 peer.settle(accepted)
@@ -373,6 +375,8 @@ def summary(found: Sequence[dict[str, object]]) -> dict[str, object]:
 
 COPIERS: Final = ("copy", "changed")
 LIE: Final = 50.0
+HUGE: Final = 1e6
+"""What `inflate` reports of everybody, so that differences seem to vary too much to tell anything."""
 
 
 def trials(options: argparse.Namespace, tokens: object) -> dict[str, object]:
@@ -381,7 +385,10 @@ def trials(options: argparse.Namespace, tokens: object) -> dict[str, object]:
     rows = {
         "honest": ["honest"] * options.peers,
         **{f"1 of 8 {kind}": ["honest"] * 7 + [kind] for kind in ("random", "echo", "copy", "changed")},
-        **{f"{kind} x{options.bad}": ["honest"] * good + [kind] * options.bad for kind in ("flip", "collude")},
+        **{
+            f"{kind} x{options.bad}": ["honest"] * good + [kind] * options.bad
+            for kind in ("flip", "collude", "lie", "inflate")
+        },
     }
     table: dict[str, object] = {}
     base = 0.0
@@ -403,7 +410,7 @@ def trials(options: argparse.Namespace, tokens: object) -> dict[str, object]:
 
 
 class Trial:
-    """A run whose coordinator believes nobody. Bad peers that agree (`flip`, `collude`) lie as checkers, too."""
+    """A run whose coordinator believes nobody. Bad peers that agree (`flip`, `collude`, `lie`, `inflate`) lie as checkers."""
 
     def __init__(self, options: argparse.Namespace, tokens: object, seed: int, kinds: Sequence[str]) -> None:
         self.options, self.kinds = options, kinds
@@ -508,7 +515,9 @@ class Trial:
                 self.checks += 1
                 figures = find(subject, earlier(entry, seen, subject), gradient(subject), gradient(checker))
                 own, difference = figures.own, figures.difference
-                if self.kinds[self.keys.index(checker)] in ("flip", "collude"):
+                if self.kinds[self.keys.index(checker)] == "inflate":
+                    difference = HUGE
+                elif self.kinds[self.keys.index(checker)] in ("flip", "collude", "lie"):
                     own = difference = LIE if self.kinds[self.keys.index(subject)] != "honest" else -LIE
                 found[checker].append(
                     Verdict(
