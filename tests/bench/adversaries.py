@@ -150,8 +150,10 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
 
 @dataclass
 class Crowd:
-    """Replicas of one model. Peers `kinds[i]`: honest, flip, collude, random, echo, copy, changed, idle; lie and inflate: as echo,
-    and liars as checkers."""
+    """Replicas of one model. Peers `kinds[i]`: honest, flip, collude, random, echo, copy, changed, idle.
+
+    `lie` and `inflate` vote as `echo` does, and lie as checkers.
+    """
 
     options: argparse.Namespace
     samples: Samples
@@ -382,6 +384,7 @@ HUGE: Final = 1e6
 def trials(options: argparse.Namespace, tokens: object) -> dict[str, object]:
     """Runs with the real coordinator's machine and real checks: who is excluded, when, and the loss at the end."""
     good = options.peers - options.bad
+    agreed = ("flip", "collude", "lie", "inflate")
     rows = {
         "honest": ["honest"] * options.peers,
         **{f"1 of 8 {kind}": ["honest"] * 7 + [kind] for kind in ("random", "echo", "copy", "changed")},
