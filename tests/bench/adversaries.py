@@ -384,7 +384,6 @@ HUGE: Final = 1e6
 def trials(options: argparse.Namespace, tokens: object) -> dict[str, object]:
     """Runs with the real coordinator's machine and real checks: who is excluded, when, and the loss at the end."""
     good = options.peers - options.bad
-    agreed = ("flip", "collude", "lie", "inflate")
     rows = {
         "honest": ["honest"] * options.peers,
         **{f"1 of 8 {kind}": ["honest"] * 7 + [kind] for kind in ("random", "echo", "copy", "changed")},
