@@ -25,6 +25,8 @@ VERDICTS_NEEDED = 2
 """Verdicts of different checkers that a decision needs: one checker alone excludes no peer."""
 VERDICT_STEPS = 2
 """Verdicts on a step are taken for this number of steps, and judged then: a check must not delay a step."""
+LOOKED_AT_MIN = 4
+"""A checker with fewer samples of its own in a step looks at so many of the subject's all the same."""
 _DOMAIN = b"swarmentum/v1/check\0"
 
 
@@ -46,6 +48,14 @@ def drawn(entry_hash: bytes, entry: Entry, checkers: int) -> Mapping[bytes, tupl
         busy.update(chosen)
         found[subject.public_key] = tuple(chosen)
     return found
+
+
+def looked_at(most: int, subject: int, checker: int) -> int:
+    """How many of a subject's samples a checker looks at. `most`: `trust.check_samples`; the others: samples in their shares.
+
+    No more than the checker has itself: a check costs a slow peer no more than a step of its own, whoever the subject is.
+    """
+    return min(most, subject, max(checker, LOOKED_AT_MIN))
 
 
 def checked_samples(entry_hash: bytes, subject: bytes, ranges: tuple[Range, ...], count: int) -> tuple[Range, ...]:

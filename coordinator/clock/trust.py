@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from coordinator.clock.values import replace
 from protos import checks
-from protos.checks import CHECK_ALWAYS, VERDICTS_NEEDED
+from protos.checks import CHECK_ALWAYS, VERDICTS_NEEDED, looked_at
 from protos.equivocation import Offence
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX, EVIDENCE_MAX, EXCLUSIONS_MAX, READMITTED_MAX
 from protos.log import Entry, Equivocation, Exclusion, Verdict
@@ -113,16 +113,16 @@ class StepChecks:
 
 @dataclass(frozen=True)
 class Recent:
-    """The figures of each of the last checks, at most TYPICAL_KEPT. `samples`: of the votes that were checked; 0: not known."""
+    """The figures of each of the last checks, at most TYPICAL_KEPT. `parts`: of a subject's samples, those that a check saw."""
 
     differences: tuple[float, ...] = ()
-    samples: tuple[int, ...] = ()
+    parts: tuple[float, ...] = ()
     overlaps: Mapping[bytes, float] = field(default_factory=dict)
     """The last with an earlier payload, by subject: who is checked more often than others weighs no more. Of counted peers."""
 
-    def difference(self, samples: int, looked_at: int) -> float:
-        """That honest votes on so many samples make nowadays, as most checks say; 0 if that tells nothing. `looked_at`: the
-        most samples that a check looks at.
+    def difference(self, part: float) -> float:
+        """That honest votes make nowadays where a check looks at `part` of their samples, as most checks say; 0 if that tells
+        nothing.
 
         The more other samples there are in the gradient that a peer voted with, the less those that a check looks at move it:
         the difference falls with the part that it looks at (docs/security.md). So a peer with a larger share than most makes a
@@ -137,9 +137,8 @@ class Recent:
         middle, upper = statistics.quantiles(self.differences, n=4, method="inclusive")[1:]
         if (1.0 - LAZY_PART) * middle < (upper - middle) / QUARTILE_DEVIATION:
             return 0.0
-        known = [min(looked_at / count, 1.0) for count in self.samples if count]
-        part = min(min(looked_at / samples, 1.0) / statistics.median(known), 1.0) if known and samples else 1.0
-        return part * middle if part * middle >= TELLING_MIN else 0.0
+        expected = min(part / statistics.median(self.parts), 1.0) * middle
+        return expected if expected >= TELLING_MIN else 0.0
 
     @property
     def copied_overlap(self) -> float:
@@ -149,12 +148,12 @@ class Recent:
         middle = statistics.median(self.overlaps.values())
         return middle + COPIED_WAY * (1.0 - middle)
 
-    def more(self, difference: float, samples: int, overlaps: Mapping[bytes, float]) -> Recent:
+    def more(self, difference: float, part: float, overlaps: Mapping[bytes, float]) -> Recent:
         """With one more check."""
         kept = {key: value for key, value in self.overlaps.items() if key not in overlaps} | dict(overlaps)
         for key in list(kept)[: max(len(kept) - TYPICAL_KEPT, 0)]:
             del kept[key]
-        return Recent((*self.differences, difference)[-TYPICAL_KEPT:], (*self.samples, samples)[-TYPICAL_KEPT:], kept)
+        return Recent((*self.differences, difference)[-TYPICAL_KEPT:], (*self.parts, part)[-TYPICAL_KEPT:], kept)
 
 
 def checks_of(trust: TrustConfig, entry: Entry, entry_hash: bytes) -> StepChecks:
@@ -166,16 +165,16 @@ def checks_of(trust: TrustConfig, entry: Entry, entry_hash: bytes) -> StepChecks
     return StepChecks(checks.drawn(entry_hash, entry, trust.checkers), payloads, arrival, samples)
 
 
-def suspicion(trust: TrustConfig, verdict: Verdict, recent: Recent, samples: int, *, copied: bool) -> float:
-    """BAD for votes of somebody who did not work on these samples, else GOOD. `samples`: of the votes, 0: not known. `copied`:
-    see `repeats`."""
+def suspicion(trust: TrustConfig, verdict: Verdict, recent: Recent, part: float, *, copied: bool) -> float:
+    """BAD for votes of somebody who did not work on these samples, else GOOD. `part`: of the votes' samples, those that the
+    checker saw. `copied`: see `repeats`."""
     if verdict.own < trust.agreement_min:
         return BAD
-    usual = recent.difference(samples, trust.check_samples)
+    usual = recent.difference(part)
     if copied and not usual and verdict.overlap >= recent.copied_overlap:
         return BAD  # where differences tell something, they tell copies, and whose work it was
-    part = COPY_PART if copied else LAZY_PART
-    return BAD if usual and verdict.difference < part * usual else GOOD
+    limit = COPY_PART if copied else LAZY_PART
+    return BAD if usual and verdict.difference < limit * usual else GOOD
 
 
 def judge(
@@ -198,13 +197,16 @@ def judge(
         if len(said) < VERDICTS_NEEDED or sum(weights) < WEIGHT_NEEDED:
             continue
         copied = repeats(trust, subject, said, weights, arrival)
-        size = sizes.get(subject, 0)
-        found = [suspicion(trust, verdict, recent, size, copied=copied) for verdict in said]
+        parts = [_part_seen(trust, sizes, verdict) for verdict in said]
+        found = [
+            suspicion(trust, verdict, recent, part, copied=copied) for verdict, part in zip(said, parts, strict=True)
+        ]
         before = after.get(subject, Standing())
         alike = {}
         if before.counted and not before.excluded and any(verdict.like for verdict in said):
             alike = {subject: weighted_median([verdict.overlap for verdict in said], weights)}
-        figures = figures.more(weighted_median([verdict.difference for verdict in said], weights), size, alike)
+        difference = weighted_median([verdict.difference for verdict in said], weights)
+        figures = figures.more(difference, weighted_median(parts, weights), alike)
         middle = weighted_median(found, weights)
         for verdict, one in zip(said, found, strict=True):
             checker = after.get(verdict.checker, Standing())
@@ -213,6 +215,12 @@ def judge(
         bad = [verdict for verdict, one in zip(said, found, strict=True) if one > 0]
         after[subject] = _moved(trust, before, middle, bad, copied=copied)
     return after, figures
+
+
+def _part_seen(trust: TrustConfig, sizes: Mapping[bytes, int], verdict: Verdict) -> float:
+    """The part of the subject's samples that the checker saw; 1 if the subject's number is not known (an old journal)."""
+    subject = sizes.get(verdict.subject, 0)
+    return looked_at(trust.check_samples, subject, sizes.get(verdict.checker, 0)) / subject if subject else 1.0
 
 
 def _moved(trust: TrustConfig, before: Standing, by: float, bad: Sequence[Verdict], *, copied: bool) -> Standing:

@@ -23,7 +23,7 @@ CHECKPOINT_EVERY = 250
 """Entries between two checkpoints: at most so many steps are folded after a restart. With 64 peers a step takes 0.85 ms to
 fold and a checkpoint 3.3 ms to make (`python -m tests.bench restart`). This is 0.2 s a restart, and 1.5 % of a step's own
 cost."""
-VERSION = 2
+VERSION = 3
 """The version grows when the fold of the same records gives another `Run`; tests/unit/coordinator/test_checkpoint.py checks."""
 _OF_GENESIS = ("run_id", "config", "defined")
 _COMPUTED = ("electors",)

@@ -19,7 +19,7 @@ from node.optim.layout import CHUNK_ELEMENTS, Layout
 from node.optim.tiles import TILE_CHUNKS_CPU
 from node.optim.votes.payload import Format
 from protos.assignment import Range, assign
-from protos.checks import checked_samples, drawn
+from protos.checks import checked_samples, drawn, looked_at
 from protos.log import Entry, SignedEntry, Tick, Verdict
 from protos.run_config import TrustConfig
 
@@ -72,8 +72,8 @@ def verdicts(
     """The verdicts of `me` on the peers that are `due`. `gradient(samples)`: transformed, at the state before the entry.
 
     The gradient is the plain one with local steps, too: honest local steps end near it, and each peer has an AdamW of its own.
-    A check costs a gradient over the subject's samples, or over `check_samples` of them. There are CHECKS_MAX checks at most,
-    and one more gradient. All checks together take twice 4 bytes a parameter.
+    A check costs a gradient over some of the subject's samples (`looked_at`). There are CHECKS_MAX checks at most, and one
+    more gradient. All checks together take twice 4 bytes a parameter.
     """
     # Every payload that counts is here, unless the door refused it. Refused votes are no work of any peer.
     invalid = {c.public_key for c in signed.entry.contributions} - votes.keys()
@@ -82,7 +82,8 @@ def verdicts(
     hashes = {c.public_key: c.payload_sha256 for c in (*signed.entry.contributions, *signed.entry.trials)}
 
     def of(key: bytes) -> Tensor:
-        return gradient(checked_samples(signed.hash, key, shares[key], trust.check_samples))
+        count = looked_at(trust.check_samples, sum(map(len, shares[key])), sum(map(len, shares[me])))
+        return gradient(checked_samples(signed.hash, key, shares[key], count))
 
     other = None if invalid.issuperset(mine) else of(me)
     found = []

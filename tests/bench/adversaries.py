@@ -507,15 +507,22 @@ class Trial:
         }
         hashes = {c.public_key: c.payload_sha256 for c in (*entry.contributions, *entry.trials)}
 
+        shares = {key: tuple(ranges[n]) for n, key in enumerate(self.keys)}
+
         @functools.cache
-        def gradient(key: bytes) -> Tensor:
-            part = tuple(ranges[self.keys.index(key)])
-            return crowd.seen_gradient(checks.checked_samples(record.hash, key, part, self.trust.check_samples))
+        def gradient(key: bytes, count: int) -> Tensor:
+            return crowd.seen_gradient(checks.checked_samples(record.hash, key, shares[key], count))
+
+        def seen_by(checker: bytes, key: bytes) -> Tensor:
+            have, own = sum(map(len, shares[key])), sum(map(len, shares[checker]))
+            return gradient(key, checks.looked_at(self.trust.check_samples, have, own))
 
         for subject, checkers in drawn.items():
             for checker in checkers:
                 self.checks += 1
-                figures = find(subject, earlier(entry, seen, subject), gradient(subject), gradient(checker))
+                figures = find(
+                    subject, earlier(entry, seen, subject), seen_by(checker, subject), seen_by(checker, checker)
+                )
                 own, difference = figures.own, figures.difference
                 if self.kinds[self.keys.index(checker)] == "inflate":
                     difference = HUGE

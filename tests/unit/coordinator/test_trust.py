@@ -28,9 +28,12 @@ GOOD_OVERLAP = 0.3
 
 
 def figures(
-    difference: float = GOOD_DIFFERENCE, overlap: float = GOOD_OVERLAP, n: int = trust.TYPICAL_NEEDED
+    difference: float = GOOD_DIFFERENCE,
+    overlap: float = GOOD_OVERLAP,
+    n: int = trust.TYPICAL_NEEDED,
+    part: float = 1.0,
 ) -> Recent:
-    return Recent((difference,) * n, (16,) * n, {key(50 + number): overlap for number in range(n)})
+    return Recent((difference,) * n, (part,) * n, {key(50 + number): overlap for number in range(n)})
 
 
 TYPICAL = figures()
@@ -121,22 +124,33 @@ def test_idle_votes_fit_nobodys_samples_better_and_count_only_where_that_tells_s
 def test_an_honest_peer_with_a_large_share_is_not_taken_for_an_idle_one() -> None:
     """Found in a demo on a busy machine: with four times the samples, a check of four of them says a quarter as much."""
 
-    def score(difference: float, samples: int, looked_at: int) -> float:
+    def score(difference: float, samples: int, looked_at: int, checkers: int = 64, usual: float = 1.0) -> float:
         verdicts = [verdict(n, 5, difference=difference) for n in range(3)]
         standings = {key(n): Standing(counted=True) for n in range(PEERS)}
         settings = ON.model_copy(update={"check_samples": looked_at})
-        return trust.judge(settings, standings, TYPICAL, verdicts, [key(5)], [samples])[0][key(5)].score
+        arrival, sizes = [key(n) for n in (5, 0, 1, 2)], [samples, *[checkers] * 3]
+        return trust.judge(settings, standings, figures(part=usual), verdicts, arrival, sizes)[0][key(5)].score
 
-    assert score(GOOD_DIFFERENCE / 5, samples=16, looked_at=4) == 1
-    assert score(GOOD_DIFFERENCE / 5, samples=64, looked_at=4) == 0
-    assert score(GOOD_DIFFERENCE / 5, samples=2, looked_at=4) == 1, "a small share asks for no more"
-    assert score(0.0, samples=64, looked_at=4) == 1, "and idle ones are still found"
-    assert score(0.0, samples=65, looked_at=4) == 0, "where 6 is no longer expected"
+    assert score(GOOD_DIFFERENCE / 5, samples=16, looked_at=4, usual=1 / 4) == 1
+    assert score(GOOD_DIFFERENCE / 5, samples=64, looked_at=4, usual=1 / 4) == 0
+    assert score(GOOD_DIFFERENCE / 5, samples=2, looked_at=4, usual=1 / 4) == 1, "a small share asks for no more"
+    assert score(0.0, samples=64, looked_at=4, usual=1 / 4) == 1, "and idle ones are still found"
+    assert score(0.0, samples=65, looked_at=4, usual=1 / 4) == 0, "where 6 is no longer expected"
     assert score(GOOD_DIFFERENCE / 5, samples=32, looked_at=32) == 1, (
         "a check that looks at the whole share says as much"
     )
     assert score(GOOD_DIFFERENCE / 5, samples=64, looked_at=32) == 0
     assert score(GOOD_DIFFERENCE / 9, samples=64, looked_at=32) == 1
+    assert score(GOOD_DIFFERENCE / 9, samples=32, looked_at=32, checkers=16) == 1
+    assert score(GOOD_DIFFERENCE / 7, samples=32, looked_at=32, checkers=16) == 0, "slow checkers look at less"
+    assert score(GOOD_DIFFERENCE / 5, samples=16, looked_at=32, checkers=1, usual=1 / 4) == 1, "but at four"
+
+
+def test_a_check_costs_a_slow_peer_no_more_than_a_step_of_its_own() -> None:
+    assert checks.looked_at(most=32, subject=64, checker=64) == 32
+    assert checks.looked_at(most=32, subject=64, checker=8) == 8
+    assert checks.looked_at(most=32, subject=64, checker=1) == checks.LOOKED_AT_MIN
+    assert checks.looked_at(most=32, subject=2, checker=1) == 2
 
 
 def excluded(honest: tuple[float, float], idle: tuple[float, float], seeds: int) -> dict[int, int]:
