@@ -25,8 +25,10 @@ VERDICTS_NEEDED = 2
 """Verdicts of different checkers that a decision needs: one checker alone excludes no peer."""
 VERDICT_STEPS = 2
 """Verdicts on a step are taken for this number of steps, and judged then: a check must not delay a step."""
-LOOKED_AT_MIN = 4
-"""A checker with fewer samples of its own in a step looks at so many of the subject's all the same."""
+LOOKED_AT_MIN = 8
+"""A checker may look at so many of the subject's samples, however few it has itself."""
+LOOKED_AT_TRIED = 8
+"""Of a newcomer, whose votes do not count yet, no check looks at more: identities are free, and a check is work for others."""
 _DOMAIN = b"swarmentum/v1/check\0"
 
 
@@ -50,12 +52,13 @@ def drawn(entry_hash: bytes, entry: Entry, checkers: int) -> Mapping[bytes, tupl
     return found
 
 
-def looked_at(most: int, subject: int, checker: int) -> int:
+def looked_at(most: int, subject: int, checker: int, *, tried: bool) -> int:
     """How many of a subject's samples a checker looks at. `most`: `trust.check_samples`; the others: samples in their shares.
 
-    No more than the checker has itself: a check costs a slow peer no more than a step of its own, whoever the subject is.
+    No more than twice what the checker has itself, so that a check costs a slow peer two steps of its own, whoever the subject
+    is. With less, idle peers that seem fast could have shares of which a check sees too little. `tried`: a newcomer's votes.
     """
-    return min(most, subject, max(checker, LOOKED_AT_MIN))
+    return min(most, subject, max(2 * checker, LOOKED_AT_MIN), LOOKED_AT_TRIED if tried else most)
 
 
 def checked_samples(entry_hash: bytes, subject: bytes, ranges: tuple[Range, ...], count: int) -> tuple[Range, ...]:

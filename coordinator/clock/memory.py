@@ -199,7 +199,8 @@ def _remember_tick(run: Run, tick: Tick, now_ms: int) -> Run:
     run = replace(run, roster=tuple(share.public_key for share in tick.roster), left=frozenset())
     turns = {key: replace(run.peers[key], last_turn=tick.step) for key in run.roster if key in run.peers}
     run = replace(run, peers={**run.peers, **turns})
-    deadline = now_ms + rules.deadline_ms(run.config.clock, run.durations_ms)
+    checks_due = run.checks[tick.step - 1].most_of_one if tick.step - 1 in run.checks else 0
+    deadline = now_ms + rules.deadline_ms(run.config.clock, run.durations_ms, checks_due)
     rarely = rules.rarely_awaited(run.config.clock, tick, run.peers)
     opened = rules.seen(OpenStep(tick, now_ms, deadline, rarely=rarely), run.peers)
     if before is not None and before.tick.step == tick.step:

@@ -83,14 +83,19 @@ def decay_begins(optimizer: OptimizerConfig, steps: int) -> int:
     return max(steps - (optimizer.decay_steps or max(int(steps * DECAY_PART), 1)), optimizer.warmup_steps)
 
 
-def deadline_ms(clock: ClockConfig, durations_ms: Sequence[int]) -> int:
-    """How long a step may take, within bounds: half as long again as most peers usually need, or k * MAD more."""
+def deadline_ms(clock: ClockConfig, durations_ms: Sequence[int], checks_due: int = 0) -> int:
+    """How long a step may take, within bounds: half as long again as most peers usually need, or k * MAD more.
+
+    `checks_due`: the most that the entry before asks of one peer. Each is a gradient over up to a step's samples, and so is the
+    one that they are compared with: a checker's votes come so much later, and still count.
+    """
     if len(durations_ms) < 3:
         return clock.deadline_ms_max
     median = statistics.median(durations_ms)
     spread = statistics.median(abs(value - median) for value in durations_ms)
     most = median + max(clock.deadline_mad_factor * spread, DEADLINE_SLACK * median)
-    return int(min(max(most, clock.deadline_ms_min), clock.deadline_ms_max))
+    gradients = 1 + checks_due if checks_due else 0
+    return int(min(max(most, clock.deadline_ms_min) * (1 + gradients), clock.deadline_ms_max))
 
 
 def seen(step: OpenStep, peers: Mapping[bytes, Peer]) -> OpenStep:

@@ -11,6 +11,7 @@ the log did not draw.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,17 +32,18 @@ WEIGHT_MIN = 1 / 16
 WEIGHT_BACK = 0.1
 WEIGHT_NEEDED = 1.5
 """A check counts only with so much weight behind it: two checkers that were not caught lying."""
-BAD, GOOD = 1.0, -1.0
-"""A check adds one of these to a score. Up to a seventh of the honest checks are bad for some time, and three quarters of those
-of idle peers (ADR 62). A score falls as long as less than half of the checks are bad."""
+WORST, BAD, GOOD = 2.0, 1.0, -1.0
+"""A check adds one of these to a score. WORST is for votes that do not lower the loss; honest peers cast none.
+Up to a seventh of the honest checks are bad for some time, and three quarters of those of idle peers (ADR 62)."""
 TYPICAL_KEPT = 32
-TYPICAL_NEEDED = 8
+TYPICAL_NEEDED = 16
 SUBJECTS_NEEDED = 3
 TELLING_MIN = 6.0
 """`difference` says something only where it is typically so large, and where honest checks differ less than they would have to
 differ to be bad (`Recent.difference`). It is small early in a run, and for few samples of a large batch."""
-QUARTILE_DEVIATION = 0.674
-"""A quarter of a normal distribution is above its mean by more than so many standard deviations."""
+QUARTILE_DEVIATION = 0.59
+"""From the median of the checks that are not bad to their upper quartile, in standard deviations of all, where a fifth of
+normally distributed checks is bad."""
 LAZY_PART, COPY_PART = 1 / 4, 1 / 2
 """Below this part of the typical difference a check is bad; for votes that repeat an earlier payload, below the larger part."""
 COPIED_WAY = 1 / 2
@@ -102,6 +104,11 @@ class StepChecks:
     """Of the authors in `arrival`."""
     verdicts: Mapping[tuple[bytes, bytes], Verdict] = field(default_factory=dict)
 
+    @property
+    def most_of_one(self) -> int:
+        """The most checks that one peer is to make."""
+        return max(Counter(key for checkers in self.drawn.values() for key in checkers).values(), default=0)
+
     def with_verdict(self, verdict: Verdict) -> StepChecks:
         """With one more verdict; the same if it was not drawn, is of another payload or is not the checker's first."""
         name = verdict.checker, verdict.subject
@@ -129,13 +136,14 @@ class Recent:
         smaller difference without any fault. It is not asked for more with a smaller share.
 
         Honest checks differ among each other, too: some samples fit everybody's votes. If one that is a standard deviation
-        below the typical one would be bad, they tell nothing. The deviation is taken from those above the typical one: idle
-        peers have no say in it.
+        below the typical one would be bad, they tell nothing. The deviation is taken from the upper half of the checks that are
+        not bad, so that idle peers do not make it larger.
         """
-        if len(self.differences) < TYPICAL_NEEDED:
+        if len(self.differences) < TYPICAL_NEEDED or (middle := statistics.median(self.differences)) < TELLING_MIN:
             return 0.0
-        middle, upper = statistics.quantiles(self.differences, n=4, method="inclusive")[1:]
-        if (1.0 - LAZY_PART) * middle < (upper - middle) / QUARTILE_DEVIATION:
+        good = [difference for difference in self.differences if difference >= LAZY_PART * middle]
+        half, upper = statistics.quantiles(good, n=4, method="inclusive")[1:]
+        if (1.0 - LAZY_PART) * middle < (upper - half) / QUARTILE_DEVIATION:
             return 0.0
         expected = min(part / statistics.median(self.parts), 1.0) * middle
         return expected if expected >= TELLING_MIN else 0.0
@@ -148,12 +156,17 @@ class Recent:
         middle = statistics.median(self.overlaps.values())
         return middle + COPIED_WAY * (1.0 - middle)
 
-    def more(self, difference: float, part: float, overlaps: Mapping[bytes, float]) -> Recent:
+    def more(self, difference: float, part: float) -> Recent:
         """With one more check."""
+        differences, parts = (*self.differences, difference), (*self.parts, part)
+        return replace(self, differences=differences[-TYPICAL_KEPT:], parts=parts[-TYPICAL_KEPT:])
+
+    def alike(self, overlaps: Mapping[bytes, float]) -> Recent:
+        """With the overlap of one more check, by subject."""
         kept = {key: value for key, value in self.overlaps.items() if key not in overlaps} | dict(overlaps)
         for key in list(kept)[: max(len(kept) - TYPICAL_KEPT, 0)]:
             del kept[key]
-        return Recent((*self.differences, difference)[-TYPICAL_KEPT:], (*self.parts, part)[-TYPICAL_KEPT:], kept)
+        return replace(self, overlaps=kept)
 
 
 def checks_of(trust: TrustConfig, entry: Entry, entry_hash: bytes) -> StepChecks:
@@ -166,10 +179,12 @@ def checks_of(trust: TrustConfig, entry: Entry, entry_hash: bytes) -> StepChecks
 
 
 def suspicion(trust: TrustConfig, verdict: Verdict, recent: Recent, part: float, *, copied: bool) -> float:
-    """BAD for votes of somebody who did not work on these samples, else GOOD. `part`: of the votes' samples, those that the
-    checker saw. `copied`: see `repeats`."""
+    """WORST for votes that do not lower the loss, BAD for those of somebody who did not work on these samples, else GOOD.
+
+    `part`: of the votes' samples, those that the checker saw. `copied`: see `repeats`.
+    """
     if verdict.own < trust.agreement_min:
-        return BAD
+        return WORST
     usual = recent.difference(part)
     if copied and not usual and verdict.overlap >= recent.copied_overlap:
         return BAD  # where differences tell something, they tell copies, and whose work it was
@@ -197,30 +212,44 @@ def judge(
         if len(said) < VERDICTS_NEEDED or sum(weights) < WEIGHT_NEEDED:
             continue
         copied = repeats(trust, subject, said, weights, arrival)
-        parts = [_part_seen(trust, sizes, verdict) for verdict in said]
+        before = after.get(subject, Standing())
+        parts = [_part_seen(trust, sizes, verdict, tried=not before.counted) for verdict in said]
         found = [
             suspicion(trust, verdict, recent, part, copied=copied) for verdict, part in zip(said, parts, strict=True)
         ]
-        before = after.get(subject, Standing())
-        alike = {}
-        if before.counted and not before.excluded and any(verdict.like for verdict in said):
-            alike = {subject: weighted_median([verdict.overlap for verdict in said], weights)}
-        difference = weighted_median([verdict.difference for verdict in said], weights)
-        figures = figures.more(difference, weighted_median(parts, weights), alike)
+        if before.counted and not before.excluded:
+            figures = _typical(figures, before, said, weights, parts)
         middle = weighted_median(found, weights)
         for verdict, one in zip(said, found, strict=True):
             checker = after.get(verdict.checker, Standing())
-            weight = min(checker.weight + WEIGHT_BACK, 1.0) if one == middle else max(checker.weight / 2, WEIGHT_MIN)
+            weight = (
+                min(checker.weight + WEIGHT_BACK, 1.0)
+                if (one > 0) == (middle > 0)
+                else max(checker.weight / 2, WEIGHT_MIN)
+            )
             after[verdict.checker] = replace(checker, weight=weight)
         bad = [verdict for verdict, one in zip(said, found, strict=True) if one > 0]
         after[subject] = _moved(trust, before, middle, bad, copied=copied)
     return after, figures
 
 
-def _part_seen(trust: TrustConfig, sizes: Mapping[bytes, int], verdict: Verdict) -> float:
+def _part_seen(trust: TrustConfig, sizes: Mapping[bytes, int], verdict: Verdict, *, tried: bool) -> float:
     """The part of the subject's samples that the checker saw; 1 if the subject's number is not known (an old journal)."""
-    subject = sizes.get(verdict.subject, 0)
-    return looked_at(trust.check_samples, subject, sizes.get(verdict.checker, 0)) / subject if subject else 1.0
+    subject, checker = sizes.get(verdict.subject, 0), sizes.get(verdict.checker, 0)
+    return looked_at(trust.check_samples, subject, checker, tried=tried) / subject if subject else 1.0
+
+
+def _typical(
+    figures: Recent, subject: Standing, said: Sequence[Verdict], weights: Sequence[float], parts: Sequence[float]
+) -> Recent:
+    """The figures with a check of a peer whose votes count. Differences of one in doubt, which is checked in each step, do not
+    count: neither newcomers nor idle peers say what is typical, however many they are."""
+    if any(verdict.like for verdict in said):
+        figures = figures.alike({said[0].subject: weighted_median([verdict.overlap for verdict in said], weights)})
+    if subject.score:
+        return figures
+    difference = weighted_median([verdict.difference for verdict in said], weights)
+    return figures.more(difference, weighted_median(parts, weights))
 
 
 def _moved(trust: TrustConfig, before: Standing, by: float, bad: Sequence[Verdict], *, copied: bool) -> Standing:

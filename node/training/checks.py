@@ -73,24 +73,29 @@ def verdicts(
 
     The gradient is the plain one with local steps, too: honest local steps end near it, and each peer has an AdamW of its own.
     A check costs a gradient over some of the subject's samples (`looked_at`). There are CHECKS_MAX checks at most, and one
-    more gradient. All checks together take twice 4 bytes a parameter.
+    more gradient, over as many of the checker's own. All checks together take twice 4 bytes a parameter.
     """
     # Every payload that counts is here, unless the door refused it. Refused votes are no work of any peer.
     invalid = {c.public_key for c in signed.entry.contributions} - votes.keys()
     mine = [subject for subject in mine if subject in votes or subject in invalid]
     shares = assign(tick.pool, tick.roster)
     hashes = {c.public_key: c.payload_sha256 for c in (*signed.entry.contributions, *signed.entry.trials)}
+    tried = {c.public_key for c in signed.entry.trials}
 
-    def of(key: bytes) -> Tensor:
-        count = looked_at(trust.check_samples, sum(map(len, shares[key])), sum(map(len, shares[me])))
+    def seen(key: bytes) -> int:
+        have, own = sum(map(len, shares[key])), sum(map(len, shares[me]))
+        return looked_at(trust.check_samples, have, own, tried=key in tried)
+
+    def of(key: bytes, count: int) -> Tensor:
         return gradient(checked_samples(signed.hash, key, shares[key], count))
 
-    other = None if invalid.issuperset(mine) else of(me)
+    counts = {subject: seen(subject) for subject in mine if subject not in invalid}
+    other = of(me, max(counts.values())) if counts else None
     found = []
     for subject in mine:
         f = NOTHING
-        if subject not in invalid and other is not None:
-            f = find(subject, earlier(signed.entry, votes, subject), of(subject), other)
+        if subject in counts and other is not None:
+            f = find(subject, earlier(signed.entry, votes, subject), of(subject, counts[subject]), other)
         found.append(Verdict(tick.step, me, subject, hashes[subject], f.own, f.difference, f.overlap, f.like))
     return tuple(found)
 

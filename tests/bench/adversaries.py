@@ -513,9 +513,11 @@ class Trial:
         def gradient(key: bytes, count: int) -> Tensor:
             return crowd.seen_gradient(checks.checked_samples(record.hash, key, shares[key], count))
 
+        tried = {c.public_key for c in entry.trials}
+
         def seen_by(checker: bytes, key: bytes) -> Tensor:
             have, own = sum(map(len, shares[key])), sum(map(len, shares[checker]))
-            return gradient(key, checks.looked_at(self.trust.check_samples, have, own))
+            return gradient(key, checks.looked_at(self.trust.check_samples, have, own, tried=key in tried))
 
         for subject, checkers in drawn.items():
             for checker in checkers:

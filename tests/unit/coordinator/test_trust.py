@@ -21,6 +21,7 @@ from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from tests.unit.coordinator.driver import Harness, digest_of, joined, key, sha, snapshot_at
 
 ON = TrustConfig(enabled=True, probation_steps=3, exclude_at=5)
+DEFAULTS = TrustConfig(enabled=True)
 CLOCK = ClockConfig(min_peers=3)
 PEERS = 6
 GOOD_OWN, GOOD_DIFFERENCE = 60.0, 24.0
@@ -98,8 +99,8 @@ def test_a_verdict_of_one_checker_decides_nothing() -> None:
 
 def test_votes_that_do_not_lower_the_loss_exclude_with_evidence_of_several() -> None:
     bad = [verdict(n, 5, own=0.0, difference=0.0) for n in range(3)]
-    assert not judged(4, bad)[key(5)].excluded
-    out = judged(5, bad)[key(5)]
+    assert not judged(2, bad)[key(5)].excluded
+    out = judged(3, bad)[key(5)]
     assert "do not lower the loss on your own samples" in out.excluded
     assert {v.checker for v in out.evidence} == {key(0), key(1), key(2)}
 
@@ -141,47 +142,94 @@ def test_an_honest_peer_with_a_large_share_is_not_taken_for_an_idle_one() -> Non
     )
     assert score(GOOD_DIFFERENCE / 5, samples=64, looked_at=32) == 0
     assert score(GOOD_DIFFERENCE / 9, samples=64, looked_at=32) == 1
-    assert score(GOOD_DIFFERENCE / 9, samples=32, looked_at=32, checkers=16) == 1
-    assert score(GOOD_DIFFERENCE / 7, samples=32, looked_at=32, checkers=16) == 0, "slow checkers look at less"
-    assert score(GOOD_DIFFERENCE / 5, samples=16, looked_at=32, checkers=1, usual=1 / 4) == 1, "but at four"
+    assert score(GOOD_DIFFERENCE / 9, samples=32, looked_at=32, checkers=8) == 1
+    assert score(GOOD_DIFFERENCE / 7, samples=32, looked_at=32, checkers=8) == 0, "slow checkers look at less"
+    assert score(GOOD_DIFFERENCE / 5, samples=16, looked_at=32, checkers=1, usual=1 / 2) == 1, "but at eight"
 
 
-def test_a_check_costs_a_slow_peer_no_more_than_a_step_of_its_own() -> None:
-    assert checks.looked_at(most=32, subject=64, checker=64) == 32
-    assert checks.looked_at(most=32, subject=64, checker=8) == 8
-    assert checks.looked_at(most=32, subject=64, checker=1) == checks.LOOKED_AT_MIN
-    assert checks.looked_at(most=32, subject=2, checker=1) == 2
+def test_a_check_costs_a_slow_peer_no_more_than_two_steps_of_its_own_and_a_newcomers_less() -> None:
+    assert checks.looked_at(most=32, subject=64, checker=64, tried=False) == 32
+    assert checks.looked_at(most=32, subject=64, checker=8, tried=False) == 16
+    assert checks.looked_at(most=32, subject=64, checker=1, tried=False) == checks.LOOKED_AT_MIN
+    assert checks.looked_at(most=32, subject=2, checker=1, tried=False) == 2
+    assert checks.looked_at(most=32, subject=64, checker=64, tried=True) == checks.LOOKED_AT_TRIED
 
 
-def excluded(honest: tuple[float, float], idle: tuple[float, float], seeds: int) -> dict[int, int]:
-    """Peers that were excluded -> how often, after 100 checks of each; `difference` has a mean and a deviation. 4 is idle."""
-    out = dict.fromkeys(range(5), 0)
+def excluded(
+    honest: tuple[float, float],
+    idle: tuple[float, float] = (0.0, 0.0),
+    peers: int = 5,
+    idlers: int = 0,
+    steps: int = 100,
+    idle_from: int = 0,
+    seeds: int = 20,
+) -> tuple[int, int]:
+    """(honest peers, idle peers) that were excluded in all runs. Peers are checked as often as their standing says.
+
+    `honest` and `idle`: mean and deviation of `difference`. The last `idlers` peers are idle from a step on.
+    """
+    out = [0, 0]
     for seed in range(seeds):
-        gauss = random.Random(seed).gauss
-        standings: dict[bytes, Standing] = {key(n): Standing(counted=True) for n in range(5)}
+        draw = random.Random(seed)
+        names = [key(n) for n in range(peers)]
+        standings: dict[bytes, Standing] = {name: Standing(counted=True) for name in names}
         recent = Recent()
-        for _ in range(100):
-            found = [
-                verdict(checker, n, difference=one)
-                for n in range(5)
-                for one in [gauss(*(idle if n == 4 else honest))]
-                for checker in [(n + 1) % 5, (n + 2) % 5, (n + 3) % 5]
-            ]
-            standings, recent = trust.judge(ON, standings, recent, found, [key(n) for n in range(5)], [16] * 5)
-        for n in out:
-            out[n] += bool(standings[key(n)].excluded)
-    return out
+        for step in range(steps):
+            found = []
+            for n, name in enumerate(names):
+                if standings[name].excluded or draw.random() * 1000 >= standings[name].check_permille:
+                    continue
+                is_idle = n >= peers - idlers and step >= idle_from
+                one = draw.gauss(*(idle if is_idle else honest))
+                left = [other for other, by in enumerate(names) if other != n and not standings[by].excluded]
+                found += [verdict(checker, n, difference=one) for checker in draw.sample(left, min(3, len(left)))]
+            standings, recent = trust.judge(DEFAULTS, standings, recent, found, names, [16] * peers)
+        for n, name in enumerate(names):
+            out[n >= peers - idlers] += bool(standings[name].excluded)
+    return out[0], out[1]
 
 
-def test_checks_that_honest_peers_often_fail_exclude_nobody() -> None:
-    """Found in a demo: with 4 of 16 samples looked at, honest checks had 9 with a deviation of 16 in steps 20 to 40."""
-    assert set(excluded(honest=(9.0, 15.7), idle=(9.0, 15.7), seeds=20).values()) == {0}
+EARLY_AND_FEW = (9.0, 15.7)
+"""`difference` of honest peers at the demo's setting, steps 20 to 40, where a check looks at 4 of 16 samples (ADR 62)."""
+WHOLE, IDLE = (22.1, 12.1), (0.5, 4.5)
+"""The same where it looks at all 16; and of peers that vote for what the run did lately."""
+
+
+def test_checks_that_honest_peers_often_fail_exclude_next_to_nobody() -> None:
+    """Found in a demo. With 200 seeds 2 of 1,000 are excluded, and 304 were before ADR 62."""
+    assert excluded(EARLY_AND_FEW)[0] <= 1
+    assert excluded((15.0, 13.0))[0] <= 1
 
 
 def test_checks_that_tell_idle_peers_apart_exclude_them_and_no_other() -> None:
-    """Measured with all of 16 samples looked at, in steps 20 to 40."""
-    found = excluded(honest=(22.1, 12.1), idle=(0.5, 4.5), seeds=20)
-    assert found == {0: 0, 1: 0, 2: 0, 3: 0, 4: 20}
+    honest, idle = excluded(WHOLE, IDLE, idlers=1)
+    assert (honest, idle >= 18) == (0, True), idle
+
+
+def test_three_idle_peers_of_ten_do_not_make_the_checks_say_nothing() -> None:
+    honest, idle = excluded(WHOLE, IDLE, peers=10, idlers=3, steps=250)
+    assert (honest, idle >= 51) == (0, True), idle
+    honest, idle = excluded(WHOLE, IDLE, peers=10, idlers=3, steps=400, idle_from=100)
+    assert (honest, idle >= 48) == (0, True), idle
+
+
+def test_votes_against_the_loss_in_every_second_step_exclude() -> None:
+    good, bad = ([verdict(n, 5, own=own) for n in range(3)] for own in (GOOD_OWN, -GOOD_OWN))
+    standings = {key(n): Standing(counted=True) for n in range(PEERS)}
+    for _ in range(6):
+        for verdicts in (bad, good):
+            standings, _ = trust.judge(ON, standings, TYPICAL, verdicts, [key(n) for n in range(PEERS)])
+    assert standings[key(5)].excluded
+
+
+def test_newcomers_and_peers_in_doubt_do_not_say_what_is_typical() -> None:
+    def typical(subject: Standing) -> tuple[float, ...]:
+        standings = {key(n): Standing(counted=True) for n in range(PEERS)} | {key(5): subject}
+        found = [verdict(n, 5, difference=1000.0) for n in range(3)]
+        return trust.judge(ON, standings, Recent(), found, [key(5)])[1].differences
+
+    assert typical(Standing(counted=True)) == (1000.0,)
+    assert typical(Standing()) == typical(Standing(counted=True, score=1.0)) == ()
 
 
 def alike(subject: int, like: int, overlap: float = 1.0, difference: float = GOOD_DIFFERENCE) -> list[Verdict]:
