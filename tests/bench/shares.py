@@ -29,7 +29,7 @@ WARMUP_STEPS = 10
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shares", type=int, nargs="+", default=[8, 8, 8, 40], help="samples of each peer in a step")
     parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--checked", type=int, default=4, help="samples that a check looks at")
+    parser.add_argument("--checked", type=int, default=32, help="samples that a check looks at")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--data", type=Path, default=None, help="a text file (default: the standard library)")

@@ -37,6 +37,13 @@ def test_deadline_is_median_and_spread_within_bounds(durations: list[int], deadl
     assert rules.deadline_ms(config().clock, durations) == deadline
 
 
+def test_a_checker_has_the_time_that_its_checks_take() -> None:
+    usual, clock = [5_000] * 9, config().clock
+    assert rules.deadline_ms(clock, usual, checks_due=1) == 3 * rules.deadline_ms(clock, usual)
+    assert rules.deadline_ms(clock, usual, checks_due=3) == 5 * rules.deadline_ms(clock, usual)
+    assert rules.deadline_ms(clock, [50_000] * 9, checks_due=4) == clock.deadline_ms_max
+
+
 @pytest.mark.parametrize(("reports", "members", "value"), [
     ("", 3, None), ("a", 1, "a"), ("a", 2, None), ("aab", 3, "a"), ("ab", 2, None), ("aabb", 4, None), ("abb", 5, None),
     ("aaabb", 5, "a"), ("abbb", 1, "a"), ("aaa", 0, None),
