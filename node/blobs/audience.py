@@ -4,12 +4,16 @@ A member of the open step's roster has streams of its own. Every other peer is a
 snapshot and replays the log. So strangers get the same blobs. All strangers together have a limit of streams, of bytes in
 memory and of bytes a second. The last limit is lower while the server serves a member.
 
-If another stranger comes and there is no room, the server ends the stranger's stream that it has waited for longest. Refuses
-the new stranger if the server waits for no stranger.
+If another stranger comes and there is no room, the stranger with the most streams loses one, if it has at least two more than
+the new one. Otherwise the server ends the stream that it has waited for longest, of those that have as many as the new one.
+Refuses the new stranger if the server waits for none. Streams that wait for their turn to be sent to count like all others:
+else a few strangers that ask for much at once would hold all places, and a joiner's new stream, which has not asked yet,
+would be the only one to end.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,7 +65,7 @@ class Audience:
         if len(own) >= most and not (not member and self._evict(own)):
             return None
         strangers = self._strangers()
-        if not member and len(strangers) >= STRANGERS_STREAMS_MAX and not self._evict(strangers):
+        if not member and len(strangers) >= STRANGERS_STREAMS_MAX and not self._make_room(strangers, len(own)):
             return None
         seat = Seat(remote, end, now)
         self._seats[seat] = None
@@ -97,12 +101,25 @@ class Audience:
     def _strangers(self) -> list[Seat]:
         return [seat for seat in self._seats if not self.is_member(seat.remote)]
 
+    def _make_room(self, strangers: list[Seat], own: int) -> bool:
+        """End a stream for one more of a stranger that has `own`. Returns whether there was one to end."""
+        streams = Counter(seat.remote for seat in strangers)
+        most = max(streams.values())
+        if most < own + 2:
+            return self._evict([seat for seat in strangers if streams[seat.remote] >= own])
+        greedy = [seat for seat in strangers if streams[seat.remote] == most]
+        if not self._evict(greedy):
+            self._end(greedy[0])
+        return True
+
     def _evict(self, seats: list[Seat]) -> bool:
         """End the stream that the server has waited for longest. Returns whether there was one."""
         waiting = [(seat.waits_since, place, seat) for place, seat in enumerate(seats) if seat.waits_since is not None]
         if not waiting:
             return False
-        seat = min(waiting)[2]
+        self._end(min(waiting)[2])
+        return True
+
+    def _end(self, seat: Seat) -> None:
         del self._seats[seat]
         seat.end()
-        return True

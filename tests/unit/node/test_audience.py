@@ -42,6 +42,20 @@ def test_a_stranger_that_waits_for_us_is_not_sent_away(monkeypatch: pytest.Monke
     assert seated(audience, "d", 3, ended) is None
 
 
+def test_strangers_with_many_streams_make_room_for_one_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen in a test of an attack: all places waited for their turn, and a joiner lost its stream before it could ask."""
+    monkeypatch.setattr(audience_module, "STRANGERS_STREAMS_MAX", 6)
+    audience, ended = Audience(frozenset()), list[str]()
+    for number in range(6):
+        seat = seated(audience, f"greedy-{number % 2}", number, ended)
+        assert seat is not None
+        seat.waits_since = None  # it has asked, and waits for its turn
+    assert seated(audience, "joiner", 10, ended)
+    assert [name[:6] for name in ended] == ["greedy"]
+    assert seated(audience, "greedy-0", 11, ended) is None
+    assert "joiner" not in ended, "its new stream is the only one that the server waits for"
+
+
 def test_one_stranger_has_few_streams_and_loses_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audience_module, "STREAMS_A_STRANGER_MAX", 2)
     audience, ended = Audience(frozenset()), list[str]()
