@@ -94,8 +94,8 @@ def deadline_ms(clock: ClockConfig, durations_ms: Sequence[int], checks_due: int
     median = statistics.median(durations_ms)
     spread = statistics.median(abs(value - median) for value in durations_ms)
     most = median + max(clock.deadline_mad_factor * spread, DEADLINE_SLACK * median)
-    gradients = 1 + checks_due if checks_due else 0
-    return int(min(max(most, clock.deadline_ms_min) * (1 + gradients), clock.deadline_ms_max))
+    gradients = 2 + checks_due if checks_due else 1
+    return int(min(max(most, clock.deadline_ms_min) * gradients, clock.deadline_ms_max))
 
 
 def seen(step: OpenStep, peers: Mapping[bytes, Peer]) -> OpenStep:

@@ -22,7 +22,7 @@ from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
 LAYOUT_SECONDS_MAX = 300.0
 OWN_A_ROOT_VOTE = 0.177
 """The least `own` of an honest peer in docs/security.md, divided by the root of the votes, because `own` grows with that root.
-The figure is 14, of 6,250 votes, with 4 checked samples of a share of 32. An honest `own` of more is larger."""
+The figure is 14, of 6,250 votes, with 4 checked samples of a share of 32. With more samples `own` is larger."""
 SHARE_MEASURED = 32
 PERIODS_KEPT = 3
 BYTES_A_GB = 10**9

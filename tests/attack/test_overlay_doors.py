@@ -17,7 +17,8 @@ from node.overlay import dht
 from node.overlay.connections import Connections
 from node.overlay.dht import Discovery, _Records, run_key
 from protos.identity import Identity
-from tests.attack.attacks import dht_fill, unread_streams
+from tests.attack.attacks import dht_fill, snapshot_pulls, unread_streams
+from tests.attack.hosts import strangers
 from tests.unit.node.test_overlay import BLOB, NAME, RUN, fetching, hosts, until
 
 
@@ -134,3 +135,32 @@ async def test_streams_that_nobody_reads_hold_up_neither_members_nor_a_joiner(
         finally:
             told = await attack
         assert int(told.split()[0]) >= audience_module.STRANGERS_STREAMS_MAX, told
+
+
+async def test_strangers_that_read_all_the_time_leave_a_joiner_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten strangers with 16 streams each waited for their turn in all 128 places: of ten pulls of a joiner none ended well."""
+    monkeypatch.setattr(audience_module, "STRANGERS_STREAMS_MAX", 40)
+    async with hosts(tmp_path, 2) as (server, joiner):
+        audience = Audience(frozenset({"nobody"}))
+        await server.serve(PROTOCOL, BlobServer({NAME: BLOB}.get, WireBytes(), lambda refusal: None, audience).handle)
+        async with strangers(3, await server.addresses()) as greedy:
+            attack = [
+                asyncio.ensure_future(snapshot_pulls.pull_again(host, server.identity.public_key, NAME))
+                for host in greedy
+                for _ in range(audience_module.STREAMS_A_STRANGER_MAX)
+            ]
+            try:
+                await until(
+                    "the strangers' places are taken",
+                    lambda: len(audience) >= audience_module.STRANGERS_STREAMS_MAX,
+                    40,
+                )
+                for _ in range(5):
+                    async with fetching(joiner) as fetcher:
+                        assert await fetcher.fetch(NAME, len(BLOB), [server.identity.public_key]) == BLOB
+            finally:
+                for stream in attack:
+                    stream.cancel()
+                await asyncio.gather(*attack, return_exceptions=True)

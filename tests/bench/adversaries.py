@@ -14,7 +14,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -35,11 +35,11 @@ from node.optim.votes import bits
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format
 from node.optim.votes.values import EIGHT_BIT
-from node.training.checks import Seen, agreement, difference, earlier, find, overlap, seen_votes, transformed
+from node.training import checks as checking
+from node.training.checks import Seen, agreement, difference, overlap, seen_votes, transformed
 from node.training.replica import cut
-from protos import checks
 from protos.assignment import Range, assign, split_samples
-from protos.log import Entry, Tick, Verdict
+from protos.log import Entry, SignedEntry, Tick, Verdict
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from tests.bench.convergence import SHAKESPEARE
 from tests.bench.trial import model_spec, validation_loss
@@ -47,6 +47,8 @@ from tests.unit.coordinator.driver import LAYOUT, Harness, digest_of, snapshot_a
 
 T = TypeVar("T")
 BETA, BETA2 = 0.95, 0.99
+IDLE: Final = ("echo", "lie", "inflate")
+"""These vote for what the run did lately; the last two lie as checkers, too."""
 CHANGED: Final = 0.3
 """Of a copied payload's chunks, how many the copier makes up."""
 
@@ -233,7 +235,7 @@ class Crowd:
                 return honest[0]
             case "changed":
                 return honest[0][:front] + partly(honest[0][front:], chunks, CHANGED, self.random)
-            case "echo" | "lie" | "inflate":
+            case _ if kind in IDLE:
                 return own if self.past is None else self.echo()
         return own
 
@@ -244,7 +246,7 @@ class Crowd:
         return form.encode([form.choose(self.past, self.options.group_size)], self.options.group_size)
 
     def commit(self, payloads: Sequence[bytes], counted: Sequence[bool], lr: float) -> None:
-        idle = not {"echo", "lie", "inflate"}.isdisjoint(self.kinds)
+        idle = any(kind in IDLE for kind in self.kinds)
         before = [parameter.detach().clone() for parameter in self.model.parameters()] if idle else []
         for peer, accepted in zip(self.peers, counted, strict=True):
             if peer.pending:
@@ -377,8 +379,8 @@ def summary(found: Sequence[dict[str, object]]) -> dict[str, object]:
 
 COPIERS: Final = ("copy", "changed")
 LIE: Final = 50.0
-HUGE: Final = 1e6
-"""What `inflate` reports of everybody, so that differences seem to vary too much to tell anything."""
+HUGE: Final = 9e5
+"""What `inflate` reports of everybody, so that differences seem to vary too much. Doors take figures below a million."""
 
 
 def trials(options: argparse.Namespace, tokens: object) -> dict[str, object]:
@@ -461,7 +463,7 @@ class Trial:
                 harness.feed(Reported(key, holdings=held))
         entry = harness.entries[-1]
         assert entry.step == tick.step, harness.run.reason
-        verdicts = self.verdicts(entry, ranges, payloads)
+        verdicts = self.verdicts(tick, entry, payloads)
         counted = {contribution.public_key for contribution in entry.contributions}
         self.crowd.commit(payloads, [key in counted for key in self.keys], lr)
         for exclusion in entry.exclusions:
@@ -492,47 +494,32 @@ class Trial:
                 held.append((tick.step, self.keys[n], sha256))
         return tuple(held)
 
-    def verdicts(
-        self, entry: Entry, ranges: Sequence[Sequence[Range]], payloads: Sequence[bytes]
-    ) -> dict[bytes, tuple[Verdict, ...]]:
+    def verdicts(self, tick: Tick, entry: Entry, payloads: Sequence[bytes]) -> dict[bytes, tuple[Verdict, ...]]:
         """What the drawn checkers find, by checker."""
         record = next(r for r in reversed(self.harness.journal) if isinstance(r, EntryCommitted))
-        drawn = checks.drawn(record.hash, entry, self.trust.checkers)
-        found: dict[bytes, list[Verdict]] = {key: [] for key in self.keys}
+        signed = SignedEntry(entry, record.hash, b"")
+        due = {key: checking.due(key, self.trust, tick, signed) for key in self.keys}
         form, crowd = self.crowd.peers[0].config.form, self.crowd
         seen = {
             key: seen_votes(form, payload, self.options.group_size, crowd.layout.chunks)
             for key, payload in zip(self.keys, payloads, strict=True)
-            if payload and drawn
+            if payload and any(due.values())
         }
-        hashes = {c.public_key: c.payload_sha256 for c in (*entry.contributions, *entry.trials)}
+        gradient = functools.cache(crowd.seen_gradient)
+        found = {
+            key: checking.verdicts(key, mine, self.trust, tick, signed, seen, gradient)
+            for key, mine in due.items()
+            if mine
+        }
+        self.checks += sum(map(len, found.values()))
+        return {key: tuple(self.told(key, verdict) for verdict in found.get(key, ())) for key in self.keys}
 
-        shares = {key: tuple(ranges[n]) for n, key in enumerate(self.keys)}
-
-        @functools.cache
-        def gradient(key: bytes, count: int) -> Tensor:
-            return crowd.seen_gradient(checks.checked_samples(record.hash, key, shares[key], count))
-
-        tried = {c.public_key for c in entry.trials}
-
-        def seen_by(checker: bytes, key: bytes) -> Tensor:
-            have, own = sum(map(len, shares[key])), sum(map(len, shares[checker]))
-            return gradient(key, checks.looked_at(self.trust.check_samples, have, own, tried=key in tried))
-
-        for subject, checkers in drawn.items():
-            for checker in checkers:
-                self.checks += 1
-                figures = find(
-                    subject, earlier(entry, seen, subject), seen_by(checker, subject), seen_by(checker, checker)
-                )
-                own, difference = figures.own, figures.difference
-                if self.kinds[self.keys.index(checker)] == "inflate":
-                    difference = HUGE
-                elif self.kinds[self.keys.index(checker)] in ("flip", "collude", "lie"):
-                    own = difference = LIE if self.kinds[self.keys.index(subject)] != "honest" else -LIE
-                found[checker].append(
-                    Verdict(
-                        entry.step, checker, subject, hashes[subject], own, difference, figures.overlap, figures.like
-                    )
-                )
-        return {key: tuple(verdicts) for key, verdicts in found.items()}
+    def told(self, checker: bytes, verdict: Verdict) -> Verdict:
+        """What the checker reports of what it found."""
+        kind, of = (self.kinds[self.keys.index(key)] for key in (checker, verdict.subject))
+        if kind == "inflate":
+            return replace(verdict, difference=HUGE)
+        if kind in ("flip", "collude", "lie"):
+            lie = -LIE if of == "honest" else LIE
+            return replace(verdict, own=lie, difference=lie)
+        return verdict

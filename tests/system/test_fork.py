@@ -80,7 +80,13 @@ def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm
     parent = swarm.invite.run_id.hex()
     [at_20] = digests_by_step(swarm.steps("ada"), swarm.steps("bob"), swarm.steps("anchor"))[20]
 
-    changes = (f"optimizer.lr={LR}", f"clock.steps={STEPS}", "clock.min_peers=3")
+    changes = (
+        f"optimizer.lr={LR}",
+        f"clock.steps={STEPS}",
+        "clock.min_peers=3",
+        "trust.check_samples=32",
+        "trust.exclude_at=6",
+    )
     _go_over(swarm, swarm.operate("run", "fork", parent[:16], *changes, "--from-step", "30"))
     fork = swarm.status()["fork"]
     assert (fork["run"], fork["step"]) == (parent, 20), "the newest agreed snapshot at or before step 30"

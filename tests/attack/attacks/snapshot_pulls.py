@@ -64,6 +64,20 @@ async def _one(host: Host, key: bytes, newest: list[bytes], until: float) -> int
     return size
 
 
+async def pull_again(host: Host, key: bytes, blob: bytes) -> None:
+    """Pull a blob over and over, and open another stream when one ends, until cancelled."""
+    while True:
+        try:
+            reader, writer = await host.open(key, PROTOCOL)
+            try:
+                while True:
+                    await _blob(reader, writer, blob)
+            finally:
+                writer.close()
+        except (NetworkError, OperatorError, OSError, asyncio.IncompleteReadError):
+            await asyncio.sleep(0.05)
+
+
 async def _blob(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sha256: bytes) -> bytes:
     await write_frame(writer, update_pb2.BlobRequest(sha256=sha256).SerializeToString())
     answer = update_pb2.BlobResponse.FromString(await read_frame(reader))
