@@ -16,7 +16,7 @@ from tests.system.local_swarm import processes_with
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600), pytest.mark.long]
 PEERS = 4
-STEPS, SHORT = 100, 24
+STEPS, SHORT = 100, 16
 """What `swarmentum demo` takes, and what shows all but how much it learns."""
 
 

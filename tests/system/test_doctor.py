@@ -87,7 +87,7 @@ def test_a_machine_without_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_machine_and_a_run_that_goes_on(swarm: LocalSwarm, tmp_path: Path) -> None:
-    swarm.join("ada")
+    ada = swarm.join("ada")
     swarm.wait_step("ada", 6)
     home = tmp_path / "home"
     done = run("doctor", swarm.link, "--home", str(home), "--listen", "127.0.0.1:0", "--threads", "1", "--json")
@@ -116,6 +116,8 @@ def test_a_machine_and_a_run_that_goes_on(swarm: LocalSwarm, tmp_path: Path) -> 
     assert [path.name for path in home.iterdir()] == ["identity.key"], "nothing was downloaded to keep"
     status = swarm.status()
     assert len(status["peers"]) == 1, "the doctor has joined nothing"
+    ada.interrupt()
+    assert ada.finish()[0] == 130
 
 
 def test_a_damaged_link_and_a_dead_coordinator(swarm: LocalSwarm, tmp_path: Path) -> None:
