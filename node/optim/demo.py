@@ -79,7 +79,7 @@ class DeMoConfig:
     transform: str | Transform = "dct"
     """One of `transforms.NAMES`, or one made by `transforms.given`."""
     magnitudes: bool = False
-    """Updates have the size that the peers' votes have (the median of a chunk's), instead of a root mean square of 1.
+    """Updates have the size that the peers' votes have (`values.agreed`), instead of a root mean square of 1.
 
     The momentum then takes the gradient itself, without the learning rate. Only with base `sgd`.
     """

@@ -51,7 +51,10 @@ class VoteSum:
 
     @property
     def peer_max(self) -> int:
-        """The most that one peer's vote counts: twice a typical vote or, if sizes travel, the largest size of the grid."""
+        """The most that one peer's vote counts: twice a typical vote or, if sizes travel, the largest size of the grid.
+
+        With 8 bits that is four times a typical vote.
+        """
         return self.form.grid.peak if self.form.scaled else int(VOTE_SUM_MAX * self.form.grid.unit)
 
     @property

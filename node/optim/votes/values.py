@@ -2,8 +2,9 @@
 
 The grid is the same for every peer and every chunk: each chunk's voted coefficients are divided by their own size before
 they are rounded, so that a peer with large gradients counts no more than another, and no peer can shout (`peak` bounds
-what a payload can say). How large a chunk was travels beside it, if the method needs it, as one byte: steps of 2^(1/8),
-of which the receivers take the median of those that have a vote there. Here are the numbers only; `payload` knows the bytes.
+what a payload can say). How large a chunk was travels beside it, if the method needs it, as one byte: steps of 2^(1/8).
+The receivers take the median of those that have a vote there, up to a limit that the whole step sets (`agreed`). Here are the
+numbers only; `payload` knows the bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ SCALE_CODE_ONE = 216
 """The code of 2^0: codes 1 to 255 are scales from 2^-26.9 to 2^4.9; 0 says that the chunk has nothing in it."""
 
 SCALE_CODE_MAX = 255
+
+LOUDEST_STEPS = SCALE_STEPS
+"""Scale codes that a chunk's agreed scale may be above the step's loudest chunk (`agreed`): a factor of two."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +124,21 @@ def scales(codes: Tensor) -> Tensor:
 
 
 def agreed(codes: Tensor) -> Tensor:
-    """The median of uint8 [peers, chunks] over the peers that have a vote in the chunk (a code that is not 0): uint8 [chunks].
+    """The scale code of each chunk, as the peers of a step agree on it: uint8 [chunks] of uint8 [peers, chunks].
 
-    Of an even number the upper one of the two in the middle. 0 where nobody has a vote. A minority of those that have one moves
-    it no further than what the others say; of two, a quiet one does not move it at all, and one that is too loud may set it.
+    It is the median over the peers that have a vote in the chunk (a code that is not 0); 0 where nobody has one. A minority of
+    those that have one moves it no further than what the others say. Where few have a vote, an attacker may be that few: so
+    no scale is above twice the step's loudest, which is the median over all peers of the code of each one's loudest chunk.
+    A chunk where all peers have a vote is never above it. Of an even number the upper one of the two in the middle: of two
+    peers, a quiet one does not move it at all, and one that is too loud may set it.
     """
+    loudest = _upper_median(codes.amax(1, keepdim=True))
+    most = (loudest.to(torch.int32) + LOUDEST_STEPS).clamp_max(SCALE_CODE_MAX).to(torch.uint8)
+    return torch.minimum(_upper_median(codes), most)
+
+
+def _upper_median(codes: Tensor) -> Tensor:
+    """The upper median of those codes of uint8 [peers, chunks] that are not 0: uint8 [chunks]; 0 where all are."""
     peers = codes.shape[0]
     loud = (codes != 0).sum(0)
     # ascending, zeros first: the loud ones are the last, and `loud div 2` of them lie below the upper median

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -271,3 +272,32 @@ def test_looking_ahead_follows_the_own_momentum_and_is_undone(name: str) -> None
 def test_settings_that_do_not_exist_are_refused(settings: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         DeMoConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["sgd with sizes", "Nesterov in the peer", "SparseLoCo's votes", "signs with sizes"])
+@pytest.mark.parametrize("peers", [3, 16])
+def test_a_lone_hostile_voter_moves_its_chunk_no_further_than_the_others_move_theirs(
+    name: str, peers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One peer of several shouts into a chunk where nobody else has a vote, as an unused expert is; all backends agree."""
+    config = METHODS.get(name, DeMoConfig(magnitudes=True, base=BaseConfig("sgd")))
+    entry, digests = [], set()
+    drawn = torch.Generator().manual_seed(0)
+    used, unused = (torch.randn(64, 64, generator=drawn) for _ in range(2))
+    for backend in ("torch", "numba"):
+        monkeypatch.setenv("SWARMENTUM_OPTIM_BACKEND", backend)
+        everyone = []
+        for peer in range(peers):
+            named = [("used", nn.Parameter(torch.zeros(64, 64))), ("unused", nn.Parameter(torch.zeros(64, 64)))]
+            hostile = peer == peers - 1
+            everyone.append(DeMo(named, replace(config, clip_norm=None if hostile else 1.0)))
+            named[0][1].grad, named[1][1].grad = used.clone(), unused * 1e9 if hostile else None
+        votes = [demo.propose(1.0) for demo in everyone]
+        entry = entry or [(vote.size, vote.payload) for vote in votes]
+        everyone[0].apply(entry, 1.0)
+        digests.add(state_digest(everyone[0].replicated))
+        moved, shouted = (float(parameter.detach().square().mean().sqrt()) for parameter in everyone[0].parameters)
+        assert 0 < shouted < 2 * 2 * moved / peers, (
+            "twice the loudest, of one vote among all, and no two chunks are alike"
+        )
+    assert len(digests) == 1

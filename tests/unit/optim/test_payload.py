@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from node.optim.votes import bits, silence, topk, values
 from node.optim.votes import groups as votes
@@ -181,3 +182,39 @@ def test_a_minority_moves_the_agreed_scale_no_further_than_the_others_say(
 def test_a_quiet_peer_of_two_does_not_set_the_scale(honest: int, quiet: int) -> None:
     codes = torch.tensor([[honest], [min(quiet, honest)]], dtype=torch.uint8)
     assert int(values.agreed(codes)[0]) == honest
+
+
+def test_a_lone_voter_sets_no_scale_above_twice_the_loudest_chunk() -> None:
+    """15 peers have votes in two chunks; a hostile one also in a third, where the others are silent."""
+    codes = torch.tensor([[100, 60, 0]] * 15 + [[255, 255, 255]], dtype=torch.uint8)
+    assert values.agreed(codes).tolist() == [100, 60, 100 + values.SCALE_STEPS]
+    assert values.scales(values.agreed(codes))[2] == 2 * values.scales(codes[:1, :1])
+    quiet = torch.cat([codes[:-1], torch.tensor([[1, 1, 7]], dtype=torch.uint8)])
+    assert values.agreed(quiet).tolist() == [100, 60, 7], "what is quieter is as it says"
+
+
+@st.composite
+def codes_of_peers(draw: st.DrawFn, chunks: int, low: int, most: int, least: int = 0) -> Tensor:
+    row = st.lists(st.integers(low, 255), min_size=chunks, max_size=chunks)
+    rows = draw(st.lists(row, min_size=least, max_size=most))
+    return torch.tensor(rows, dtype=torch.uint8).view(len(rows), chunks)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5), st.data())
+def test_a_minority_sets_no_scale_above_twice_the_loudest_of_the_others(chunks: int, data: st.DataObject) -> None:
+    """Wherever the others are silent, if each of them has a vote somewhere."""
+    honest = data.draw(codes_of_peers(chunks, 0, 9, 1))
+    honest[:, 0].clamp_(min=1)
+    liars = data.draw(codes_of_peers(chunks, 0, len(honest) - 1))
+    found = values.agreed(torch.cat([honest, liars])).int()
+    assert int(found.max()) <= int(honest.max()) + values.SCALE_STEPS
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5), st.data())
+def test_where_all_peers_have_a_vote_the_scale_is_their_median(chunks: int, data: st.DataObject) -> None:
+    codes = data.draw(codes_of_peers(chunks, 1, 9, 1))
+    silent = torch.zeros(len(codes), 1, dtype=torch.uint8)
+    wanted = codes.sort(0).values[len(codes) // 2]
+    assert values.agreed(torch.cat([codes, silent], 1)).tolist() == [*wanted.tolist(), 0]
