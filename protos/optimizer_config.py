@@ -90,10 +90,15 @@ class BaseOptimizerConfig(Section):
     """Of adamw."""
 
     tables: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
-        default=["embed", "lm_head", "wte", "wpe", "tok_emb", "pos_emb"], max_length=64
-    )
-    """Matrices with one of these in their names are tables (embeddings, heads), as are those of an embedding module: muon gives
-    them the sign as it does vectors, and `decay = "matrices"` leaves them out."""
+        default=[
+            "*emb", "*embed", "*embedding", "*embeddings", "*embedding_table",
+            "embed_tokens", "embed_positions", "embed_in", "embed_out", "wte", "wpe",
+            "lm_head", "to_logits", "head", "output", "ff_out", "shared",
+        ],
+        max_length=64,
+    )  # fmt: skip
+    """Matrices whose names end with one of these before `.weight` are tables (embeddings, heads), as are those of an embedding
+    module: muon gives them the sign as it does vectors, and `decay = "matrices"` leaves them out. A convolution is no table."""
 
 
 class LocalConfig(Section):

@@ -20,12 +20,10 @@ from torch import Tensor
 
 from node.optim.exact.orthogonal import SIDE_MAX, orthogonalised
 from node.optim.layout import CHUNK_SIDE, CONVOLUTION, TABLE, Layout, Place
+from node.optim.tables import TABLES, is_named_table
 
 BaseName = Literal["sign", "sgd", "adamw", "muon"]
 TILE_CHUNKS = 256
-TABLES = ("embed", "lm_head", "wte", "wpe", "tok_emb", "pos_emb")
-"""Names of embeddings and heads, for use without their modules. The models of transformers have `embed_tokens`,
-`word_embeddings`, `embed_out` and `lm_head`. GPT-2 and its descendants have `wte` and `wpe`."""
 SMALLEST = 2.0**-100
 """State below this magnitude becomes zero. Otherwise a processor that flushes the smallest numbers (below 2^-126) to zero would
 differ from one that does not."""
@@ -51,7 +49,7 @@ class BaseConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     muon_except: tuple[str, ...] = TABLES
-    """For `muon`: matrices with one of these in their names get the sign, as vectors do (they are tables, not maps)."""
+    """For `muon`: matrices of these names (`tables.is_named_table`) get the sign, as vectors do: they are tables, no maps."""
 
     function: Function | None = None
     """The function of a base that `given` made."""
@@ -105,8 +103,8 @@ def given(name: str, function: Function, buffers: tuple[str, ...] = ()) -> BaseC
 
 
 def is_table(config: BaseConfig, place: Place) -> bool:
-    """Whether a parameter is a table: by the type of its module, or by its name."""
-    return place.kind == TABLE or any(part in place.name for part in config.muon_except)
+    """Whether a parameter is a table: by the type of its module, or else by its name. A convolution is none."""
+    return place.kind == TABLE or (place.kind != CONVOLUTION and is_named_table(place.name, config.muon_except))
 
 
 class Base:

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from node.commands.pictures import allreduce_bytes
-from node.optim.base import TABLES, BaseConfig
+from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.exact import transforms
 from node.optim.layout import named_tensors
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.step import as_tensor, spend
+from node.optim.tables import TABLES, is_named_table
 from node.optim.tiles import look_ahead
 
 Backward: TypeAlias = Callable[[int], None]
@@ -94,7 +95,7 @@ class MuonDDP:
     ) -> None:
         named = named_tensors(model)
         self._parameters = [tensor for _, tensor in named]
-        self._matrices = [tensor for name, tensor in named if tensor.dim() == 2 and not any(t in name for t in TABLES)]
+        self._matrices = [tensor for name, tensor in named if tensor.dim() == 2 and not is_named_table(name, TABLES)]
         matrices = set(map(id, self._matrices))
         rest = [tensor for tensor in self._parameters if id(tensor) not in matrices]
         self._peers, self._momentum, self._clip_norm = peers, momentum, clip_norm

@@ -237,7 +237,7 @@ def test_settings_out_of_range_are_refused() -> None:
 
 def test_which_matrices_are_tables_is_a_setting_of_the_run() -> None:
     """GPT-2 calls its embeddings wte and wpe; they were made orthogonal like maps."""
-    names = ["transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight", "emb.weight", "h.0.attn.weight"]
+    names = ["transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight", "words.weight", "h.0.attn.weight"]
     layout = Layout.of_shapes([(name, (64, 64)) for name in names])
     update = torch.randn(layout.chunks, 64, 64, generator=torch.Generator().manual_seed(0))
 
@@ -249,5 +249,5 @@ def test_which_matrices_are_tables_is_a_setting_of_the_run() -> None:
 
     muon = {"name": "muon"}
     assert signs(OptimizerConfig.model_validate({"base": muon})) == names[:3]
-    assert signs(OptimizerConfig.model_validate({"base": {**muon, "tables": ["emb."]}})) == ["emb.weight"]
+    assert signs(OptimizerConfig.model_validate({"base": {**muon, "tables": ["words"]}})) == ["words.weight"]
     assert tuple(OptimizerConfig().base.tables) == BaseConfig().muon_except

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from node.optim import base as bases
 from node.optim.backends.choose import BACKEND_VARIABLE
-from node.optim.base import SMALLEST, TABLES, Base, BaseConfig, is_table
+from node.optim.base import SMALLEST, Base, BaseConfig, is_table
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.exact.orthogonal import orthogonalised
 from node.optim.layout import Layout, kinds_of
 from node.optim.second_moment import SecondMoment
+from node.optim.tables import TABLES, is_named_table
 from node.optim.torch_optimizer import DeMoOptimizer
 from node.training.methods import demo_config
 from protos.errors import Refusal
@@ -97,12 +98,47 @@ def test_modules_tell_tables_and_convolutions() -> None:
 @pytest.mark.parametrize(
     "name",
     ["transformer.wte.weight", "wpe.weight", "model.embed_tokens.weight", "lm_head.weight", "word_embeddings.weight",
-     "gpt_neox.embed_in.weight", "embed_out.weight", "tok_embeddings.weight", "pos_emb", "tok_emb.weight"],
+     "bert.embeddings.position_embeddings.weight", "gpt_neox.embed_in.weight", "embed_out.weight", "lm_head.bias",
+     "tok_embeddings.weight", "output.weight", "shared.weight", "token_emb.emb.weight", "to_logits.weight", "head.weight",
+     "emb.weight", "transformer.ff_out.weight", "pos_emb", "pos_embed", "tok_emb.weight", "token_embedding_table.weight",
+     "embed.W_embed", "unembed.weight", "model.layers.61.embed_tokens.weight", "decoder.embed_positions.weight",
+     "_orig_mod.output.weight", "lm_head._checkpoint_wrapped_module.weight", "embedding.weight", "module.output.weight"],
 )  # fmt: skip
 def test_names_of_common_models_are_tables(name: str) -> None:
     place = Layout.of_shapes([(name, (64, 64))]).places[0]
     assert is_table(BaseConfig("muon"), place)
     assert tuple(OptimizerConfig().base.tables) == TABLES
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["transformer.blocks.3.ff_out.weight", "bert.encoder.layer.3.attention.output.dense.weight", "layer.3.output.dense.weight",
+     "layer.3.output.weight", "blocks.0.attn.head.weight", "layers.1.shared.weight", "patch_embed.proj.weight",
+     "time_embed.0.weight", "mlp.embed_dim_proj.weight", "emb_proj.weight", "model.layers.0.self_attn.q_proj.weight",
+     "head.attn.weight", "weight", "wte_proj.weight"],
+)  # fmt: skip
+def test_names_of_maps_are_none(name: str) -> None:
+    place = Layout.of_shapes([(name, (64, 64))]).places[0]
+    assert not is_table(BaseConfig("muon"), place)
+
+
+def test_what_a_module_says_counts_more_than_a_name() -> None:
+    convolution, table = (
+        Layout.of_shapes([(name, (64, 64))], {name: kind}).places[0]
+        for name, kind in (("patch_embed.weight", "convolution"), ("map.weight", "table"))
+    )
+    assert not is_table(BaseConfig("muon"), convolution)
+    assert is_table(BaseConfig("muon"), table)
+
+
+def test_a_name_of_ones_own_matches_whole_components() -> None:
+    own = ("output.dense", "words*")
+    assert is_named_table("layer.3.output.dense.weight", own)
+    assert is_named_table("words_a.weight", own)
+    assert not is_named_table("layer.3.my_output.dense.weight", own)
+    assert not is_named_table("dense.weight", own)
+    assert not is_named_table("words.0.weight", own)
+    assert not is_named_table("words.weight", (".",))
 
 
 def directed(model: nn.Module, config: DeMoConfig) -> dict[str, Tensor]:
