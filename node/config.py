@@ -17,7 +17,7 @@ from node.donor.settings import LiveSettings
 from node.overlay.settings import OverlaySettings
 from protos import toml_file
 from protos.errors import OperatorError
-from protos.limits import PAYLOADS_GB
+from protos.limits import PAYLOADS_GB, SNAPSHOTS_GB
 from protos.mistakes import LICENCE, NO_LICENCE, PEER_LISTEN, PEER_LISTEN_OR_ALL
 from protos.optimizer_config import GroupSize, OneIn, TopK
 from protos.run_config import Address
@@ -99,8 +99,8 @@ class PeerSettings(LiveSettings, BaseSettings):
     data_gb: float = Field(default=10.0, gt=0)
     """Room on the disk for training text of a run that has it on the web. The shards of the next steps always stay."""
 
-    snapshots_gb: float = Field(default=20.0, gt=0)
-    """Room for snapshots on the disk."""
+    snapshots_gb: float = Field(default=SNAPSHOTS_GB, gt=0)
+    """Room for snapshots on the disk, at least two of them. With less than three, the older one goes before a new one is there."""
 
     payloads_gb: float = Field(default=PAYLOADS_GB, gt=0)
     """Room on the disk for other peers' votes since the last snapshot but one. Joiners need them; the oldest go first."""

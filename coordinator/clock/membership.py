@@ -48,8 +48,12 @@ def joined(run: Run, event: JoinAsked, now_ms: int) -> Outcome:
 
 
 def _holds_nothing(run: Run, public_key: bytes) -> Run:
-    """A new life of a peer has lost its payloads, until it reports them again. The peer's claim stands."""
-    current = run.step
+    """A new life of a peer has lost its payloads and snapshots, until it reports them again. Its word on roots stands."""
+    reported = {
+        step: {**facts, public_key: replace(facts[public_key], kept=False)} if public_key in facts else facts
+        for step, facts in run.reported_snapshots.items()
+    }
+    run, current = replace(run, reported_snapshots=reported), run.step
     if current is None:
         return run
     return replace(run, step=holdings.lost(current, public_key))

@@ -21,7 +21,14 @@ from coordinator.clock.rules import learning_rate
 from coordinator.commands.mistakes import mistakes
 from coordinator.commands.operator import Operator
 from coordinator.commands.options import Json
-from coordinator.commands.planning import LayoutFacts, layout_of_run, planned, recipe_of, room_for_votes
+from coordinator.commands.planning import (
+    LayoutFacts,
+    layout_of_run,
+    planned,
+    recipe_of,
+    room_for_snapshots,
+    room_for_votes,
+)
 from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
@@ -107,7 +114,8 @@ def findings_of(file: Path, *, anchor: bool, layout: bool = True, local: bool = 
     unknown = unknown or more
     config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
     room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
-    return Findings(config, facts, unknown, tuple(filter(None, (recipe_of(config), said, room))))
+    states = "" if facts is None else room_for_snapshots(facts.snapshot_bytes)
+    return Findings(config, facts, unknown, tuple(filter(None, (recipe_of(config), said, room, states))))
 
 
 def _of_this_machine(config: RunConfig) -> str:
@@ -130,6 +138,7 @@ class Cost:
     down_bytes_hour: float
     memory_bytes: int | None
     disk_bytes: int | None
+    copies_bytes: int | None
     run_seconds: float
 
 
@@ -138,7 +147,8 @@ def cost_of(config: RunConfig, facts: LayoutFacts, peers: int, step_seconds: flo
     others = (peers - 1) * facts.payload_bytes * HOUR / step_seconds
     micro_batch = min(MICRO_BATCH, config.clock.batch_samples)
     memory = None if facts.state_bytes is None else facts.state_bytes + micro_batch * (facts.sample_bytes or 0)
-    return Cost(peers, step_seconds, others, others, memory, facts.disk_bytes, config.clock.steps * step_seconds)
+    seconds = config.clock.steps * step_seconds
+    return Cost(peers, step_seconds, others, others, memory, facts.disk_bytes, facts.copies_bytes, seconds)
 
 
 def curve(config: RunConfig, columns: int = CURVE_COLUMNS) -> str:
@@ -204,6 +214,8 @@ def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> 
         )
         memory = "not known before the model is built" if cost.memory_bytes is None else amount(cost.memory_bytes)
         yield f"memory, micro-batch {min(MICRO_BATCH, config.clock.batch_samples)}", memory
+        if cost.copies_bytes is not None:
+            yield "main memory for copies on their way to the disk", amount(cost.copies_bytes)
         if cost.disk_bytes is not None:
             yield "disk", amount(cost.disk_bytes)
         yield "the whole run", duration(cost.run_seconds)

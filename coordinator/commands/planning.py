@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from protos.errors import OperatorError
-from protos.limits import PAYLOADS_GB
+from protos.limits import PAYLOADS_GB, SNAPSHOTS_GB
 from protos.optimizer_config import RECIPES
 from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
 
@@ -25,6 +25,7 @@ OWN_A_ROOT_VOTE = 0.177
 The figure is 14, of 6,250 votes, with 4 checked samples of a share of 32. With more samples `own` is larger."""
 SHARE_MEASURED = 32
 PERIODS_KEPT = 3
+SNAPSHOTS_KEPT = 2
 BYTES_A_GB = 10**9
 
 
@@ -39,6 +40,8 @@ class LayoutFacts:
     state_bytes: int | None = None
     sample_bytes: int | None = None
     disk_bytes: int | None = None
+    snapshot_bytes: int | None = None
+    copies_bytes: int | None = None
 
 
 def layout_of_run(file: Path, config: RunConfig | None = None) -> tuple[LayoutFacts | None, str]:
@@ -89,6 +92,17 @@ def room_for_votes(config: RunConfig, payload_bytes: int) -> str:
         f"{most * a_peer / BYTES_A_GB:.0f} GB with {most} peers. A peer gives them {PAYLOADS_GB:.0f} GB, enough for {peers} "
         f"peers: with more, joiners may find that votes are gone. Set clock.snapshot_every to {fewer}, clock.max_peers to "
         f"{max(peers, 1)}, or have peers set payloads_gb."
+    )
+
+
+def room_for_snapshots(snapshot_bytes: int | None) -> str:
+    """A warning if peers lack room for two snapshots, unless they are told to give more; empty if they have it."""
+    if snapshot_bytes is None or SNAPSHOTS_KEPT * snapshot_bytes <= SNAPSHOTS_GB * BYTES_A_GB:
+        return ""
+    needed = math.ceil((SNAPSHOTS_KEPT + 1) * snapshot_bytes / BYTES_A_GB)
+    return (
+        f"A snapshot has {snapshot_bytes / BYTES_A_GB:.0f} GB, and a peer keeps {SNAPSHOTS_KEPT} and writes a third one. A peer "
+        f"gives snapshots {SNAPSHOTS_GB:.0f} GB: each peer has to set snapshots_gb = {needed} to join."
     )
 
 

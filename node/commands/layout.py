@@ -29,7 +29,7 @@ class LayoutFacts:
     """`votes` and `payload_bytes`: of one payload, at the run's own group size or k; 32 bytes of digest as hex.
 
     `state_bytes`: memory of a peer whatever its micro-batch; `sample_bytes`: activations of one sample; `disk_bytes`: on its
-    disk. None if they are not known before the model is built.
+    disk; `snapshot_bytes`: one snapshot; `copies_bytes`: main memory of the copies that are written to the disk. None if they are not known before the model is built.
     """
 
     layout_digest: str
@@ -39,6 +39,8 @@ class LayoutFacts:
     state_bytes: int | None = None
     sample_bytes: int | None = None
     disk_bytes: int | None = None
+    snapshot_bytes: int | None = None
+    copies_bytes: int | None = None
 
 
 def bound_memory() -> None:
@@ -66,5 +68,14 @@ def layout_of(config: RunConfig) -> LayoutFacts:
     size = config.optimizer.vote_size
     votes, payload = form.votes(layout.chunks, size), form.bytes_max(layout.chunks, size)
     need = need_of_run(config, PeerSettings())
-    of_a_peer = (None, None, None) if need is None else (need.state, need.sample, need.disk)
-    return LayoutFacts(layout.digest().hex(), parameter_count(model), votes, payload, *of_a_peer)
+    facts = LayoutFacts(layout.digest().hex(), parameter_count(model), votes, payload)
+    if need is None:
+        return facts
+    return replace(
+        facts,
+        state_bytes=need.state,
+        sample_bytes=need.sample,
+        disk_bytes=need.disk,
+        snapshot_bytes=need.snapshot,
+        copies_bytes=need.copies,
+    )

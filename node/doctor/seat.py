@@ -51,6 +51,8 @@ def seat_of(config: RunConfig, settings: PeerSettings, folder: Path) -> Seat:
         built, reason = needs.building(need, main)
         fits, why = (fits, why) if built else (0, reason)
     disk_fits, disk = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home))
+    if small := needs.snapshots(need, settings.snapshots_gb):
+        disk_fits, disk = False, small
     rate, speed = (None, "the model does not fit") if not fits else _speed(config, settings, fits, device)
     return Seat(fits, why, disk_fits, disk, payload_bytes(config, settings), rate, speed)
 

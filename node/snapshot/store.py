@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import re
 import threading
@@ -175,7 +176,7 @@ class SnapshotStore:
     def _room(self, size: int, suffix: str) -> Iterator[Path]:
         """A new file, if the limit has room for `size` bytes. The file is deleted if the caller's work fails."""
         used = self.total_bytes
-        if used + size > self.bytes_max:
+        if not self.fits(size):
             raise StoreFullError(
                 f"snapshot store {self._folder}: {used} bytes are used and {size} more do not fit "
                 f"the limit of {self.bytes_max}; raise the limit (snapshots_gb), or save snapshots less often"
@@ -208,26 +209,46 @@ class SnapshotStore:
             if other != path and NAME.fullmatch(other.name):
                 other.unlink(missing_ok=True)
                 other.with_suffix(MANIFEST).unlink(missing_ok=True)
-        if not path.exists():
+        fresh_file = not path.exists()
+        if fresh_file:
             with self._room(manifest.total_bytes, PART) as fresh:
                 self._write_manifest(manifest)
                 with fresh.open("wb") as file:
                     file.truncate(manifest.total_bytes)
                 fresh.replace(path)
-        return Receiving(manifest, path, self._name)
+        return Receiving(manifest, path, self._name, empty=fresh_file)
 
     # ---- what may go -------------------------------------------------------------------------------------------------
+
+    def make_room(self, size: int, wanted: Iterable[bytes]) -> tuple[Manifest, ...]:
+        """Delete whole snapshots, the oldest first, but none of `wanted`, until `size` more bytes fit. Returns what is gone."""
+        stay, gone = frozenset(wanted), list[Manifest]()
+        for manifest in self.manifests():
+            if self.total_bytes + size <= self.bytes_max:
+                break
+            if manifest.root not in stay:
+                self.delete(manifest.root)
+                gone.append(manifest)
+        return tuple(gone)
+
+    def fits(self, size: int) -> bool:
+        """Whether `size` more bytes fit."""
+        return self.total_bytes + size <= self.bytes_max
+
+    def begun(self, root: bytes) -> bool:
+        """Whether a part of this snapshot is here, whose room is taken already."""
+        return self._path(root, PART).exists()
 
     def keep(self, roots: Iterable[bytes], asked_within_seconds: float = 0.0) -> int:
         """Delete every whole snapshot but these. Returns how many are deleted.
 
-        A snapshot of which a peer asked for a piece in the last `asked_within_seconds` stays, too, while half of the room is
+        The one of which a peer asked for a piece last, in the last `asked_within_seconds`, stays, too, while half of the room is
         free."""
         wanted, now = frozenset(roots), time.monotonic()
-        gone = 0
-        for root in sorted(self.roots() - wanted, key=lambda root: self._asked_at.get(root, 0.0)):
-            young = now - self._asked_at.get(root, -asked_within_seconds) < asked_within_seconds
-            if young and 2 * self.total_bytes <= self.bytes_max:
+        gone, others = 0, sorted(self.roots() - wanted, key=lambda root: self._asked_at.get(root, -math.inf))
+        for root in others:
+            young = now - self._asked_at.get(root, -math.inf) < asked_within_seconds
+            if young and root == others[-1] and 2 * self.total_bytes <= self.bytes_max:
                 continue
             self.delete(root)
             gone += 1
@@ -254,12 +275,14 @@ class SnapshotStore:
 class Receiving:
     """A snapshot that this peer fetches. Several threads may use it at once, but only one for each piece."""
 
-    def __init__(self, manifest: Manifest, path: Path, name: Callable[[Manifest, Path], None]) -> None:
-        self._manifest, self._path, self._name = manifest, path, name
+    def __init__(self, manifest: Manifest, path: Path, name: Callable[[Manifest, Path], None], *, empty: bool) -> None:
+        self._manifest, self._path, self._name, self._empty = manifest, path, name, empty
         self._file = path.open("r+b", buffering=0)
 
     def has(self, index: int) -> bool:
         """Whether a piece is here from an earlier life. The store reads and verifies it."""
+        if self._empty:
+            return False
         length, start = self._manifest.piece_length(index), index * self._manifest.piece_bytes
         piece = os.pread(self._file.fileno(), length, start)
         return hashlib.sha256(piece).digest() == self._manifest.piece_hashes[index]

@@ -266,9 +266,9 @@ class Swarm:
         """Sign the held-out loss of a state, and tell the coordinator. From any thread."""
         self._call(self._session.evaluated(made), START_SECONDS_MAX)
 
-    def restarted(self) -> None:
-        """The state starts again from a snapshot."""
-        self._call(self._session.restarted(), START_SECONDS_MAX)
+    def restarted(self, step: int) -> None:
+        """The state starts again from the snapshot of a step."""
+        self._call(self._session.restarted(step), START_SECONDS_MAX)
 
     def stored(self, step: int, root: bytes, size: int, kept: bool) -> None:
         """Tell the coordinator a snapshot's root, and whether its pieces are in the store. From any thread."""

@@ -202,10 +202,10 @@ class Outbox:
         self.applied = {step: self.applied[step] for step in sorted(self.applied)[-2:]}
         self._news.set()
 
-    def restart(self) -> None:
-        """The state starts again from a snapshot: earlier states do not count."""
+    def restart(self, step: int) -> None:
+        """The state starts again from the snapshot of a step: later states, and snapshots of them, do not count."""
         self.applied.clear()
-        self.snapshots.clear()
+        self.snapshots = {at: known for at, known in self.snapshots.items() if at <= step and known[0].kept}
 
     # ---- reports -----------------------------------------------------------------------------------------------------
 
@@ -335,7 +335,9 @@ class Outbox:
         self._told.update(facts)
         for step in sorted(self.applied)[:-2]:
             self._told.discard(Applied(step, self.applied.pop(step)))
-        others = [step for step in sorted(self.snapshots)[:-2] if not self.snapshots[step][0].kept]
+        others = [
+            s for s in sorted(self.snapshots)[:-2] if not (fact := self.snapshots[s][0]).kept and fact in self._told
+        ]
         for step in sorted({*others, *sorted(self.snapshots)[:-SNAPSHOTS_TOLD_MAX]}):
             self._told.discard(self.snapshots.pop(step)[0])
         if len(self._told) > 4 * limits.HOLDINGS_MAX:

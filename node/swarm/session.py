@@ -363,9 +363,9 @@ class Session:
         """Report the verdicts of this peer's checks of other peers' votes."""
         self.parts.outbox.add_verdicts(verdicts)
 
-    async def restarted(self) -> None:
-        """The training thread starts again from a snapshot: earlier states do not count."""
-        self.parts.outbox.restart()
+    async def restarted(self, step: int) -> None:
+        """The training thread starts again from the snapshot of a step: later states do not count."""
+        self.parts.outbox.restart(step)
 
     async def stored(self, step: int, root: bytes, size: int, kept: bool) -> None:
         """This peer has computed a snapshot's root; `kept`: the snapshot's pieces are in the store."""

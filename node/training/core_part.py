@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-CORE_PART_MAX: Final = 0.1
-"""While nothing is known yet, and at most. A low priority instead would not do: on a busy machine a thread that the system has
-paused keeps Python's lock."""
+CORE_PART_A_CORE: Final = 0.05
+"""At most, and while nothing is known yet, for each core of the machine: with many cores some are idle. A low priority instead
+would not do: on a busy machine a thread that the system has paused keeps Python's lock."""
+CORE_PART_MAX: Final = 0.5
 CORE_PART_MIN: Final = 0.01
 CORE_PART_BEHIND: Final = 0.25
-"""While a later state waits already: a swarm with short steps makes its states faster than CORE_PART_MAX writes them."""
+"""At least, while a later state waits already: a swarm with short steps makes its states faster than they are written."""
 SPREAD: Final = 0.5
 """The part of the time to the next state in which a state should be on the disk: joiners wait for it."""
 
@@ -21,7 +22,8 @@ SPREAD: Final = 0.5
 class CorePart:
     """Of one thread that writes states. It learns how often states come, and what a byte costs."""
 
-    def __init__(self) -> None:
+    def __init__(self, cores: int) -> None:
+        self._most = min(CORE_PART_A_CORE * cores, CORE_PART_MAX)
         self._came: float | None = None
         self._between: float | None = None
         self._seconds = 0.0
@@ -41,8 +43,8 @@ class CorePart:
     def of(self, size: int, *, behind: bool) -> float:
         """The part of a core for a state of `size` bytes; `behind`: a later one waits already."""
         if behind:
-            return CORE_PART_BEHIND
+            return max(CORE_PART_BEHIND, self._most)
         if not self._between or not self._bytes:
-            return CORE_PART_MAX
+            return self._most
         needed = self._seconds / self._bytes * size
-        return min(max(needed / (SPREAD * self._between), CORE_PART_MIN), CORE_PART_MAX)
+        return min(max(needed / (SPREAD * self._between), CORE_PART_MIN), self._most)

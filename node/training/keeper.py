@@ -7,6 +7,7 @@ while WAITING_BYTES_MAX of earlier states wait for the disk. The keeper leaves i
 from __future__ import annotations
 
 import hashlib
+import os
 import queue
 import threading
 import time
@@ -35,7 +36,7 @@ ROOTS_KEPT: Final = 4
 ASKED_SECONDS: Final = 60.0
 """A snapshot stays, if the disk has room, when a peer asked for a piece of it within this time: that peer is loading it."""
 WAITING_BYTES_MAX: Final = 256 << 20
-"""Bytes of states that wait for the disk; the first state may be larger."""
+"""Bytes of states that wait for the disk, and of momentum; the first of each may be larger."""
 
 
 class Keeper:
@@ -63,9 +64,10 @@ class Keeper:
         self._manifests: dict[int, Manifest] = {}
         self._agreed: dict[int, bytes] = {}
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        self._images: list[Image] = []
+        self._images: dict[bool, list[Image]] = {False: [], True: []}  # of states, and of momentum
         self._hurry = threading.Event()
-        self._part = CorePart()
+        self._late = False  # a snapshot was left out: what waits is written faster, and the next momentum is not saved
+        self._part = CorePart(os.cpu_count() or 1)
         self._written = threading.Condition()
         self._archiving_bytes = 0
         self._failed: BaseException | None = None
@@ -86,8 +88,9 @@ class Keeper:
         if known is not None and (not kept or self._store.has(known.root)):
             self._stored(known, self._store.has(known.root))
             return
-        if not self._room():
+        if not self._room(private=False):
             self._log.warning("the disk is slower than the snapshots: leaving this snapshot out", step=replica.step)
+            self._late = True
             return
         image = replica.image()
         describe = replica.describer(image.total_bytes)
@@ -110,12 +113,14 @@ class Keeper:
             )
 
     def private(self) -> None:
-        """Save the momentum that is here. Returns at once; saves nothing while over WAITING_BYTES_MAX wait for the disk."""
-        if not self._room():
+        """Save the momentum that is here. Returns at once; saves nothing while over WAITING_BYTES_MAX wait for the disk, or if
+        the last snapshot was left out: a snapshot is worth more."""
+        late, self._late = self._late, False
+        if late or not self._room(private=True):
             self._log.warning("the disk is too slow: not saving the momentum this time", step=self._replica.step)
             return
         image = self._replica.private_image()
-        self._submit(partial(write_private, partial(self._paced, image), self._private_path), image)
+        self._submit(partial(write_private, partial(self._paced, image), self._private_path), image, private=True)
 
     def archive(
         self, recorder: Recorder, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]
@@ -163,6 +168,14 @@ class Keeper:
             self._agreed = {step: root}
         self._submit(self._retain, None)
 
+    def make_room(self, size: int) -> bool:
+        """Delete the oldest snapshots while `size` more bytes do not fit, but not the agreed one. Returns whether they fit."""
+        with self._lock:
+            wanted = set(self._agreed.values()) or {m.root for m in self._store.manifests()[-1:]}
+        for manifest in self._store.make_room(size, wanted):
+            self._stored(manifest, False)
+        return self._store.fits(size)
+
     def root(self) -> bytes:
         """The root of the state that is here. The keeper computes it on this call, and remembers it."""
         replica = self._replica
@@ -197,18 +210,20 @@ class Keeper:
 
     # ---- the thread --------------------------------------------------------------------------------------------------
 
-    def _room(self) -> bool:
-        self._images = [image for image in self._images if image.waiting_bytes]
-        return not self._images or sum(image.waiting_bytes for image in self._images) <= WAITING_BYTES_MAX
+    def _room(self, *, private: bool) -> bool:
+        waiting = self._images[private] = [image for image in self._images[private] if image.waiting_bytes]
+        return not waiting or sum(image.waiting_bytes for image in waiting) <= WAITING_BYTES_MAX
 
-    def _submit(self, job: Callable[[], None], image: Image | None) -> None:
+    def _submit(self, job: Callable[[], None], image: Image | None, *, private: bool = False) -> None:
         self.check()
         if not self._behind:
             job()
             return
         if image is not None:
-            self._images.append(image)
+            self._images[private].append(image)
             self._part.comes(time.monotonic())
+            if self._jobs.unfinished_tasks:  # the thread is at an earlier state, and cannot copy ahead of the training
+                threading.Thread(target=image.detach, name="keeper-copy", daemon=True).start()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
             self._thread.start()
@@ -240,12 +255,16 @@ class Keeper:
             yield piece
             now = time.thread_time()
             self._part.used(now - used, len(piece))
-            behind = any(other is not image and other.waiting_bytes for other in list(self._images))
+            waiting = (*self._images[False], *self._images[True])
+            behind = self._late or any(other is not image and other.waiting_bytes for other in waiting)
             self._hurry.wait((now - used) * (1 / self._part.of(size, behind=behind) - 1))
             used = now
 
     def _keep(self, image: Image, describe: Describe, kept: bool, step: int) -> None:
         pieces = self._paced(image, SNAPSHOT_PIECE_BYTES)
+        if kept and not self.make_room(image.total_bytes):
+            self._log.warning("snapshots_gb is too small: other peers store this snapshot", step=step)
+            kept = False
         with self._spans.timed(step, "snapshot", bytes=image.total_bytes, kept=kept):
             if kept:
                 manifest = self._store.write(pieces, image.total_bytes, describe)

@@ -348,16 +348,16 @@ class Trainer:
     def _keep(self, signed: SignedEntry) -> None:
         """Store a snapshot for joining peers if this peer is drawn, and at another step this peer's momentum.
 
-        A peer that replays the log stores no snapshot if the log is already past the next one.
-        """
+        A peer that replays the log stores nothing if the log is past the next snapshot."""
         clock, step = self.terms.clock, self.replica.step
+        recent = self.swarm.committed_step < step + clock.snapshot_every
         self.last.reached(step, self.replica.head)
         if step == self.last.step:
             self.keeper.snapshot(kept=True)
             self.keeper.flush()  # the run is over, so no other peer waits for this one
-        elif step % clock.snapshot_every == 0 and self.swarm.committed_step < step + clock.snapshot_every:
+        elif step % clock.snapshot_every == 0 and recent:
             self.keeper.snapshot(kept=self.is_anchor or public_key_of(self.summary.id) in drawn(signed))
-        if (step + clock.snapshot_every // 2) % clock.snapshot_every == 0:
+        if (step + clock.snapshot_every // 2) % clock.snapshot_every == 0 and recent:
             self.keeper.private()
 
     def _stored(self, manifest: Manifest, kept: bool) -> None:

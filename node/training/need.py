@@ -5,7 +5,8 @@ Refuses to look at a machine or to build a model: `node.model.room` and `node.mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Final
 
 from node.model.room import Room
@@ -19,8 +20,13 @@ PART_USED_MAX: Final = 0.9
 activations, buffers of kernels, and other programs."""
 
 ADAM_MOMENTS: Final = 2
-DISK_COPIES: Final = 2
-"""A file of state is written beside the one before, which goes when the new one is complete."""
+SNAPSHOT_FILES: Final = 3
+"""Two snapshots stay, and a third one is written beside them."""
+SNAPSHOT_FILES_MIN: Final = 2
+"""The agreed snapshot, and a newer one: with less, joiners would find nothing."""
+BYTES_A_GB: Final = 10**9
+PRIVATE_FILES: Final = 2
+"""Momentum is written beside the file before, which goes when the new one is complete."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,24 @@ class Need:
     """Parameters, momentum, second moment, base optimizer, gradients: whatever the micro-batch."""
     sample: int | None
     """Activations of one sample; None: not known, and counted as 0."""
-    disk: int
-    """Room for a snapshot and for the peer's own momentum."""
+    snapshot: int
+    """One file of the replicated state: parameters and the base optimizer's state."""
+    private: int
+    """The file of the peer's own momentum."""
+
+    @property
+    def disk(self) -> int:
+        """Room for snapshots, and for the peer's own momentum."""
+        return SNAPSHOT_FILES * self.snapshot + PRIVATE_FILES * self.private
+
+    @property
+    def copies(self) -> int:
+        """Main memory for the copies that are written to the disk while the training goes on. ADR 61."""
+        return self.snapshot + self.private
+
+    def on(self, device: str) -> Need:
+        """With the copies in `state`, if the device computes in the main memory."""
+        return self if device.startswith("cuda") else replace(self, state=self.state + self.copies)
 
     def memory(self, micro_batch: int) -> int:
         """For a micro-batch of so many samples."""
@@ -55,8 +77,7 @@ def need_of(
     if trains and optimizer.local.steps > 1:
         working += 1 + ADAM_MOMENTS  # local steps keep the parameters where they began
     state = size.model_bytes + (base - 1 + private + working) * one
-    disk = DISK_COPIES * (base + private) * one
-    return Need(size.parameters, size.model_bytes, -(-state // ranks), sample, disk)
+    return Need(size.parameters, size.model_bytes, -(-state // ranks), sample, base * one, private * one)
 
 
 def fitting(need: Need, room: Room, wanted: int) -> int:
@@ -74,7 +95,7 @@ def fit(
 
     `chosen`: the person named `wanted`, so that nothing else is taken in its place. `checkpointing`: it is on already.
     """
-    parameters = f"{count(need.parameters)} parameters"
+    parameters, need = f"{count(need.parameters)} parameters", need.on(device)
     if room is None:
         return wanted, f"{parameters}; the memory of {device} is not known"
     has = f"free are {amount(room.free)} of {amount(room.total)} ({device})"
@@ -100,12 +121,16 @@ def fit(
 
 
 def building(need: Need, main: Room) -> tuple[bool, str]:
-    """Whether the main memory holds the weights while they are built."""
-    if need.weights <= main.free:
-        return True, f"{amount(need.weights)} of {amount(main.free)} main memory"
+    """Whether the main memory holds the weights while they are built, and later the copies that are written to the disk."""
+    most = max(need.weights, need.copies)
+    if most <= main.free:
+        return True, f"{amount(most)} of {amount(main.free)} main memory"
+    what = "the peer's state cannot be saved: the copies of weights and momentum that go to the disk need"
+    if need.weights > main.free:
+        what = "the model cannot be built: its weights need"
     return False, (
-        f"the model cannot be built: its weights need {amount(need.weights)} of main memory; free are {amount(main.free)} of "
-        f"{amount(main.total)}. To mend it, close other programs"
+        f"{what} {amount(most)} of main memory; free are {amount(main.free)} of {amount(main.total)}. To mend it, close other "
+        "programs"
     )
 
 
@@ -114,7 +139,19 @@ def disk(need: Need, free: int, already: int, folder: str) -> tuple[bool, str]:
     missing = max(need.disk - already, 0)
     if missing > free:
         return False, (
-            f"the disk is too full: snapshot and momentum need {amount(missing)}, free are {amount(free)} at {folder}. "
+            f"the disk is too full: snapshots and momentum need {amount(missing)}, free are {amount(free)} at {folder}. "
             "To mend it, delete files, or take a folder on another disk (--home)"
         )
     return True, f"{amount(missing)} of {amount(free)} free at {folder}"
+
+
+def snapshots(need: Need, snapshots_gb: float) -> str:
+    """Why the room that the owner gives to snapshots is too small; empty if it is large enough."""
+    least = SNAPSHOT_FILES_MIN * need.snapshot
+    if least <= snapshots_gb * BYTES_A_GB:
+        return ""
+    enough = math.ceil(SNAPSHOT_FILES * need.snapshot / BYTES_A_GB)
+    return (
+        f"snapshots_gb = {snapshots_gb:g} is too small: a snapshot of this run has {amount(need.snapshot)}, and a peer keeps "
+        f"{SNAPSHOT_FILES_MIN} of them. To mend it, set snapshots_gb to {enough}"
+    )

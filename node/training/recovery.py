@@ -112,6 +112,10 @@ class Recovery:
             self._load_start(newest)
         elif head_step and (newest is None or newest.step):
             self.load(offered)
+        for snapshot in offered:  # agreed ones that the disk has from an earlier life: other peers can pull them here
+            root = snapshot.root if self._start is None else self._start.stored(snapshot.root)
+            if self._store.has(root) and snapshot.root not in self._bad:
+                self._swarm.stored(snapshot.step, snapshot.root, snapshot.total_bytes, True)
 
     def _load_start(self, snapshot: Snapshot) -> None:
         """The agreed initial state differs from the one that this peer built from the run's seed."""
@@ -237,10 +241,8 @@ class Recovery:
         return sure[-1] if sure else known[0] if known else None
 
     def _have(self, manifest: Manifest) -> None:
-        """Make sure that a snapshot that this peer computed is here, each piece verified.
-
-        Pieces that this peer does not store, or that rotted, come from peers that store them, by the hashes that this peer
-        computed. Raises Refusal, NetworkError."""
+        """Make sure that a snapshot that this peer computed is here, each piece verified. Pieces that are missing or rotted come
+        from peers that store them, by the hashes that this peer computed. Raises Refusal, NetworkError."""
         root = manifest.root
         if self._store.has(root):
             rotten = (i for i in range(len(manifest.piece_hashes)) if self._store.piece(root, i) is None)
@@ -253,7 +255,7 @@ class Recovery:
         stored = next((snapshot for snapshot in self._swarm.offered() if snapshot.root == root), None)
         if stored is None:
             raise Refusal(Reason.HASH_MISMATCH, f"the snapshot of step {manifest.step} is neither here nor agreed")
-        fetch_snapshot(self._swarm, self._store, stored, self._replica.layout_digest, self._progress)
+        self._fetch(stored)
 
     def _again_from(self, load: Callable[[], None], *, store: bool) -> None:
         """Drop all work that is under way, load another state, and follow the log from there."""
@@ -261,7 +263,7 @@ class Recovery:
         self._keeper.flush()
         load()
         self._digests = {step: digest for step, digest in self._digests.items() if step <= self._replica.step}
-        self._swarm.restarted()
+        self._swarm.restarted(self._replica.step)
         self._follow(store)
 
     def _stop(self, doubt: Doubt, again: bytes | None) -> NoReturn:
@@ -358,7 +360,7 @@ class Recovery:
         entry, following = self._swarm.entries_about(snapshot.step)
         if snapshot.step and entry is None:
             raise NetworkError(f"the coordinator's log has no entry {snapshot.step}")
-        found = fetch_snapshot(self._swarm, self._store, snapshot, self._replica.layout_digest, self._progress)
+        found = self._fetch(snapshot)
         if found.run_id != self._replica.run_id or (entry is not None and found.entry_hash != entry.hash):
             raise BadSnapshotError("the snapshot's manifest names another run or log")
         self._replica.load(found, self._store.file(found.root))
@@ -371,6 +373,12 @@ class Recovery:
         self._keeper.adopt(found)
         self._base, self._doubt = snapshot, None
         self._confirmed = snapshot.step if claimed else None
+
+    def _fetch(self, snapshot: Snapshot) -> Manifest:
+        """Have an agreed snapshot in the store, whose older ones give room."""
+        if not (self._store.has(snapshot.root) or self._store.begun(snapshot.root)):
+            self._keeper.make_room(snapshot.total_bytes)
+        return fetch_snapshot(self._swarm, self._store, snapshot, self._replica.layout_digest, self._progress)
 
     def _load_fork(self, start: Start, snapshot: Snapshot) -> None:
         """Become the state that the genesis names: nobody's word is needed for it, so it counts as this peer's own."""

@@ -703,6 +703,23 @@ def test_strangers_do_not_vote_on_the_digest() -> None:
     assert harness.run.agreed_digests[1] == digest_of(1)
 
 
+def test_the_disk_of_an_earlier_life_does_not_count_until_it_is_reported_again() -> None:
+    """A peer was killed after its report and came back without the snapshot: two disks were asked for, and one had it."""
+    harness = opened()
+    for step in (1, 2):
+        contribute(harness, 0, 1, 2)
+        for n in range(3):
+            harness.feed(Reported(key(n), applied=((step, digest_of(step)),)))
+    harness.feed(Reported(key(0), snapshots=(snapshot_at(2),)))
+    harness.feed(Disconnected(key(0)))
+    harness.feed(joined(0))
+    harness.feed(Connected(key(0)))
+    harness.feed(Reported(key(1), snapshots=(snapshot_at(2),)))
+    assert harness.run.snapshot == snapshot_at(0), "its root counts, and its disk does not"
+    harness.feed(Reported(key(0), snapshots=(snapshot_at(2),)))
+    assert harness.run.snapshot == snapshot_at(2)
+
+
 def test_snapshot_is_agreed_by_a_majority_and_others_resync() -> None:
     harness = opened()
     for step in (1, 2):

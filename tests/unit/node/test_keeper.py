@@ -13,9 +13,10 @@ import structlog
 from node.archive import files
 from node.archive.record import Recorder, head_of
 from node.snapshot.pieces import Manifest
-from node.snapshot.store import SnapshotStore, StoreFullError
+from node.snapshot.store import SnapshotStore
 from node.training.keeper import Keeper
 from node.training.replica import Replica
+from protos.disk import DiskError
 from protos.log import SignedEntry
 from tests.unit.node.test_recovery import Log, replica, updates_of
 
@@ -69,14 +70,63 @@ def test_what_is_written_while_the_replica_goes_on_is_the_state_as_it_was(tmp_pa
     peer.keeper.close()
 
 
-def test_what_fails_behind_the_training_ends_it(tmp_path: Path) -> None:
-    peer = Kept(tmp_path, 1, bytes_max=100)
+def test_what_fails_behind_the_training_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise DiskError("no space left on device")
+
+    peer = Kept(tmp_path, 1)
+    monkeypatch.setattr(SnapshotStore, "write", full)
     peer.keeper.snapshot(kept=True)
-    with pytest.raises(StoreFullError, match="0 bytes are used and"):
+    with pytest.raises(DiskError, match="no space left"):
         peer.keeper.flush()
-    with pytest.raises(StoreFullError):
+    with pytest.raises(DiskError):
         peer.keeper.check()
     assert peer.told == []
+    peer.keeper.close()
+
+
+def test_an_older_snapshot_gives_its_room_to_a_new_one(tmp_path: Path) -> None:
+    """Room for two and a half: the third one did not fit beside two others, and the peer ended in the middle of the run."""
+    size = len(Log(0).manifests[0][1])
+    peer = Kept(tmp_path, 8, bytes_max=5 * size // 2)
+    for step in (2, 4, 6, 8):
+        peer.plays(step)
+        peer.keeper.snapshot(kept=True)
+        peer.keeper.flush()
+        if step == 4:
+            peer.keeper.agreed(4, peer.keeper.manifests[-1].root)
+    assert [manifest.step for manifest in peer.store.manifests()] == [4, 8], "the agreed one stays"
+    assert peer.told == [(2, True), (4, True), (2, False), (6, True), (6, False), (8, True)]
+    peer.keeper.close()
+
+
+def test_a_snapshot_that_does_not_fit_is_left_to_others(tmp_path: Path) -> None:
+    peer = Kept(tmp_path, 2, bytes_max=100)
+    peer.plays(2)
+    peer.keeper.snapshot(kept=True)
+    peer.keeper.flush()
+    assert peer.told == [(2, False)]
+    assert [m.root for m in peer.keeper.manifests] == [peer.log.manifests[2][0].root], "its word on the root counts"
+    peer.keeper.close()
+
+
+def test_momentum_that_waits_for_the_disk_keeps_no_snapshot_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large momentum was written when the next snapshot was due: seven of ten snapshots were left out."""
+    monkeypatch.setattr("node.training.keeper.WAITING_BYTES_MAX", 0)
+    peer, go = Kept(tmp_path, 4), threading.Event()
+    peer.keeper._submit(partial(waits, go), None)
+    for step in (2, 4):
+        peer.plays(step)
+        peer.keeper.private()
+        peer.keeper.snapshot(kept=True)
+    peer.plays(4)
+    go.set()
+    peer.keeper.flush()
+    assert [step for step, kept in peer.told if kept] == [2], "one of each kind waits"
+    assert peer.store.file(peer.log.manifests[2][0].root).read_bytes() == peer.log.manifests[2][1]
+    assert replica().load_private(tmp_path / "private.pt")
     peer.keeper.close()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from node.model.room import Room
 from node.model.size import ModelSize
-from node.training.need import Need, building, disk, fit, fitting, need_of
+from node.training.need import Need, building, disk, fit, fitting, need_of, snapshots
 from protos.amounts import amount, count
 from protos.optimizer_config import OptimizerConfig
 
@@ -40,7 +41,7 @@ def test_an_anchor_needs_no_gradients_and_ranks_share() -> None:
     assert need_of(SIZE, optimizer(beta2=0), ranks=4).state == 12040 // 4
 
 
-NEED = Need(parameters=85_000_000, weights=GB, state=4 * GB, sample=GB, disk=3 * GB)
+NEED = Need(parameters=85_000_000, weights=GB, state=4 * GB, sample=GB, snapshot=GB // 2, private=GB * 3 // 4)
 
 
 def test_the_micro_batch_is_halved_until_it_fits() -> None:
@@ -86,8 +87,31 @@ def test_disk_and_main_memory() -> None:
     assert "need 3.0 GB, free are 2.0 GB at /home" in why
     assert "--home" in why
     assert disk(NEED, 2 * GB, 2 * GB, "/home")[0], "what is there already is not needed again"
-    assert building(NEED, Room(GB, 2 * GB))[0]
+    assert building(NEED, Room(NEED.copies, 2 * GB))[0]
     assert "main memory" in building(NEED, Room(GB - 1, 2 * GB))[1]
+
+
+def test_a_cpu_has_the_copies_of_snapshot_and_momentum_in_its_memory_too() -> None:
+    """A machine on which a run fitted ran out of memory at the first snapshot."""
+    room = Room(int(5.2 * GB), 24 * GB)
+    assert fit(NEED, room, "cuda:0", 1, chosen=False, checkpointing=False)[0] == 1
+    fits, why = fit(NEED, room, "cpu", 1, chosen=False, checkpointing=False)
+    assert not fits
+    assert "need 5.2 GB" in why
+    weights = replace(NEED, weights=0)
+    assert building(weights, Room(NEED.copies, 2 * GB))[0]
+    assert "cannot be saved" in building(weights, Room(NEED.copies - 1, 2 * GB))[1]
+
+
+def test_room_for_two_snapshots_is_asked_for_at_the_start() -> None:
+    """Peers ended in the middle of a run when their third snapshot did not fit."""
+    assert snapshots(NEED, 1.0) == ""
+    why = snapshots(NEED, 0.99)
+    assert "snapshots_gb = 0.99 is too small: a snapshot of this run has 500 MB" in why
+    assert "set snapshots_gb to 2" in why
+    sizes = need_of(SIZE, optimizer(base={"name": "muon", "momentum": 0.9}))
+    assert (sizes.snapshot, sizes.private) == (8000, 8000)
+    assert sizes.disk == 3 * 8000 + 2 * 8000
 
 
 def test_amounts() -> None:

@@ -213,6 +213,36 @@ def test_a_new_session_hears_of_the_snapshots_that_are_here() -> None:
     assert sorted(box.snapshots) == [30, 40]
 
 
+def test_a_snapshot_that_goes_while_a_report_is_under_way_is_taken_back() -> None:
+    """The fact was forgotten unreported: joiners were sent to peers without the pieces, for two periods of three."""
+    box = Outbox()
+    for step in (10, 20, 30):
+        box.add_snapshot(step, step.to_bytes(32, "big"), 1, kept=True)
+    told(box)
+    box.add_applied(31, b"d" * 32)
+    report = box.next_report()
+    assert report is not None
+    box.add_snapshot(10, (10).to_bytes(32, "big"), 1, kept=False)
+    box.sent(report[1])
+    report = box.next_report()
+    assert report is not None
+    assert [(s.step, s.not_kept) for s in report[0].snapshots] == [(10, True)]
+    box.sent(report[1])
+    assert sorted(box.snapshots) == [20, 30]
+
+
+def test_a_peer_that_starts_again_from_a_snapshot_still_tells_of_older_ones() -> None:
+    box = Outbox()
+    for step in (10, 20, 30):
+        box.add_snapshot(step, step.to_bytes(32, "big"), 1, kept=step < 30)
+    told(box)
+    box.restart(20)
+    box.everything_again()
+    report = box.next_report()
+    assert report is not None
+    assert [(s.step, s.not_kept) for s in report[0].snapshots] == [(10, False), (20, False)]
+
+
 @pytest.mark.parametrize(
     "add",
     [

@@ -104,7 +104,10 @@ class World:
 
     # the swarm
     def halt(self) -> None: ...
-    def restarted(self) -> None: ...
+    def restarted(self, step: int) -> None: ...
+    def stored(self, step: int, root: bytes, size: int, kept: bool) -> None:
+        self.told.append((step, kept))
+
     def is_withdrawn(self, step: int) -> bool:
         return step in self.withdrawn
 
@@ -325,6 +328,24 @@ def test_a_state_in_doubt_is_not_given_up_because_votes_are_lost(tmp_path: Path)
     with pytest.raises(DivergedError, match="could not compute it again"):
         world.recovery.lost("no peer that answers holds the votes of step 5 any more")
     assert (tmp_path / EVIDENCE).exists()
+
+
+@pytest.mark.parametrize(
+    ("agreed", "tells"), [((6, 4), [(6, True), (4, True), (6, True)]), ((4,), [(4, True), (4, True)])]
+)
+def test_a_new_life_tells_of_the_agreed_snapshots_that_its_disk_has(
+    tmp_path: Path, agreed: tuple[int, ...], tells: list[tuple[int, bool]]
+) -> None:
+    """Joiners are sent there. What it stored and nobody agreed on is deleted, and it tells nothing of it."""
+    log = Log(8)
+    begun(tmp_path, log).plays(6)
+    again = World(tmp_path, log)
+    assert [manifest.step for manifest in again.store.manifests()] == [4, 6]
+    roots = {manifest.step: manifest for manifest in again.store.manifests()}
+    again.recovery.begin([Snapshot(s, roots[s].root, roots[s].total_bytes, (b"h" * 32,)) for s in agreed], 8)
+    again.follow()
+    assert [manifest.step for manifest in again.store.manifests()] == sorted(agreed)
+    assert again.told == tells
 
 
 def test_the_agreed_snapshot_stays_on_the_disk_until_another_one_is_agreed(tmp_path: Path) -> None:

@@ -85,6 +85,25 @@ def test_a_snapshot_that_somebody_is_loading_stays_as_long_as_there_is_room(tmp_
     assert store.roots() == {newer.root}
 
 
+def test_of_the_snapshots_that_were_asked_for_one_stays(tmp_path: Path) -> None:
+    """A peer kept four states: each one that somebody had asked for in the last minute."""
+    store = SnapshotStore(tmp_path, 1000)
+    asked = [keep(store, step, bytes(range(20 * step, 20 * step + 20))) for step in (1, 2, 3)]
+    for manifest in (asked[0], asked[2], asked[1]):
+        assert store.get(manifest.piece_hashes[0]) is not None
+    assert store.keep([], 3600.0) == 2
+    assert store.roots() == {asked[1].root}
+
+
+def test_room_is_made_by_the_oldest_that_may_go(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, 100)
+    made = [keep(store, step, bytes(range(20 * step, 20 * step + 30))) for step in (1, 2, 3)]
+    assert [m.step for m in store.make_room(30, [made[0].root])] == [2]
+    assert store.make_room(40, [made[0].root]) == ()
+    assert not store.fits(50)
+    assert store.begun(made[0].root) is False
+
+
 @pytest.mark.parametrize("moment", ["fsync", "replace", "sync_folder"])
 def test_kill_leaves_no_half_snapshot(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: object, **__: object) -> None:
