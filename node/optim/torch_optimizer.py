@@ -8,6 +8,7 @@ model in `DistributedDataParallel`, and start all ranks from the same weights.
 from __future__ import annotations
 
 import struct
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import fields
@@ -31,6 +32,7 @@ from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.optim.sharded.demo import ShardedDeMo
 from node.optim.sharded.rows import is_sharded
 from node.optim.step import NonFiniteGradient
+from node.optim.tables import is_named_table
 from node.optim.votes import groups as votes
 
 SETTINGS = {field.name for field in fields(DeMoConfig)} - {
@@ -63,7 +65,8 @@ class DeMoOptimizer(torch.optim.Optimizer):
     `settings` are the other fields of `DeMoConfig` (`decay`, `selection`, `top_k`, `one_in`, `values`, `transform`,
     `magnitudes`, `nesterov`, `base`), the same for all groups and ranks. The defaults are a run's; `beta2` None is 0.99, and 0
     with `magnitudes` or `nesterov`, which exclude it. `seed` is what random places follow from, the same for all ranks. Base
-    `muon` and `decay="matrices"` have to know tables: they raise `ValueError` unless they get a module or named parameters.
+    `muon` and `decay="matrices"` have to know tables: give the module. With named parameters, names alone tell tables, and
+    `muon` warns of 3 dimensions (a stack of experts, or a convolution). Parameters without names raise `ValueError`.
 
     `method="paper"` is DeMo v1 as published (`paper.demo`). Then `beta` None is 0.999, `beta2` is 0, and `chunk` is the longest
     side of a chunk. The only other setting is `top_k` (32). Settings of the family raise `ValueError` with it.
@@ -111,6 +114,7 @@ class DeMoOptimizer(torch.optim.Optimizer):
         own = {"chunk": chunk} if paper else demo
         self._paper, self._settings = paper, {**own, **settings}
         self._kinds = kinds_of(params) if isinstance(params, nn.Module) else {}
+        self._kinds_known = isinstance(params, nn.Module)
         self._local_config = local if local is not None and local.steps > 1 else None
         self._local: LocalSteps | None = None
         self._local_done = 0
@@ -148,8 +152,10 @@ class DeMoOptimizer(torch.optim.Optimizer):
         if not group.get("param_names") and (config.base.name == "muon" or config.decay == "matrices"):
             raise ValueError(
                 'base muon and decay="matrices" treat embeddings and heads apart, which parameters without names do not tell: '
-                "give the module, or model.named_parameters()"
+                "give the module, DeMoOptimizer(model, ...)"
             )
+        if config.base.name == "muon" and not self._kinds_known:
+            _warn_of_stacks(named, config.base.muon_except)
         return (ShardedDeMo if sharded else DeMo)(named, config, self._kinds)
 
     @property
@@ -319,6 +325,17 @@ def _check_paper(beta2: float | None, group_size: int, local: LocalConfig | None
     if given:
         raise ValueError(
             f'{", ".join(sorted(given))}: the method paper has no such setting; remove it, or use method="demo"'
+        )
+
+
+def _warn_of_stacks(named: list[tuple[str, Tensor]], tables: tuple[str, ...]) -> None:
+    """Names do not tell a convolution from a stack of experts, and Muon treats them in different ways."""
+    stacks = [name for name, tensor in named if tensor.dim() == 3 and not is_named_table(name, tables)]
+    if stacks:
+        warnings.warn(
+            f"base muon takes {', '.join(stacks)} for stacks of matrices [experts, height, width]; a convolution is one "
+            "matrix, which names do not tell: give the module, DeMoOptimizer(model, ...)",
+            stacklevel=6,  # whoever makes the optimizer
         )
 
 

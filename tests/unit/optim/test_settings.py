@@ -76,10 +76,19 @@ def test_overlap_with_sizes_is_refused() -> None:
 @pytest.mark.parametrize("method", [{"base": BaseConfig("muon")}, {"decay": "matrices", "weight_decay": 0.1}])
 def test_what_needs_names_refuses_parameters_without(method: dict[str, Any]) -> None:
     model = Tiny()
-    with pytest.raises(ValueError, match=r"give the module, or model\.named_parameters"):
+    with pytest.raises(ValueError, match=r"give the module, DeMoOptimizer\(model, \.\.\.\)"):
         DeMoOptimizer(model.parameters(), lr=LR, **method)
-    DeMoOptimizer(model.named_parameters(), lr=LR, **method)
+    DeMoOptimizer(nn.Sequential(nn.Linear(64, 64)).named_parameters(), lr=LR, **method)
     DeMoOptimizer(model, lr=LR, **method)
+
+
+def test_muon_without_the_module_warns_of_what_names_do_not_tell() -> None:
+    with pytest.warns(UserWarning, match=r"takes experts, mix\.weight for stacks.*give the module") as told:
+        DeMoOptimizer(Tiny().named_parameters(), lr=LR, base=BaseConfig("muon"))
+    assert [warning.filename for warning in told] == [__file__]
+    named = [("emb.weight", nn.Parameter(torch.randn(3, 64, 64))), ("map.weight", nn.Parameter(torch.randn(64, 64)))]
+    DeMoOptimizer(named, lr=LR, base=BaseConfig("muon"))
+    DeMoOptimizer(Tiny().named_parameters(), lr=LR, decay="matrices")
 
 
 def test_modules_tell_tables_and_convolutions() -> None:

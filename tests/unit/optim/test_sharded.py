@@ -81,7 +81,7 @@ def _rank(rank: int, folder: str) -> None:
     for name, method in METHODS.items():
         model = sharded(mesh["shard"])
         group = mesh["peer"].get_group()
-        optimizer = DeMoOptimizer(model.named_parameters(), lr=1e-2, process_group=group, **method)
+        optimizer = DeMoOptimizer(model, lr=1e-2, process_group=group, **method)
         for step in range(STEPS):
             # each rank of a peer has half of its batch; FSDP averages
             rows = batch(peer, step).chunk(SHARDS)[shard]
