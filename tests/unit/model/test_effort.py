@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partialmethod
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -50,3 +54,20 @@ def test_compiling_keeps_names_and_parameters() -> None:
     names = [name for name, _ in model.named_parameters()]
     assert Effort(compiled=True).prepare(model) is model
     assert [name for name, _ in model.named_parameters()] == names
+
+
+def test_compiling_changes_what_is_called() -> None:
+    """With torch's `eager` backend: the graph is captured, and no compiler is needed."""
+    captured = list[torch.fx.GraphModule]()
+
+    def keep(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        captured.append(graph)
+        return graph.forward
+
+    model, tokens = build(ModelSpec(TINY), 1), torch.arange(8).view(1, 8)
+    plain = model(tokens).logits
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=keep))
+        Effort(compiled=True).prepare(model)
+    assert torch.allclose(model(tokens).logits, plain, atol=1e-5)
+    assert captured, "the forward pass was captured"
