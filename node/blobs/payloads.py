@@ -1,9 +1,9 @@
 """The payloads that this peer holds, on its disk, by hash. The peer deletes them by step, once no joiner needs them.
 
-The bytes of payloads are bounded, too: beyond the limit the oldest step goes first, and the peer logs it. The newest payloads
-are also in memory, so the peer reads and hashes a payload that many pull only once. Payloads outlive the process, so a swarm
-whose peers all died can replay its log. The peer does not sync each payload to the disk: a file that a power cut damaged
-counts as missing.
+The bytes of payloads are bounded, too: beyond the limit the oldest step goes first, and the peer logs it. The payloads that
+were used last are also in memory, and the peer's own last one always is: many pull it, and the peer reads and hashes it for
+none of them. Payloads outlive the process, so a swarm whose peers all died can replay its log. The peer does not sync each
+payload to the disk: a file that a power cut damaged counts as missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from protos.limits import PAYLOADS_GB
 
 PAYLOADS_BYTES_MAX = int(PAYLOADS_GB * 10**9)
 RECENT_BYTES_MAX = 64 << 20
-"""Bytes of payloads that are also in memory: those of the open step, unless they are very large."""
+"""Bytes of payloads that are also in memory: those used last, none larger than this. The peer's own last payload comes on top,
+so the memory is at most these bytes and one payload (PAYLOAD_BYTES_MAX)."""
 _NAME = re.compile(r"(\d{1,13})-([0-9a-f]{64})")
 
 
@@ -41,6 +42,7 @@ class Payloads:
         self._total = sum(self._sizes.values())
         self._recent: OrderedDict[bytes, bytes] = OrderedDict()
         self._recent_bytes = 0
+        self._own = (b"", b"")  # the hash and the bytes of the peer's own last payload, which is not in `_recent`
         self.dropped_step = 0
         """The newest step whose payloads were deleted to make room, although a joiner might need them; 0: no step."""
 
@@ -58,7 +60,10 @@ class Payloads:
         """The payload, verified; None if it is not here."""
         if sha256 not in self._steps:
             return None
+        if sha256 == self._own[0]:
+            return self._own[1]
         if sha256 in self._recent:
+            self._recent.move_to_end(sha256)
             return self._recent[sha256]
         try:
             data = self._path(sha256).read_bytes()
@@ -71,23 +76,39 @@ class Payloads:
         return data
 
     def _remember(self, sha256: bytes, data: bytes) -> None:
-        """Keep a verified payload in memory. The oldest ones are on the disk only."""
-        if len(data) > RECENT_BYTES_MAX // 2:
+        """Keep a verified payload in memory. Those that were not used for the longest time are then on the disk only."""
+        if len(data) > RECENT_BYTES_MAX:
             return
         self._recent[sha256] = data
         self._recent_bytes += len(data)
         while self._recent_bytes > RECENT_BYTES_MAX:
             self._recent_bytes -= len(self._recent.popitem(last=False)[1])
 
-    def put(self, step: int, sha256: bytes, data: bytes) -> bool:
-        """Keep a payload whose hash the caller has checked. False if the payload was here. Raises DiskError."""
+    def keep_own(self, sha256: bytes) -> bool:
+        """This is the peer's own last payload: keep it in memory, however large, until the next one. False if not here."""
+        data = self.get(sha256)
+        if data is not None:
+            self._remember_own(sha256, data)
+        return data is not None
+
+    def _remember_own(self, sha256: bytes, data: bytes) -> None:
+        """Keep a verified payload in memory until the next own one. The own one before is then one of those used last."""
+        (before, old), self._own = self._own, (sha256, data)
+        self._recent_bytes -= len(self._recent.pop(sha256, b""))
+        if before != sha256 and before in self._steps:
+            self._remember(before, old)
+
+    def put(self, step: int, sha256: bytes, data: bytes, *, own: bool = False) -> bool:
+        """Keep a payload whose hash the caller has checked; `own`: see `keep_own`. False if it was here. Raises DiskError."""
         if sha256 in self._steps:
+            if own:
+                self._remember_own(sha256, data)
             return False
         with writing(self._folder):
             self._write(self._folder / "incoming", data, self._folder / f"{step}-{sha256.hex()}")
         self._steps[sha256], self._sizes[sha256] = step, len(data)
         self._total += len(data)
-        self._remember(sha256, data)
+        (self._remember_own if own else self._remember)(sha256, data)
         while self._total > self.bytes_max and (oldest := min(self._steps.values())) < step:
             self.dropped_step = max(self.dropped_step, oldest)
             self.forget_until(oldest)
@@ -107,6 +128,8 @@ class Payloads:
         self._path(sha256).unlink(missing_ok=True)
         del self._steps[sha256]
         self._recent_bytes -= len(self._recent.pop(sha256, b""))
+        if sha256 == self._own[0]:
+            self._own = (b"", b"")
         self._total -= self._sizes.pop(sha256)
 
     def _path(self, sha256: bytes) -> Path:

@@ -2,6 +2,8 @@
 
 Refuses to sign a second announcement for a step (last_announcement.py). In a run with checks, and in an open run, no peer sees
 a payload before the coordinator has its announcement. A peer that copies the payload is therefore later. ADR 22.
+
+A task beside the training thread tells other peers, because one peer that does not answer must not slow all others down.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from protos.v1 import update_pb2
 # A peer gossips its announcement again while the step is open: the mesh may not have existed at the first time.
 GOSSIP_AGAIN_SECONDS_MIN = 1.0
 GOSSIP_AGAIN_SECONDS_MAX = 8.0
+# A peer tells others of a payload for at most so long. Then the next repetition tells those that lack it.
+SAY_SECONDS_MAX = 10.0
 
 
 class Aside(Protocol):
@@ -56,9 +60,13 @@ class Publication:
         self._view, self._runtime, self._aside = view, runtime, aside
         self._last_announcement = LastAnnouncement(payloads.folder.parent, run_id, identity.public_key)
         self._withheld: SignedAnnouncement | None = None
+        self._saying: asyncio.Task[None] | None = None
 
     async def publish(self, data: bytes, announcement: update_pb2.Announcement) -> None:
-        """Announce this peer's payload of a step, or re-announce the payload that this peer signed before for the step."""
+        """Announce this peer's payload of a step, or re-announce the payload that this peer signed before for the step.
+
+        Returns once the announcement is durable. Other peers, and the coordinator, hear it afterwards. Raises DiskError.
+        """
         if announcement.step <= self._view.step:
             return  # the log has decided the step while this peer computed
         signed = await self._sign_once(data, announcement)
@@ -70,17 +78,34 @@ class Publication:
         if self._view.commits_first and not again:
             self._withheld = signed
         if self._withheld is None:
-            await self._say(signed.envelope, data if signed.payload_sha256 == payload_hash(data) else None)
+            self._say_soon(signed)
+
+    def _say_soon(self, signed: SignedAnnouncement) -> None:
+        """Tell other peers of a durable announcement, in a task of the session: the caller waits for no peer's answer.
+
+        A later call ends an earlier one's task, so there is one at a time. Nothing is lost by that. The later call tells those
+        that lack the same announcement, or the log has decided the earlier step and names its payload.
+        """
+        if self._saying is not None:
+            self._saying.cancel()
+        self._saying = self._runtime.spawn(self._say_in_time(signed))
+
+    async def _say_in_time(self, signed: SignedAnnouncement) -> None:
+        try:
+            async with asyncio.timeout(SAY_SECONDS_MAX):
+                await self._say(signed.envelope, self._payloads.get(signed.payload_sha256))
+        except TimeoutError:
+            self._runtime.log.info("telling other peers of votes takes long; trying again later", step=signed.step)
 
     async def _sign_once(self, data: bytes, announcement: update_pb2.Announcement) -> SignedAnnouncement | None:
         """The one announcement that this peer ever signs for a step, with its payload kept; None if the payload is lost."""
         step, sha256, last = announcement.step, payload_hash(data), self._last_announcement.value
         if last is not None and step <= last.step and (step, sha256) != (last.step, last.payload_sha256):
-            held = step == last.step and self._payloads.get(last.payload_sha256) is not None
+            held = step == last.step and self._payloads.keep_own(last.payload_sha256)
             what = "announcing them again" if held else "their payload is not here, so this peer sits the step out"
             self._runtime.log.info(f"this peer announced votes before; {what}", step=step, announced_step=last.step)
             return last if held else None
-        if self._payloads.put(step, sha256, data):
+        if self._payloads.put(step, sha256, data, own=True):
             self._runtime.counters.payload_bytes_sent += len(data)
         if last is not None and step == last.step:
             return last
@@ -111,15 +136,15 @@ class Publication:
             return []
         said = [fact for fact in facts if isinstance(fact, Published) and fact.envelope == withheld.envelope]
         if said and taken:
-            self._runtime.spawn(self._show(withheld))
+            self._show(withheld)
             return []
         return said
 
-    async def _show(self, signed: SignedAnnouncement) -> None:
+    def _show(self, signed: SignedAnnouncement) -> None:
         """The coordinator has the announcement: other peers may see it, too."""
         if self._withheld == signed:
             self._withheld = None
-            await self._say(signed.envelope, self._payloads.get(signed.payload_sha256))
+            self._say_soon(signed)
 
     def named_in(self, entry: Entry) -> bytes | None:
         """This peer's announcement, if an entry names the announced payload."""

@@ -33,8 +33,8 @@ from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of, short
 from protos.rate import Rate
 
-# Payloads up to PUSHED_BYTES_MAX travel with their announcement: a round trip less, and no gossip. An author waits for answers
-# for PUSH_PATIENCE_SECONDS before it looks which pushes failed. A push fails after STREAM_OPEN_SECONDS_MAX.
+# Payloads up to PUSHED_BYTES_MAX travel with their announcement: a round trip less, and no gossip. `Pusher.publish` waits for
+# answers for PUSH_PATIENCE_SECONDS before it looks which pushes failed. A push fails after STREAM_OPEN_SECONDS_MAX.
 # A peer takes PUSHERS_MAX streams of pushes in all (for a connected swarm, and joiners), and PUSHES_A_PEER_MAX of one author.
 PUSHED_BYTES_MAX = 64 * 1024
 PUSH_PATIENCE_SECONDS = 0.5
@@ -140,6 +140,8 @@ class _Kept:
 class Pusher:
     """Pushes a peer's own payload to its neighbours in the run. Gossips the announcement for peers that it cannot push to.
 
+    `publish` waits for answers, so the training thread must not wait for it. Its calls may overlap: the last one counts.
+
     `arrivals` gets the time from each payload's first byte to the receiver's answer: `--fit-uplink` needs it. `doors` gets the
     peers that refuse the last payload, and why.
     """
@@ -166,10 +168,14 @@ class Pusher:
             await self._topic.say(envelope)
             return
         here = await self._topic.neighbours()
+        if envelope != self._last:
+            return  # a later announcement came meanwhile, and must not count as pushed with this one
         for key in sorted(here - self._has - self._pushing.keys()):
             self._pushing[key] = asyncio.get_running_loop().create_task(self._push(key, envelope, payload))
         if self._pushing:
             await asyncio.wait(self._pushing.values(), timeout=PUSH_PATIENCE_SECONDS)
+        if envelope != self._last:
+            return
         for key, task in list(self._pushing.items()):
             if task.done():
                 del self._pushing[key]
@@ -178,7 +184,7 @@ class Pusher:
         # A push under way to a slow peer or over a slow link arrives before any gossip would.
         served = self._has | self._elsewhere | self._pushing.keys()
         lacking = (here | set(self._view.roster)) - served - {self._host.identity.public_key}
-        if (lacking or not served) and envelope == self._last:
+        if lacking or not served:
             await self._topic.say(envelope)
 
     def close(self) -> None:

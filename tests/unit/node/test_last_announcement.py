@@ -46,8 +46,13 @@ def session(folder: Path) -> Any:
 
 def publish(life: Any, step: int, data: bytes, loss: float = 1.0) -> bytes | None:
     """What is gossiped of it."""
+
+    async def said() -> None:
+        await life.publish(data, update_pb2.Announcement(step=step, parent_hash=RUN, loss=loss))
+        await asyncio.gather(*life.parts.runtime.tasks)
+
     life.host.publish.reset_mock()
-    asyncio.run(life.publish(data, update_pb2.Announcement(step=step, parent_hash=RUN, loss=loss)))
+    asyncio.run(said())
     return life.host.publish.await_args.args[1] if life.host.publish.await_args else None
 
 

@@ -261,6 +261,25 @@ async def test_a_slow_neighbour_costs_no_gossip(monkeypatch: pytest.MonkeyPatch)
     assert (sent, said) == ([framed(announced(ADA), VOTES)], [])
 
 
+async def test_an_announcement_that_a_later_one_overtakes_is_not_pushed_in_its_place() -> None:
+    """The daemon names the neighbours to both calls at once. Before, the earlier payload went out, and counted as the later."""
+    ada, sent = pusher([], answers=True)
+    named = asyncio.Event()
+
+    async def connected() -> dict[str, bool]:
+        await named.wait()
+        return {BOB.peer_id: True}
+
+    cast(Any, ada._host).connected = connected
+    more = VOTES + b"more"
+    calls = [asyncio.ensure_future(ada.publish(announced(ADA, data), data)) for data in (VOTES, more)]
+    await asyncio.sleep(0)
+    named.set()
+    await asyncio.wait_for(asyncio.gather(*calls), SECONDS_MAX)
+    assert sent == [framed(announced(ADA, more), more)]
+    assert ada._has == {BOB.public_key}
+
+
 async def test_the_time_to_each_answer_is_measured_for_the_size_of_the_votes() -> None:
     """The first push on a stream opens it, too, and says nothing about the uplink."""
     ada, sent = pusher([], answers=True)

@@ -1,0 +1,100 @@
+"""Payloads in memory: what is used stays there, within a bound, so that many pullers do not cost a hash each."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from node.blobs import payloads
+from node.blobs.payloads import Payloads
+
+MEMORY = 1_000
+
+
+class Hashing:
+    """Stands for `hashlib` in the module, and counts the payloads that are hashed again."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def sha256(self, data: bytes) -> object:
+        self.count += 1
+        return hashlib.sha256(data)
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Hashing:
+    counting = Hashing()
+    monkeypatch.setattr(payloads, "hashlib", counting)
+    monkeypatch.setattr(payloads, "RECENT_BYTES_MAX", MEMORY)
+    return counting
+
+
+def kept(store: Payloads, number: int, size: int, step: int = 1, *, own: bool = False) -> bytes:
+    """The hash of a new payload that is kept."""
+    data = bytes([number]) * size
+    sha256 = hashlib.sha256(data).digest()
+    assert store.put(step, sha256, data, own=own)
+    return sha256
+
+
+def in_memory(store: Payloads) -> int:
+    """Bytes; what the store counts is what it has."""
+    recent = sum(map(len, store._recent.values()))
+    assert store._recent_bytes == recent
+    return recent + len(store._own[1])
+
+
+def test_what_was_used_last_stays_in_memory(tmp_path: Path, hashed: Hashing) -> None:
+    store = Payloads(tmp_path)
+    first, second = kept(store, 1, 400), kept(store, 2, 400)
+    assert store.get(first) == b"\x01" * 400
+    kept(store, 3, 400)
+    assert store.get(first) == b"\x01" * 400
+    assert hashed.count == 0, "the first is older, but somebody has used it since"
+    assert store.get(second) == b"\x02" * 400
+    assert hashed.count == 1
+
+
+def test_one_large_payload_is_hashed_for_the_first_puller_only(tmp_path: Path, hashed: Hashing) -> None:
+    large = kept(Payloads(tmp_path), 1, MEMORY * 3 // 4)
+    store = Payloads(tmp_path)
+    for _ in range(3):
+        assert store.get(large) == b"\x01" * (MEMORY * 3 // 4)
+    assert hashed.count == 1
+
+
+def test_the_own_payload_is_never_hashed_again_and_memory_is_bounded(tmp_path: Path, hashed: Hashing) -> None:
+    store, size = Payloads(tmp_path), 3 * MEMORY
+    for step in range(1, 6):
+        own = kept(store, step, size, step, own=True)
+        for number in range(20):
+            kept(store, 10 * step + number + 50, 100 * step + number, step)
+            assert store.get(own) == bytes([step]) * size
+            assert in_memory(store) <= MEMORY + size
+    assert hashed.count == 0
+
+
+def test_the_own_payload_of_the_step_before_counts_as_used_last(tmp_path: Path, hashed: Hashing) -> None:
+    store = Payloads(tmp_path)
+    before, other = kept(store, 1, 400, own=True), kept(store, 2, 400)
+    own = kept(store, 3, 400, 2, own=True)
+    assert not store.put(2, own, b"\x03" * 400, own=True), "announced again"
+    assert all(store.get(name) for name in (before, other, own))
+    assert (hashed.count, in_memory(store)) == (0, 1200)
+    store.forget_until(2)
+    assert [store.get(name) for name in (before, other, own)] == [None] * 3
+    assert in_memory(store) == 0
+
+
+def test_the_own_payload_of_an_earlier_life_is_read_once(tmp_path: Path, hashed: Hashing) -> None:
+    own = kept(Payloads(tmp_path), 1, 2 * MEMORY, own=True)
+    store = Payloads(tmp_path)
+    assert store.keep_own(own)
+    assert all(store.get(own) for _ in range(3))
+    assert hashed.count == 1
+    assert not store.keep_own(b"n" * 32), "not here"
+    assert store.get(own), "and the one before stays"
+    assert hashed.count == 1
