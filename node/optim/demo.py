@@ -89,6 +89,11 @@ class DeMoConfig:
     """The rule that moves the parameters, given the aggregate."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.base, BaseConfig):
+            raise TypeError(
+                f'base {self.base!r} is no BaseConfig: write BaseConfig("muon"), or base.given(name, function) for a '
+                "function of your own"
+            )
         self.form.votes_a_chunk(self.size)
         if not 0 <= self.beta < 1:
             raise ValueError(f"beta {self.beta} is not within 0 <= beta < 1")

@@ -34,6 +34,7 @@ from node.optim.sharded.rows import is_sharded
 from node.optim.step import NonFiniteGradient
 from node.optim.tables import is_named_table
 from node.optim.votes import groups as votes
+from node.optim.votes.places import SCHEMES
 
 SETTINGS = {field.name for field in fields(DeMoConfig)} - {
     "beta", "beta2", "weight_decay", "group_size", "clip_norm", "refused", "seed"
@@ -72,8 +73,8 @@ class DeMoOptimizer(torch.optim.Optimizer):
     side of a chunk. The only other setting is `top_k` (32). Settings of the family raise `ValueError` with it.
 
     With `local` of more than one step (DiLoCo) every call of `step` is a local AdamW step, and each `local.steps`-th also
-    exchanges. Then `lr` is the outer learning rate, and `magnitudes` with base `sgd` keep how far the ranks went. Between
-    exchanges ranks hold different parameters; save and compare them when `exchanged`.
+    exchanges. Then `lr` is the outer learning rate, and `magnitudes` with base `sgd`, which it needs, keep how far the ranks
+    went. Between exchanges ranks hold different parameters; save and compare them when `exchanged`.
 
     All ranks that share parameters after `fully_shard` (FSDP2) vote for them once (`sharded`). Then `process_group` has one
     rank of each peer: `mesh["peer"].get_group()` of a mesh with a dimension for peers and one for shards.
@@ -116,6 +117,10 @@ class DeMoOptimizer(torch.optim.Optimizer):
         self._kinds = kinds_of(params) if isinstance(params, nn.Module) else {}
         self._kinds_known = isinstance(params, nn.Module)
         self._local_config = local if local is not None and local.steps > 1 else None
+        if self._local_config is not None and not settings.get("magnitudes"):
+            raise ValueError(
+                "local steps need `magnitudes = true` and base sgd: how far a peer went is the update's size"
+            )
         self._local: LocalSteps | None = None
         self._local_done = 0
         self.abstentions = 0
@@ -289,13 +294,33 @@ class DeMoOptimizer(torch.optim.Optimizer):
             "save when `exchanged`: in a round of local steps the parameters are not the replicated ones"
         )
         groups = [{**demo.state_dict(), "base": demo.base_state} for demo in self._demos]
-        own = {"demo": groups} if self._local is None else {"demo": groups, "local": self._local.state_dict()}
+        own = {"demo": groups, "settings": self._saved_settings}
+        if self._local is not None:
+            own["local"] = self._local.state_dict()
         return {**super().state_dict(), **own}
+
+    @property
+    def _saved_settings(self) -> dict[str, Any]:
+        """What a momentum means, beside what each group says: its unit, and the places that follow from a seed."""
+        drawn = self._settings.get("selection") in SCHEMES
+        return {
+            "magnitudes": bool(self._settings.get("magnitudes")),
+            "seed": int.from_bytes(self._settings["seed"], "big", signed=True) if drawn else None,
+        }
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a saved state. Raises `ValueError` if it belongs to other parameters or another method."""
+        """Take over a saved state. Raises `ValueError` if it belongs to other parameters, another method or another seed.
+
+        A state of an earlier version does not tell `magnitudes` and `seed`, and is taken over without that check.
+        """
         saved = state_dict["demo"]
+        for name, here in self._saved_settings.items():
+            there = state_dict.get("settings", {}).get(name, here)
+            if there != here:
+                raise ValueError(
+                    f"the saved state has {name} {there}, and this optimizer has {name} {here}: set {name} as it was"
+                )
         if len(saved) != len(self._demos):
             raise ValueError(f"{len(saved)} saved parameter groups, not {len(self._demos)}")
         for demo, state in zip(self._demos, saved, strict=True):
@@ -305,7 +330,7 @@ class DeMoOptimizer(torch.optim.Optimizer):
                 raise ValueError("the saved state is of another base: load it with the settings that saved it")
         if (self._local is None) != ("local" not in state_dict):
             raise ValueError("the saved state and this optimizer do not both have local steps")
-        rest = {key: value for key, value in state_dict.items() if key not in {"demo", "local"}}
+        rest = {key: value for key, value in state_dict.items() if key not in {"demo", "local", "settings"}}
         super().load_state_dict({**rest, "param_groups": [_renamed(group) for group in rest["param_groups"]]})
         for demo, state in zip(self._demos, saved, strict=True):
             demo.load_state_dict(state)

@@ -394,7 +394,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "signum-ddp": Method(SignumDDP, {"beta": 0.8, "clip_norm": 1.0}, "uncompressed"),
     **{f"groups-g{size}": Method(Votes, {"sizes": (size,)}, "gradient votes") for size in (8, 16, 32, 64, 128)},
     "mixed": Method(Votes, {"sizes": (16, 16, 128, 128)}, "gradient votes"),
-    "topk-32 (DeMo v1)": Method(Votes, {"sizes": (32,), "selection": "topk"}, "top-k"),
+    "top-32, signs": Method(Votes, {"sizes": (32,), "selection": "topk"}, "top-k"),
     **{f"adam-votes-g{size}": Method(Votes, {"sizes": (size,), **SECOND}) for size in (8, 16, 32, 64, 128)},
     "adam-votes-topk-32": Method(Votes, {"sizes": (32,), "selection": "topk", **SECOND}, "top-k"),
     "adam-votes-g16-2bit": Method(Votes, {"sizes": (16,), "values": "2bit", **SECOND}),

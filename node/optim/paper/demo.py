@@ -149,9 +149,10 @@ class PaperDeMo:
         assert self._pending is not None, "nothing was proposed"
         if accepted or self.config.refused == "drop":
             size, payload = self._pending
-            for momentum, spoken in zip(self._momentum, self.form.decode(payload, size), strict=True):
+            taken = zip(self.form.cuts, self._momentum, self.form.decode(payload, size), strict=True)
+            for cut, momentum, spoken in taken:
                 where = torch.from_numpy(spoken.where).to(self._device)
-                momentum.view(len(momentum), -1).scatter_(1, where, 0.0)
+                momentum.view(cut.chunks, cut.elements).scatter_(1, where, 0.0)
         self._pending = None
 
     @torch.no_grad()

@@ -24,7 +24,7 @@ ROTATION = transforms.given("rotation", np.linalg.qr(np.random.default_rng(3).no
 
 METHODS = {
     "default": DeMoConfig(),
-    "top-k (DeMo v1)": DeMoConfig(selection="topk", top_k=32),
+    "top-k, signs": DeMoConfig(selection="topk", top_k=32),
     "2-bit groups": DeMoConfig(values="2bit", group_size=16),
     "8-bit top-k": DeMoConfig(selection="topk", top_k=16, values="8bit"),
     "hadamard": DeMoConfig(transform="hadamard"),

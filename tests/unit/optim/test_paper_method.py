@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from node.optim.paper.cut import CHUNK_SIDES, Cut, largest_divisor
 from node.optim.paper.demo import PaperConfig, PaperDeMo
@@ -167,6 +168,26 @@ def test_the_order_of_votes_and_the_device_threads_change_no_bit() -> None:
         torch.set_num_threads(threads)
     for peer in peers[1:]:
         assert all(torch.equal(one, same) for one, same in zip(peer.parameters, peers[0].parameters, strict=True))
+
+
+def test_parameters_without_elements_change_nothing() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    first = torch.randn(64, 64, generator=drawn)
+    found = []
+    for empty in ([], [(0,), (0, 64), (64, 0), (0, 3, 3)]):
+        named = [(str(shape), nn.Parameter(torch.zeros(shape))) for shape in [(64, 64), *empty]]
+        demo = PaperDeMo(named, PaperConfig())
+        for _ in range(2):
+            for parameter in demo.parameters:
+                parameter.grad = first.clone() if parameter.numel() else torch.zeros_like(parameter)
+            votes = demo.propose(0.5)
+            demo.settle(True)
+            demo.apply([(votes.size, votes.payload)], 0.5)
+        demo.load_state_dict(demo.state_dict())
+        found.append((votes.payload, demo.parameters[0].detach()))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+    assert bool(found[0][1].any())
 
 
 def test_what_nobody_sent_does_not_move() -> None:

@@ -1,6 +1,7 @@
 """DeMo in an ordinary training script: alone, and in two gloo processes that stay bit-identical."""
 
 import copy
+import re
 import weakref
 
 import numpy as np
@@ -15,6 +16,7 @@ from node.optim.digest import state_digest
 from node.optim.local import LocalConfig
 from node.optim.torch_optimizer import DeMoOptimizer, MomentumLost, ReplicasDiffer
 from node.optim.votes import groups as votes
+from protos.optimizer_config import OptimizerConfig
 
 STEPS = 6
 
@@ -141,6 +143,39 @@ def test_every_method_is_saved_and_goes_on_bit_for_bit(name):
         DeMoOptimizer(other.named_parameters(), lr=1.0, base=BaseConfig("sgd", momentum=0.9)).load_state_dict(
             saved["optimizer"]
         )
+
+
+def test_a_saved_state_of_other_sizes_or_places_is_refused():
+    """Their momentum has another unit, or the votes other places: nothing else of the state tells."""
+    model, inputs, target = model_and_data(1)
+    sized = {"values": "8bit", "base": BaseConfig("sgd")}
+    plain = DeMoOptimizer(model, 1e-2, beta2=0.0, **sized)
+    train(model, plain, (inputs, target), 2)
+    with pytest.raises(
+        ValueError, match=r"has magnitudes False, and this optimizer has magnitudes True: set magnitudes"
+    ):
+        DeMoOptimizer(model, 1e-2, magnitudes=True, **sized).load_state_dict(plain.state_dict())
+    drawn = DeMoOptimizer(model, 1e-2, selection="random", seed=-3)
+    DeMoOptimizer(model, 1e-2, selection="random", seed=-3).load_state_dict(drawn.state_dict())
+    with pytest.raises(ValueError, match=r"has seed -3, and this optimizer has seed 4: set seed as it was"):
+        DeMoOptimizer(model, 1e-2, selection="random", seed=4).load_state_dict(drawn.state_dict())
+    before = {key: value for key, value in plain.state_dict().items() if key != "settings"}
+    DeMoOptimizer(model, 1e-2, beta2=0.0, seed=5, **sized).load_state_dict(before)  # of an earlier version
+
+
+def test_local_steps_without_sizes_are_refused_as_in_a_run():
+    words = "local steps need `magnitudes = true` and base sgd: how far a peer went is the update's size"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        DeMoOptimizer(nn.Linear(4, 4), 1e-2, local=LocalConfig(3))
+    with pytest.raises(ValueError, match=re.escape(words)):
+        OptimizerConfig.model_validate({"local": {"steps": 3}})
+    DeMoOptimizer(nn.Linear(4, 4), 1e-2, local=LocalConfig(1))
+
+
+def test_a_base_that_is_no_configuration_is_refused():
+    for wrong in ("muon", torch.sign):
+        with pytest.raises(TypeError, match=r'write BaseConfig\("muon"\), or base\.given\(name, function\)'):
+            DeMoOptimizer(nn.Linear(4, 4), 1e-2, base=wrong)
 
 
 def test_local_steps_move_and_are_paid_back():
