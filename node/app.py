@@ -163,6 +163,7 @@ class _Peer:
                 ends.callback(text.close)
                 trainer = self._trainer(config, replica, swarm, text, facts, micro_batch, spans)
                 ends.callback(trainer.keeper.close)
+                ends.callback(trainer.reached.close)
                 if trainer.evaluator is not None:
                     ends.callback(trainer.evaluator.close)
                 ends.callback(trainer.steps.close)

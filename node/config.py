@@ -100,7 +100,7 @@ class PeerSettings(LiveSettings, BaseSettings):
     """Room on the disk for training text of a run that has it on the web. The shards of the next steps always stay."""
 
     snapshots_gb: float = Field(default=SNAPSHOTS_GB, gt=0)
-    """Room for snapshots on the disk, at least two of them. With less than three, the older one goes before a new one is there."""
+    """Room for snapshots on the disk, at least two. If three do not fit, the older one goes before a new one is there."""
 
     payloads_gb: float = Field(default=PAYLOADS_GB, gt=0)
     """Room on the disk for other peers' votes since the last snapshot but one. Joiners need them; the oldest go first."""

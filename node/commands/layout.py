@@ -29,7 +29,8 @@ class LayoutFacts:
     """`votes` and `payload_bytes`: of one payload, at the run's own group size or k; 32 bytes of digest as hex.
 
     `state_bytes`: memory of a peer whatever its micro-batch; `sample_bytes`: activations of one sample; `disk_bytes`: on its
-    disk; `snapshot_bytes`: one snapshot; `copies_bytes`: main memory of the copies that are written to the disk. None if they are not known before the model is built.
+    disk; `snapshot_bytes`: one snapshot; `copies_bytes`: main memory of the copies that are written to the disk. None if they
+    are not known before the model is built.
     """
 
     layout_digest: str

@@ -242,7 +242,7 @@ class SnapshotStore:
     def keep(self, roots: Iterable[bytes], asked_within_seconds: float = 0.0) -> int:
         """Delete every whole snapshot but these. Returns how many are deleted.
 
-        The one of which a peer asked for a piece last, in the last `asked_within_seconds`, stays, too, while half of the room is
+        The one of which a peer asked for a piece last, within `asked_within_seconds`, stays, too, while half of the room is
         free."""
         wanted, now = frozenset(roots), time.monotonic()
         gone, others = 0, sorted(self.roots() - wanted, key=lambda root: self._asked_at.get(root, -math.inf))

@@ -38,6 +38,7 @@ from node.training.checker import Checker
 from node.training.ending import LastStep, heed
 from node.training.evaluation import Evaluator
 from node.training.keeper import SNAPSHOTS_KEPT, Keeper
+from node.training.reached import Reached
 from node.training.ready import Ready
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
@@ -107,7 +108,7 @@ class Trainer:
             agreed_start=self.anchored or self.config.admission.mode != "open", patience_seconds=self.patience_seconds,
             start=self.start,
         )  # fmt: skip
-        self.checker = None
+        self.reached, self.checker = Reached(self.replica, self.swarm, self.recovery), None
         if self.config.trust.enabled and self.samples is not None:
             self.checker = Checker(
                 public_key_of(self.summary.id), self.config.trust, self.replica, self.samples, self.swarm,
@@ -136,6 +137,8 @@ class Trainer:
         while not self.stopping():
             with self.throttle.resting():
                 event = self.swarm.next_event(EVENT_SECONDS_MAX)
+            if not isinstance(event, Opened):
+                self.reached.settle()
             self.keeper.check()
             self.throttle.heed()
             self._heed()
@@ -147,6 +150,7 @@ class Trainer:
             unwanted = self.paused or self.wishes.ending is not None
             if self.opened is not None and self.opened.tick.step == self.replica.step + 1 and not unwanted:
                 self._contribute(self.opened)
+                self.reached.settle()
                 if not self.wishes.paused:  # else the step may still be open when the owner lets this peer go on
                     self.opened = None
         return False
@@ -262,11 +266,8 @@ class Trainer:
 
     def _abstain(self, step: int, error: ArithmeticError, tell: bool = True) -> None:
         """Skip a step. `tell` the coordinator, unless the gradient was for the next step: that step computes its own."""
-        self.log.warning(
-            "skipping this step: the gradient contains NaN or infinity (the learning rate may be too high)",
-            step=step,
-            why=str(error),
-        )
+        words = "skipping this step: the gradient contains NaN or infinity (the learning rate may be too high)"
+        self.log.warning(words, step=step, why=str(error))
         if tell:
             self.standing.skipped(step, f"the gradient contains NaN or infinity: {error}")
             self.swarm.abstained(step, str(error))
@@ -324,16 +325,14 @@ class Trainer:
                 self.checker.check(event)
         self.terms.told(entry.settings, entry.step)
         with self.spans.timed(entry.step, "apply"):
-            accepted, digest = replica.apply(event.signed, event.updates), replica.digest()
+            accepted = replica.apply(event.signed, event.updates)
         if self.archive is not None:
             self.keeper.archive(self.archive, event.signed, event.payloads, event.announcements)
-        self.recovery.reached(replica.step, digest)
-        self.swarm.applied(replica.step, digest)
         self.spans.applied(replica.step, accepted)
-        self._note(event, accepted, digest)
+        self._note(event, accepted)
         self._keep(event.signed)
 
-    def _note(self, event: Committed, accepted: bool, digest: bytes) -> None:
+    def _note(self, event: Committed, accepted: bool) -> None:
         entry, summary = event.signed.entry, self.summary
         loss = loss_of(entry.contributions, summary.loss)
         summary.applied(entry.step, loss, accepted, self.swarm.counters)
@@ -343,12 +342,13 @@ class Trainer:
         self.log.info("step", step=entry.step, loss=round(loss, 4), lr=rate(entry.lr), peers=peers, accepted=accepted)
         if accepted and summary.votes_accepted == 1:
             self.log.info("the first contribution of this peer was accepted", step=entry.step)
-        self.steps.applied(event.signed, digest, loss, accepted)
+        self.reached.state(
+            lambda digest: self.steps.applied(event.signed, digest, loss, accepted),
+            behind=not self.is_anchor and entry.step < self.last.step,
+        )
 
     def _keep(self, signed: SignedEntry) -> None:
-        """Store a snapshot for joining peers if this peer is drawn, and at another step this peer's momentum.
-
-        A peer that replays the log stores nothing if the log is past the next snapshot."""
+        """Store a snapshot if this peer is drawn, and at another step its momentum; nothing if the log is past the next one."""
         clock, step = self.terms.clock, self.replica.step
         recent = self.swarm.committed_step < step + clock.snapshot_every
         self.last.reached(step, self.replica.head)
@@ -367,6 +367,7 @@ class Trainer:
 
     def finish(self) -> None:
         """Write the waiting snapshots, and the momentum; at the end of the run, finish the evaluation of its last state."""
+        self.reached.settle()
         self.keeper.flush()
         if self.evaluator is not None and self.finished:
             self.evaluator.finish()
@@ -393,8 +394,7 @@ class Trainer:
         self.summary.step = replica.step
         if self.archive is not None:
             self.archive.begin(replica)
-        self.recovery.reached(replica.step, replica.digest())
-        self.swarm.applied(replica.step, replica.digest())
+        self.reached.state(lambda _: None, behind=False)
         if store:
             self.keeper.snapshot(kept=True)
         self.swarm.follow_from(replica.step, replica.head)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -20,6 +19,7 @@ from node.snapshot.pieces import Manifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Resync, Snapshot
+from node.training.doubt import BadSnapshotError, Doubt
 from node.training.keeper import Keeper
 from node.training.loading import Loading
 from node.training.replica import Replica
@@ -42,24 +42,6 @@ class Stopping(Protocol):
     def __call__(self) -> bool: ...
 
     def wait(self, seconds: float) -> bool: ...
-
-
-class BadSnapshotError(Refusal):
-    """An agreed snapshot does not hold what the log says."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(Reason.HASH_MISMATCH, detail)
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """A state that the peer computes again: the step before it, its digest, and the contradiction."""
-
-    step: int
-    digest: bytes
-    claimed: bytes
-    reason: str
-    entry: bytes = b""
 
 
 class Recovery:
@@ -146,6 +128,11 @@ class Recovery:
             f"{path} to the run's operator, who can withdraw wrong snapshots. To start again from the other peers' state, "
             "remove that file"
         )
+
+    @property
+    def doubts(self) -> bool:
+        """Whether a state is computed again."""
+        return self._doubt is not None
 
     # ---- what the log and the coordinator say ------------------------------------------------------------------------
 
@@ -241,8 +228,10 @@ class Recovery:
         return sure[-1] if sure else known[0] if known else None
 
     def _have(self, manifest: Manifest) -> None:
-        """Make sure that a snapshot that this peer computed is here, each piece verified. Pieces that are missing or rotted come
-        from peers that store them, by the hashes that this peer computed. Raises Refusal, NetworkError."""
+        """Make sure that a snapshot that this peer computed is here, each piece verified.
+
+        Pieces that this peer does not store, or that rotted, come from peers that store them, by the hashes that this peer
+        computed. Raises Refusal, NetworkError."""
         root = manifest.root
         if self._store.has(root):
             rotten = (i for i in range(len(manifest.piece_hashes)) if self._store.piece(root, i) is None)

@@ -7,10 +7,11 @@ device; `node.ranks` has a replica over several. Knows no network.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final
 
 import structlog
 import torch
@@ -18,18 +19,13 @@ from torch import Tensor, nn
 
 from node.data.samples import Samples
 from node.model.gradients import GradResult, accumulate_gradients, free_cache, no_room
-from node.optim.demo import DeMo, DeMoConfig
-from node.optim.digest import state_digest
-from node.optim.layout import Layout
-from node.optim.local import LocalConfig, LocalSteps
-from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.local import LocalSteps
 from node.optim.sharded.spread import Pieces, whole
-from node.optim.step import Votes
-from node.optim.votes.form import Form
 from node.snapshot.image import Image, Spare
 from node.snapshot.pieces import Manifest, describe, load, pack, parameters_of
 from node.snapshot.private import PrivateState, image_of, load_private, write_private
-from node.training.methods import demo_config, local_config, paper_config
+from node.training.methods import local_config
+from node.training.optimizers import Local, Optimizer, own_optimizer
 from node.wire.codec import Update, encode_update, payload_hash
 from protos.assignment import Range, split_samples
 from protos.errors import OperatorError
@@ -39,78 +35,7 @@ from protos.optimizer_config import OptimizerConfig
 
 Describe = Callable[[tuple[bytes, ...]], Manifest]
 BASE_PREFIX = "swarmentum.base."
-
-
-class Optimizer(Protocol):
-    """The optimizer of a replica: `OwnDeMo` on one device, `node.ranks.lead.LedDeMo` over all ranks of a peer."""
-
-    size: int
-
-    @property
-    def config(self) -> DeMoConfig | PaperConfig: ...
-    @property
-    def form(self) -> Form: ...
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def pending(self) -> bool: ...
-    @property
-    def open_votes(self) -> Votes | None: ...
-    @property
-    def base_state(self) -> Mapping[str, Tensor | Pieces]: ...
-    def propose(self, lr: float, step: int | None = None) -> Votes: ...
-    def settle(self, accepted: bool) -> None: ...
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None: ...
-    def ahead(self, lr: float) -> AbstractContextManager[None]: ...
-    def state_digest(self, step: int | None) -> bytes: ...
-    def whole_gradients(self) -> list[Tensor | None]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class _Own:
-    """The calls of a replica on one device to its optimizer, beside the steps."""
-
-    parameters: list[Tensor]
-
-    @property
-    def replicated(self) -> list[Tensor]:
-        raise NotImplementedError
-
-    def state_digest(self, step: int | None) -> bytes:
-        """32 bytes: digest of the replicated state after `step` (a rotating part of a large one); None: of all of it."""
-        return state_digest(self.replicated, step)
-
-    def whole_gradients(self) -> list[Tensor | None]:
-        """The gradients in `.grad`, in the layout's order; None counts as zeros."""
-        return [parameter.grad for parameter in self.parameters]
-
-
-class OwnDeMo(DeMo, _Own):
-    """The optimizer of a peer with one device, for method `demo`."""
-
-
-class OwnPaperDeMo(PaperDeMo, _Own):
-    """The optimizer of a peer with one device, for method `paper`."""
-
-
-def own_optimizer(model: nn.Module, optimizer: OptimizerConfig, size: int, run_id: bytes) -> OwnDeMo | OwnPaperDeMo:
-    """The optimizer of a run over a model on this device; `size` is this peer's group size, k or `one_in`."""
-    if optimizer.method == "paper":
-        return OwnPaperDeMo(model, paper_config(optimizer, size))
-    return OwnDeMo(model, demo_config(optimizer, size, run_id))
-
-
-class Local(Protocol):
-    """Local steps of a replica: `LocalSteps` on one device, `node.ranks.lead.LedLocal` over all ranks of a peer."""
-
-    config: LocalConfig
-
-    def borrow(self) -> None: ...
-    def step(self, lr_factor: float) -> None: ...
-    def give_back(self) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+FP32_BYTES: Final = 4
 
 
 def cut(ranges: Iterable[Range], parts: int) -> Iterator[tuple[Range, ...]]:
@@ -157,6 +82,7 @@ class Replica:
         self._spares = {False: Spare(), True: Spare()}  # of the same: one may be read when the other is made
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of the state, and of what is private
         self._digest: bytes | None = None
+        self._hashing: Future[bytes] | None = None
         self._fits: int | None = None  # samples for which the device had room at a time, as far as is known
 
     @property
@@ -207,8 +133,18 @@ class Replica:
     def digest(self) -> bytes:
         """Digest of this step's state (a rotating part of it for large models)."""
         if self._digest is None:
-            self._digest = self.demo.state_digest(self.step)
+            hashing, self._hashing = self._hashing, None
+            self._digest = self.demo.state_digest(self.step) if hashing is None else hashing.result()
         return self._digest
+
+    def hashes_behind(self, bytes_min: int) -> bool:
+        """Whether another thread may hash the state, and the state has `bytes_min` or more."""
+        return self.live and FP32_BYTES * self.demo.layout.parameters >= bytes_min
+
+    def hash_in(self, pool: Executor) -> Future[bytes]:
+        """Compute the digest in a thread. The replica waits for it before the state changes."""
+        self._hashing = pool.submit(self.demo.state_digest, self.step)
+        return self._hashing
 
     def whole_digest(self) -> bytes:
         """Digest of every parameter bit."""
@@ -329,6 +265,8 @@ class Replica:
 
     def _detach(self, *, private: bool = False) -> None:
         """Let every image keep the state (the momentum) as it was, because the replica is about to change it."""
+        if self._hashing is not None and not private:
+            self.digest()
         for image in self._images[private]:
             image.detach()
         self._images[private] = []

@@ -1,0 +1,95 @@
+"""The optimizer of a replica, as the training calls it: DeMo or the papers' method on one device, or over a peer's ranks.
+
+Refuses to know the log: `replica.py` says which votes are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from node.optim.demo import DeMo, DeMoConfig
+from node.optim.digest import state_digest
+from node.optim.layout import Layout
+from node.optim.local import LocalConfig
+from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.sharded.spread import Pieces
+from node.optim.step import Votes
+from node.optim.votes.form import Form
+from node.training.methods import demo_config, paper_config
+from protos.optimizer_config import OptimizerConfig
+
+
+class Optimizer(Protocol):
+    """The optimizer of a replica: `OwnDeMo` on one device, `node.ranks.lead.LedDeMo` over all ranks of a peer."""
+
+    size: int
+
+    @property
+    def config(self) -> DeMoConfig | PaperConfig: ...
+    @property
+    def form(self) -> Form: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def pending(self) -> bool: ...
+    @property
+    def open_votes(self) -> Votes | None: ...
+    @property
+    def base_state(self) -> Mapping[str, Tensor | Pieces]: ...
+    def propose(self, lr: float, step: int | None = None) -> Votes: ...
+    def settle(self, accepted: bool) -> None: ...
+    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None: ...
+    def ahead(self, lr: float) -> AbstractContextManager[None]: ...
+    def state_digest(self, step: int | None) -> bytes: ...
+    def whole_gradients(self) -> list[Tensor | None]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class _Own:
+    """The calls of a replica on one device to its optimizer, beside the steps."""
+
+    parameters: list[Tensor]
+
+    @property
+    def replicated(self) -> list[Tensor]:
+        raise NotImplementedError
+
+    def state_digest(self, step: int | None) -> bytes:
+        """32 bytes: digest of the replicated state after `step` (a rotating part of a large one); None: of all of it."""
+        return state_digest(self.replicated, step)
+
+    def whole_gradients(self) -> list[Tensor | None]:
+        """The gradients in `.grad`, in the layout's order; None counts as zeros."""
+        return [parameter.grad for parameter in self.parameters]
+
+
+class OwnDeMo(DeMo, _Own):
+    """The optimizer of a peer with one device, for method `demo`."""
+
+
+class OwnPaperDeMo(PaperDeMo, _Own):
+    """The optimizer of a peer with one device, for method `paper`."""
+
+
+def own_optimizer(model: nn.Module, optimizer: OptimizerConfig, size: int, run_id: bytes) -> OwnDeMo | OwnPaperDeMo:
+    """The optimizer of a run over a model on this device; `size` is this peer's group size, k or `one_in`."""
+    if optimizer.method == "paper":
+        return OwnPaperDeMo(model, paper_config(optimizer, size))
+    return OwnDeMo(model, demo_config(optimizer, size, run_id))
+
+
+class Local(Protocol):
+    """Local steps of a replica: `LocalSteps` on one device, `node.ranks.lead.LedLocal` over all ranks of a peer."""
+
+    config: LocalConfig
+
+    def borrow(self) -> None: ...
+    def step(self, lr_factor: float) -> None: ...
+    def give_back(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
