@@ -101,7 +101,7 @@ def room_for_snapshots(snapshot_bytes: int | None) -> str:
         return ""
     needed = math.ceil((SNAPSHOTS_KEPT + 1) * snapshot_bytes / BYTES_A_GB)
     return (
-        f"A snapshot has {snapshot_bytes / BYTES_A_GB:.0f} GB, and a peer keeps {SNAPSHOTS_KEPT} and writes a third one. A peer "
+        f"A snapshot has {snapshot_bytes / BYTES_A_GB:.0f} GB, and a peer keeps {SNAPSHOTS_KEPT} and writes a third. A peer "
         f"gives snapshots {SNAPSHOTS_GB:.0f} GB: each peer has to set snapshots_gb = {needed} to join."
     )
 
