@@ -216,7 +216,9 @@ class _Peer:
             device = self._device()
             ranks = 1 if self.lead is None else self.lead.ranks
             stage.reason = Failing.JOIN_FAILURE_MEMORY
-            micro_batch = fit.check(config, self.settings, self.folder, device, trains=self.trains, ranks=ranks)
+            micro_batch = fit.check(
+                config, self.settings, self.folder, device, trains=self.trains, stores=not self.copies, ranks=ranks
+            )
             stage.reason = Failing.JOIN_FAILURE_OTHER
             text, replica = self._build(config, device, swarm, facts.head_step)
         return facts, config, text, replica, micro_batch

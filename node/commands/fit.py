@@ -57,17 +57,19 @@ def check(
     device: torch.device,
     *,
     trains: bool = True,
+    stores: bool = True,
     ranks: int = 1,
 ) -> int:
     """The micro-batch with which this machine takes part. Raises OperatorError if the run does not fit.
 
-    `folder`: of the run on this machine.
+    `folder`: of the run on this machine. `stores`: the peer stores snapshots for others, as all do but an export.
     """
     log, wanted = structlog.get_logger("peer").bind(step="-"), settings.micro_batch
     need = need_of_run(config, settings, trains=trains, ranks=ranks)
     if need is None:
         log.info("the model's size is not known before it is built")
         return wanted
+    need = replace(need, stores=stores)
     room, main = room_of(device, settings.gpu_memory), main_memory()
     fits, why = needs.fit(
         need,
@@ -79,7 +81,7 @@ def check(
     )
     if small := needs.snapshots(need, settings.snapshots_gb):
         raise OperatorError(small)
-    built, where = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home))
+    built, where = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home), settings.snapshots_gb)
     for good, reason in ((fits, why), (built, where), *([] if main is None else [needs.building(need, main)])):
         if not good:
             raise OperatorError(reason)

@@ -50,7 +50,8 @@ def seat_of(config: RunConfig, settings: PeerSettings, folder: Path) -> Seat:
     if fits and main is not None:
         built, reason = needs.building(need, main)
         fits, why = (fits, why) if built else (0, reason)
-    disk_fits, disk = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home))
+    free, already = free_at(folder), bytes_in(folder)
+    disk_fits, disk = needs.disk(need, free, already, str(settings.home), settings.snapshots_gb)
     if small := needs.snapshots(need, settings.snapshots_gb):
         disk_fits, disk = False, small
     rate, speed = (None, "the model does not fit") if not fits else _speed(config, settings, fits, device)

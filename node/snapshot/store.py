@@ -239,6 +239,13 @@ class SnapshotStore:
         """Whether a part of this snapshot is here, whose room is taken already."""
         return self._path(root, PART).exists()
 
+    def drop_parts(self) -> None:
+        """Another snapshot is loaded: what was fetched of others is not needed, and would take their room."""
+        for part in self._folder.glob(f"*{PART}"):
+            if NAME.fullmatch(part.name):
+                part.unlink(missing_ok=True)
+                part.with_suffix(MANIFEST).unlink(missing_ok=True)
+
     def keep(self, roots: Iterable[bytes], asked_within_seconds: float = 0.0) -> int:
         """Delete every whole snapshot but these. Returns how many are deleted.
 

@@ -121,7 +121,10 @@ class Outbox:
 
     def add_snapshot(self, step: int, root: bytes, total_bytes: int, *, kept: bool) -> None:
         """This peer knows a snapshot's root; `kept`: other peers can pull its pieces here."""
-        self.snapshots[step] = (Stored(step, root, kept), total_bytes)
+        fact, before = Stored(step, root, kept), self.snapshots.get(step)
+        if before is not None and before[0] != fact:
+            self._told -= {before[0], fact}  # as often as it changes
+        self.snapshots[step] = (fact, total_bytes)
         self._news.set()
 
     def add_bad_snapshot(self, step: int, root: bytes, total_bytes: int) -> None:
@@ -205,7 +208,9 @@ class Outbox:
     def restart(self, step: int) -> None:
         """The state starts again from the snapshot of a step: later states, and snapshots of them, do not count."""
         self.applied.clear()
-        self.snapshots = {at: known for at, known in self.snapshots.items() if at <= step and known[0].kept}
+        kept = {at: known for at, known in self.snapshots.items() if at <= step and known[0].kept}
+        self._told -= {fact for fact in self._told if isinstance(fact, Stored) and fact.step not in kept}
+        self.snapshots = kept
 
     # ---- reports -----------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from node.snapshot.pieces import Manifest
 from node.snapshot.private import PrivateStateError, write_private
 from node.snapshot.store import SnapshotStore
 from node.training.core_part import CorePart
-from node.training.replica import Describe, Replica
+from node.training.replica import THREAD_SAFE, Describe, Replica
 from node.training.spans import Spans
 from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
@@ -160,7 +160,13 @@ class Keeper:
         for other in self._store.manifests():
             if other.step > manifest.step or (other.step == manifest.step and other.root != manifest.root):
                 self._store.delete(other.root)
+        self._store.drop_parts()
         self._retain()
+
+    def here(self, step: int, root: bytes) -> None:
+        """An agreed snapshot is in the store from an earlier life: it stays there until a newer one is agreed."""
+        with self._lock:
+            self._agreed = {step: root}
 
     def agreed(self, step: int, root: bytes) -> None:
         """A snapshot is agreed: it stays in the store until the next snapshot is agreed, even if other peers have it."""
@@ -222,7 +228,8 @@ class Keeper:
         if image is not None:
             self._images[private].append(image)
             self._part.comes(time.monotonic())
-            if self._jobs.unfinished_tasks:  # the thread is at an earlier state, and cannot copy ahead of the training
+            busy = self._jobs.unfinished_tasks and self._replica.device.type in THREAD_SAFE
+            if busy:  # the thread is at an earlier state, and cannot copy ahead of the training
                 threading.Thread(target=image.detach, name="keeper-copy", daemon=True).start()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)

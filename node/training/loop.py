@@ -342,10 +342,8 @@ class Trainer:
         self.log.info("step", step=entry.step, loss=round(loss, 4), lr=rate(entry.lr), peers=peers, accepted=accepted)
         if accepted and summary.votes_accepted == 1:
             self.log.info("the first contribution of this peer was accepted", step=entry.step)
-        self.reached.state(
-            lambda digest: self.steps.applied(event.signed, digest, loss, accepted),
-            behind=not self.is_anchor and entry.step < self.last.step,
-        )
+        signed, behind = event.signed, self.samples is not None and entry.step < self.last.step  # only `run` settles it
+        self.reached.state(lambda digest: self.steps.applied(signed, digest, loss, accepted), behind=behind)
 
     def _keep(self, signed: SignedEntry) -> None:
         """Store a snapshot if this peer is drawn, and at another step its momentum; nothing if the log is past the next one."""
@@ -367,11 +365,11 @@ class Trainer:
 
     def finish(self) -> None:
         """Write the waiting snapshots, and the momentum; at the end of the run, finish the evaluation of its last state."""
-        self.reached.settle()
         self.keeper.flush()
         if self.evaluator is not None and self.finished:
             self.evaluator.finish()
         self.replica.save_private(self.private_path)
+        self.reached.settle()  # last: it fails if the swarm is gone
 
     def _resync(self, event: Resync) -> None:
         """The coordinator contradicts this peer's state, or votes that the log names are lost."""

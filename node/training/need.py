@@ -25,6 +25,8 @@ SNAPSHOT_FILES: Final = 3
 SNAPSHOT_FILES_MIN: Final = 2
 """The agreed snapshot, and a newer one: with less, joiners would find nothing."""
 BYTES_A_GB: Final = 10**9
+HEADER_BYTES_MAX: Final = 1 << 20
+"""Of a file of state: the names, places and shapes of thousands of tensors."""
 PRIVATE_FILES: Final = 2
 """Momentum is written beside the file before, which goes when the new one is complete."""
 
@@ -43,17 +45,25 @@ class Need:
     snapshot: int
     """One file of the replicated state: parameters and the base optimizer's state."""
     private: int
-    """The file of the peer's own momentum."""
+    """The file of the peer's own momentum, and of the optimizer of its local steps."""
+    stores: bool = True
+    """False: the peer loads one snapshot, and stores no others (an export)."""
 
     @property
     def disk(self) -> int:
-        """Room for snapshots, and for the peer's own momentum."""
-        return SNAPSHOT_FILES * self.snapshot + PRIVATE_FILES * self.private
+        """Room for snapshots, and for the peer's own momentum, if nothing limits the snapshots."""
+        return self.disk_with(math.inf)
+
+    def disk_with(self, snapshots_gb: float) -> int:
+        """The same, with the room that the owner gives to snapshots."""
+        if not self.stores:
+            return self.snapshot
+        return int(min(SNAPSHOT_FILES * self.snapshot, snapshots_gb * BYTES_A_GB)) + PRIVATE_FILES * self.private
 
     @property
     def copies(self) -> int:
         """Main memory for the copies that are written to the disk while the training goes on. ADR 61."""
-        return self.snapshot + self.private
+        return self.snapshot + self.private if self.stores else 0
 
     def on(self, device: str) -> Need:
         """With the copies in `state`, if the device computes in the main memory."""
@@ -72,10 +82,11 @@ def need_of(
     base = private = 1  # parameters; momentum
     if optimizer.method == "demo":
         base += len(demo_config(optimizer, optimizer.vote_size, bytes(32)).base.state_names)
-        private += bool(optimizer.beta2)
+        private += bool(optimizer.beta2) + bool(optimizer.nesterov)
     working = int(trains) + bool(optimizer.overlap)  # gradients; the look-ahead keeps the parameters
     if trains and optimizer.local.steps > 1:
-        working += 1 + ADAM_MOMENTS  # local steps keep the parameters where they began
+        working += 1  # local steps keep the parameters where they began
+        private += ADAM_MOMENTS
     state = size.model_bytes + (base - 1 + private + working) * one
     return Need(size.parameters, size.model_bytes, -(-state // ranks), sample, base * one, private * one)
 
@@ -134,9 +145,9 @@ def building(need: Need, main: Room) -> tuple[bool, str]:
     )
 
 
-def disk(need: Need, free: int, already: int, folder: str) -> tuple[bool, str]:
+def disk(need: Need, free: int, already: int, folder: str, snapshots_gb: float = math.inf) -> tuple[bool, str]:
     """Whether the files of a run fit on a disk. `already`: bytes of the run that are there."""
-    missing = max(need.disk - already, 0)
+    missing = max(need.disk_with(snapshots_gb) - already, 0)
     if missing > free:
         return False, (
             f"the disk is too full: snapshots and momentum need {amount(missing)}, free are {amount(free)} at {folder}. "
@@ -147,8 +158,8 @@ def disk(need: Need, free: int, already: int, folder: str) -> tuple[bool, str]:
 
 def snapshots(need: Need, snapshots_gb: float) -> str:
     """Why the room that the owner gives to snapshots is too small; empty if it is large enough."""
-    least = SNAPSHOT_FILES_MIN * need.snapshot
-    if least <= snapshots_gb * BYTES_A_GB:
+    least = SNAPSHOT_FILES_MIN * (need.snapshot + HEADER_BYTES_MAX)
+    if not need.stores or least <= snapshots_gb * BYTES_A_GB:
         return ""
     enough = math.ceil(SNAPSHOT_FILES * need.snapshot / BYTES_A_GB)
     return (

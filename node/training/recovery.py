@@ -87,6 +87,9 @@ class Recovery:
         self._look_for_evidence()
         self._bytes = self._replica.image().total_bytes
         newest = offered[0] if offered else None
+        here = [snapshot for snapshot in offered if self._store.has(self._stored_as(snapshot.root))]
+        if here:
+            self._keeper.here(here[0].step, self._stored_as(here[0].root))
         if self._start is not None:
             self._start.begin()
             self.load(offered)  # no seed gives a state of this run
@@ -94,10 +97,12 @@ class Recovery:
             self._load_start(newest)
         elif head_step and (newest is None or newest.step):
             self.load(offered)
-        for snapshot in offered:  # agreed ones that the disk has from an earlier life: other peers can pull them here
-            root = snapshot.root if self._start is None else self._start.stored(snapshot.root)
-            if self._store.has(root) and snapshot.root not in self._bad:
+        for snapshot in here:  # other peers can pull them here
+            if self._store.has(self._stored_as(snapshot.root)) and snapshot.root not in self._bad:
                 self._swarm.stored(snapshot.step, snapshot.root, snapshot.total_bytes, True)
+
+    def _stored_as(self, root: bytes) -> bytes:
+        return root if self._start is None else self._start.stored(root)
 
     def _load_start(self, snapshot: Snapshot) -> None:
         """The agreed initial state differs from the one that this peer built from the run's seed."""
@@ -365,9 +370,8 @@ class Recovery:
 
     def _fetch(self, snapshot: Snapshot) -> Manifest:
         """Have an agreed snapshot in the store, whose older ones give room."""
-        if not (self._store.has(snapshot.root) or self._store.begun(snapshot.root)):
-            self._keeper.make_room(snapshot.total_bytes)
-        return fetch_snapshot(self._swarm, self._store, snapshot, self._replica.layout_digest, self._progress)
+        digest, room = self._replica.layout_digest, self._keeper.make_room
+        return fetch_snapshot(self._swarm, self._store, snapshot, digest, self._progress, room)
 
     def _load_fork(self, start: Start, snapshot: Snapshot) -> None:
         """Become the state that the genesis names: nobody's word is needed for it, so it counts as this peer's own."""

@@ -36,6 +36,8 @@ from protos.optimizer_config import OptimizerConfig
 Describe = Callable[[tuple[bytes, ...]], Manifest]
 BASE_PREFIX = "swarmentum.base."
 FP32_BYTES: Final = 4
+THREAD_SAFE: Final = ("cpu", "cuda")
+"""Devices whose tensors another thread may read while the training computes. Metal's may crash the process (pytorch#197805)."""
 
 
 def cut(ranges: Iterable[Range], parts: int) -> Iterator[tuple[Range, ...]]:
@@ -139,7 +141,7 @@ class Replica:
 
     def hashes_behind(self, bytes_min: int) -> bool:
         """Whether another thread may hash the state, and the state has `bytes_min` or more."""
-        return self.live and FP32_BYTES * self.demo.layout.parameters >= bytes_min
+        return self.live and self.device.type in THREAD_SAFE and FP32_BYTES * self.demo.layout.parameters >= bytes_min
 
     def hash_in(self, pool: Executor) -> Future[bytes]:
         """Compute the digest in a thread. The replica waits for it before the state changes."""

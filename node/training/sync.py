@@ -31,15 +31,25 @@ def manifest_bytes(snapshot: Snapshot) -> int:
 
 
 def fetch_snapshot(
-    swarm: Swarm, store: SnapshotStore, snapshot: Snapshot, layout_digest: bytes, progress: Progress
+    swarm: Swarm,
+    store: SnapshotStore,
+    snapshot: Snapshot,
+    layout_digest: bytes,
+    progress: Progress,
+    make_room: Callable[[int], object],
 ) -> Manifest:
-    """The manifest of an agreed snapshot. The store has the snapshot's file on return. Raises NetworkError or Refusal."""
+    """The manifest of an agreed snapshot. The store has the snapshot's file on return. Raises NetworkError or Refusal.
+
+    `make_room`: called with the bytes that are needed, once a peer has answered.
+    """
     encoded = store.get(snapshot.root)
     if encoded is None:
         encoded = swarm.fetch(snapshot.root, manifest_bytes(snapshot), snapshot.holders)
     manifest = open_manifest(encoded)
     if manifest.step != snapshot.step or manifest.layout_digest != layout_digest:
         raise Refusal(Reason.WRONG_LAYOUT, f"the agreed snapshot is of step {manifest.step}, or of another layout")
+    if not (store.has(manifest.root) or store.begun(manifest.root)):
+        make_room(manifest.total_bytes)
     fetch_pieces(swarm, store, manifest, snapshot.holders, progress)
     return manifest
 

@@ -105,13 +105,18 @@ def test_a_cpu_has_the_copies_of_snapshot_and_momentum_in_its_memory_too() -> No
 
 def test_room_for_two_snapshots_is_asked_for_at_the_start() -> None:
     """Peers ended in the middle of a run when their third snapshot did not fit."""
-    assert snapshots(NEED, 1.0) == ""
-    why = snapshots(NEED, 0.99)
-    assert "snapshots_gb = 0.99 is too small: a snapshot of this run has 500 MB" in why
+    assert snapshots(NEED, 1.01) == ""
+    assert snapshots(replace(NEED, stores=False), 0.1) == "", "an export loads one"
+    why = snapshots(NEED, 1.0)
+    assert "snapshots_gb = 1 is too small: a snapshot of this run has 500 MB" in why
     assert "set snapshots_gb to 2" in why
     sizes = need_of(SIZE, optimizer(base={"name": "muon", "momentum": 0.9}))
     assert (sizes.snapshot, sizes.private) == (8000, 8000)
     assert sizes.disk == 3 * 8000 + 2 * 8000
+    assert sizes.disk_with(20_000 / GB) == 20_000 + 2 * 8000
+    assert replace(sizes, stores=False).disk == 8000
+    recipe = optimizer(beta2=0, nesterov=0.9, magnitudes=True, base={"name": "sgd", "momentum": 0}, local={"steps": 4})
+    assert need_of(SIZE, recipe).private == (1 + 1 + 2) * 4000, "momentum, Nesterov's, and AdamW's two"
 
 
 def test_amounts() -> None:

@@ -243,6 +243,16 @@ def test_a_peer_that_starts_again_from_a_snapshot_still_tells_of_older_ones() ->
     assert [(s.step, s.not_kept) for s in report[0].snapshots] == [(10, False), (20, False)]
 
 
+def test_a_snapshot_that_is_stored_again_is_reported_again() -> None:
+    box, root = Outbox(), b"r" * 32
+    for kept in (True, False, True, False):
+        box.add_snapshot(10, root, 1, kept=kept)
+        report = box.next_report()
+        assert report is not None
+        assert [s.not_kept for s in report[0].snapshots] == [not kept]
+        box.sent(report[1])
+
+
 @pytest.mark.parametrize(
     "add",
     [

@@ -348,6 +348,22 @@ def test_a_new_life_tells_of_the_agreed_snapshots_that_its_disk_has(
     assert again.told == tells
 
 
+def test_a_new_life_keeps_the_agreed_snapshot_when_room_is_made(tmp_path: Path) -> None:
+    """The coordinator told of it in the life before. Nobody has the newer one: the last copy of a state was deleted for it."""
+    log = Log(8)
+    begun(tmp_path, log).plays(6)
+    again = World(tmp_path, log)
+    size = again.store.manifests()[0].total_bytes
+    again.store.bytes_max = 5 * size // 2
+    roots = {manifest.step: manifest for manifest in again.store.manifests()}
+    known = {**roots, 8: log.manifests[8][0]}
+    again.recovery.begin([Snapshot(s, known[s].root, size, (b"h" * 32,)) for s in (8, 4)], 8)
+    assert again.replica.step == 4
+    again.follow()
+    again.plays(8)
+    assert [manifest.step for manifest in again.store.manifests()] == [4, 8]
+
+
 def test_the_agreed_snapshot_stays_on_the_disk_until_another_one_is_agreed(tmp_path: Path) -> None:
     """An anchor was away for three snapshot periods: nobody had what joiners are offered."""
     world = begun(tmp_path, Log(14))

@@ -7,11 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from node.model.gradients import GradResult
+from node.swarm.counters import Counters
 from node.swarm.events import Opened
 from node.training.copier import Copier
+from node.training.ending import LastStep
 from node.training.loop import Trainer
 from node.training.ready import Ready
 from node.training.replica import Replica
@@ -21,6 +24,7 @@ from protos.log import Tick
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import RunConfig
 from tests.unit.node.test_checks_of_a_trainer import LR, ME, RUN, Table, samples
+from tests.unit.node.test_recovery import Log
 
 LR_BITS = int(np.float32(LR).view(np.uint32))
 
@@ -103,3 +107,20 @@ def test_a_copier_is_paused_before_the_coordinator_could_ask_it_for_a_step(tmp_p
     told = Told()
     trainer(tmp_path, told, make=Copier).follow()
     assert told.facts == ["paused", "has a state", "follows"]
+
+
+@pytest.mark.parametrize(("make", "trains", "step", "behind"), [
+    (Trainer, True, 1, True), (Trainer, True, 2, False), (Trainer, False, 1, False), (Copier, False, 1, False),
+])  # fmt: skip
+def test_only_a_peer_with_a_gradient_to_compute_hashes_its_state_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: type[Trainer], trains: bool, step: int, behind: bool
+) -> None:
+    """A copier took the digest of a contradicted state for that of the state that it had computed again."""
+    peer, asked = trainer(tmp_path, Told(), make=make), list[bool]()
+    if not trains:
+        peer.samples = None
+    peer.last = LastStep(2)
+    peer.swarm.counters = Counters()
+    monkeypatch.setattr(peer.reached, "state", lambda then, *, behind: asked.append(behind))
+    peer._note(SimpleNamespace(signed=Log(2).entries[step]), accepted=False)  # type: ignore[arg-type]
+    assert asked == [behind]

@@ -104,6 +104,17 @@ def test_room_is_made_by_the_oldest_that_may_go(tmp_path: Path) -> None:
     assert store.begun(made[0].root) is False
 
 
+def test_what_was_fetched_of_a_snapshot_that_is_not_needed_gives_its_room_back(tmp_path: Path) -> None:
+    store, data = SnapshotStore(tmp_path, 1000), bytes(range(100))
+    stays = keep(store, 1, bytes(20))
+    store.receive(manifest_of(4, data)).close()
+    assert store.begun(manifest_of(4, data).root)
+    assert store.total_bytes == 120
+    store.drop_parts()
+    assert store.total_bytes == 20
+    assert store.roots() == {stays.root}
+
+
 @pytest.mark.parametrize("moment", ["fsync", "replace", "sync_folder"])
 def test_kill_leaves_no_half_snapshot(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: object, **__: object) -> None:
