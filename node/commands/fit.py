@@ -79,10 +79,14 @@ def check(
         chosen="micro_batch" in settings.model_fields_set,
         checkpointing=settings.activation_checkpointing,
     )
-    if small := needs.snapshots(need, settings.snapshots_gb):
-        raise OperatorError(small)
     built, where = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home), settings.snapshots_gb)
-    for good, reason in ((fits, why), (built, where), *([] if main is None else [needs.building(need, main)])):
+    small = needs.snapshots(need, settings.snapshots_gb)
+    for good, reason in (
+        (fits, why),
+        (not small, small),
+        (built, where),
+        *([] if main is None else [needs.building(need, main)]),
+    ):
         if not good:
             raise OperatorError(reason)
     log.info(f"disk: {where}")
