@@ -53,7 +53,7 @@ class View(App[int]):
     @property
     def is_up(self) -> bool:
         """Whether there is something to draw on: an answer may come while the view begins or ends."""
-        return bool(self.screen_stack) and bool(self.main.query("Footer"))
+        return self.is_running and bool(self.screen_stack) and bool(self.main.query("Footer"))
 
     def end(self, code: int = 0) -> None:
         """Leave the terminal as it was."""

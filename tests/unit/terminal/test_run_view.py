@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from textual.widgets import Footer
 
 from node.terminal.run_view import RunView
 from protos.errors import NetworkError, RefusedError, SwarmentumError
@@ -93,6 +95,28 @@ async def test_a_refusal_ends_it_with_its_code() -> None:
     async with view.run_test() as pilot:
         await wait_for(view, pilot, "end", lambda: view.failure)
     assert view.return_value == RefusedError.exit_code
+
+
+async def test_an_answer_while_the_view_ends_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LastToGo(Footer):
+        """Widgets end in any order."""
+
+        async def on_unmount(self) -> None:
+            await asyncio.sleep(0.1)
+
+    async def answer_always() -> None:
+        while True:
+            view.tell(facts())
+            view.away("refused")
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("node.terminal.run_view.Footer", LastToGo)
+    view = RunView(Recorded())
+    async with view.run_test(size=(140, 50)) as pilot:
+        await wait_for(view, pilot, "evening-run")
+        answers = asyncio.create_task(answer_always())
+    assert not answers.done(), answers
+    answers.cancel()
 
 
 async def test_keys() -> None:
