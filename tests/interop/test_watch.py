@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -34,6 +35,14 @@ TOTAL_STEPS = 100
 MALFORMED_FRAME = bytes.fromhex("05ffffffffff")
 
 
+async def heard(host: Any, topic: str, before: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Until p2pd lists a subscriber beyond those before; what it publishes earlier reaches nobody. All that it lists."""
+    async with asyncio.timeout(LINE_SECONDS_MAX):
+        while not (listed := frozenset(await host.subscribers(topic))) - before:
+            await asyncio.sleep(0.05)
+    return listed
+
+
 class World:
     """A run with one overlay peer, and a log to gossip from."""
 
@@ -41,6 +50,9 @@ class World:
         self.coordinator, self.invite, self.host = coordinator, invite, host
         self.log = Log(coordinator.run_id, coordinator.identity)
         self.topic = topic_of(coordinator.run_id)
+
+    async def heard(self, before: frozenset[str] = frozenset()) -> frozenset[str]:
+        return await heard(self.host, self.topic, before)
 
     async def gossip(self, *messages: bytes) -> None:
         for message in messages:
@@ -75,6 +87,7 @@ def reason(name: str) -> Any:
 async def test_it_follows_a_run_to_its_end(tmp_path: Path) -> None:
     async with world(tmp_path, total_steps=4) as here, watching(here.invite.link()) as watch:
         await watch.overlay()
+        await here.heard()
         for step in (1, 2, 3):
             await here.step()
             line = await watch.entry(step)
@@ -96,6 +109,7 @@ async def test_it_follows_a_run_to_its_end(tmp_path: Path) -> None:
 async def test_it_ends_where_the_operator_ended_the_run_and_says_why(tmp_path: Path) -> None:
     async with world(tmp_path) as here, watching(here.invite.link()) as watch:
         await watch.overlay()
+        await here.heard()
         for step in (1, 2):
             await here.step()
             await watch.entry(step)
@@ -113,6 +127,7 @@ async def test_it_fetches_what_gossip_did_not_bring(tmp_path: Path) -> None:
             lambda line: line["event"] == "overlay" and line["peers"] == 1,
             lambda line: line["event"] == "entry" and line["step"] == 70,
         )
+        await here.heard()
         for _ in range(4):  # committed while gossip failed
             here.coordinator.entries.append(here.log.commit())
         await here.commit()
@@ -127,6 +142,7 @@ async def test_it_refuses_hostile_bytes_each_with_its_reason(tmp_path: Path) -> 
     async with world(tmp_path) as here, watching(here.invite.link()) as watch:
         log, peer = here.log, here.log.peers[0]
         await watch.overlay()
+        await here.heard()
         await here.step()
         await watch.entry(1)
         good = log.announce(peer)
@@ -171,6 +187,7 @@ async def test_it_refuses_hostile_bytes_each_with_its_reason(tmp_path: Path) -> 
 async def test_two_histories_signed_by_the_coordinator_end_it(tmp_path: Path, when: str) -> None:
     async with world(tmp_path) as here, watching(here.invite.link()) as watch:
         await watch.overlay()
+        await here.heard()
         await here.step()
         await watch.entry(1)
         if when == "known":
@@ -192,6 +209,7 @@ async def test_it_survives_a_malformed_meshsub_frame_and_the_death_of_its_overla
 
     async with world(tmp_path) as here, watching(here.invite.link()) as watch:
         await watch.overlay()
+        await here.heard()
         (remote,) = await here.host.connected()
         call = here.host.p2p.call_binary_stream_handler(PeerID.from_base58(remote), "/meshsub/1.1.0")
         _, reader, writer = await call
@@ -200,8 +218,10 @@ async def test_it_survives_a_malformed_meshsub_frame_and_the_death_of_its_overla
         writer.close()
         await here.step()
         assert (await watch.entry(1))["source"] == "gossip"
+        before = await here.heard()
         os.kill(watch.overlay_process(), signal.SIGKILL)
         await watch.overlay(restarts=1)
+        await here.heard(before)
         await here.step()
         assert (await watch.entry(2))["source"] == "gossip"
         watch.interrupt()
@@ -214,6 +234,7 @@ async def test_without_the_coordinator_it_starts_at_the_first_entry_that_it_hear
         invite = replace(here.invite, coordinators=("127.0.0.1:1",), bootstrap=here.coordinator.bootstrap)
         async with watching(invite.link(), "--steps", "2") as watch:
             await watch.overlay()
+            await here.heard()
             for _ in range(5):
                 here.log.commit()
             await here.commit()
@@ -271,6 +292,7 @@ async def test_it_watches_a_run_of_the_real_coordinator(tmp_path: Path) -> None:
                 log = Log(invite.run_id, Identity.load_or_create(tmp_path / "identity.key"))
                 async with watching(here.link()) as watch:
                     await watch.overlay()
+                    await heard(host, topic)
                     await _three_steps(host, topic, log, watch)
                     code, summary, _ = await watch.end()
         finally:

@@ -1,6 +1,6 @@
 """What the interop tests run against: a p2pd peer, a coordinator that says what a test wants, and the watch command.
 
-Nothing here sleeps: every wait is for a line or an answer, with a deadline.
+Every wait is for a line or an answer, with a deadline.
 """
 
 from __future__ import annotations
