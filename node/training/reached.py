@@ -1,9 +1,8 @@
 """A state that the log reached: its digest is hashed while the training computes its next gradient, and then it is told.
 
-A step hashes up to 64 MiB (node/optim/digest.py), which takes some 40 ms. The swarm tells the coordinator as soon as the digest
-is there; what only the training thread may do waits until that thread asks (`settle`). Small states are hashed at once: a
-thread would cost more. The replica waits for the digest before it changes the state. Refuses to hash behind a peer of several
-devices, whose ranks take part in each digest in their order.
+The swarm tells the coordinator as soon as the digest is there; what only the training thread may do waits until that thread
+asks (`settle`). The replica waits for the digest before it changes the state. Two states are hashed at once: a small one, for
+which a thread would cost more, and that of a peer of several devices, whose ranks take part in each digest in their order.
 """
 
 from __future__ import annotations

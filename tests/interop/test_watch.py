@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -35,14 +34,6 @@ TOTAL_STEPS = 100
 MALFORMED_FRAME = bytes.fromhex("05ffffffffff")
 
 
-async def heard(host: Any, topic: str, before: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Until p2pd lists a subscriber beyond those before; what it publishes earlier reaches nobody. All that it lists."""
-    async with asyncio.timeout(LINE_SECONDS_MAX):
-        while not (listed := frozenset(await host.subscribers(topic))) - before:
-            await asyncio.sleep(0.05)
-    return listed
-
-
 class World:
     """A run with one overlay peer, and a log to gossip from."""
 
@@ -50,9 +41,6 @@ class World:
         self.coordinator, self.invite, self.host = coordinator, invite, host
         self.log = Log(coordinator.run_id, coordinator.identity)
         self.topic = topic_of(coordinator.run_id)
-
-    async def heard(self, before: frozenset[str] = frozenset()) -> frozenset[str]:
-        return await heard(self.host, self.topic, before)
 
     async def gossip(self, *messages: bytes) -> None:
         for message in messages:
@@ -86,8 +74,7 @@ def reason(name: str) -> Any:
 
 async def test_it_follows_a_run_to_its_end(tmp_path: Path) -> None:
     async with world(tmp_path, total_steps=4) as here, watching(here.invite.link()) as watch:
-        await watch.overlay()
-        await here.heard()
+        await watch.overlay(here.host, here.topic)
         for step in (1, 2, 3):
             await here.step()
             line = await watch.entry(step)
@@ -108,8 +95,7 @@ async def test_it_follows_a_run_to_its_end(tmp_path: Path) -> None:
 
 async def test_it_ends_where_the_operator_ended_the_run_and_says_why(tmp_path: Path) -> None:
     async with world(tmp_path) as here, watching(here.invite.link()) as watch:
-        await watch.overlay()
-        await here.heard()
+        await watch.overlay(here.host, here.topic)
         for step in (1, 2):
             await here.step()
             await watch.entry(step)
@@ -127,7 +113,7 @@ async def test_it_fetches_what_gossip_did_not_bring(tmp_path: Path) -> None:
             lambda line: line["event"] == "overlay" and line["peers"] == 1,
             lambda line: line["event"] == "entry" and line["step"] == 70,
         )
-        await here.heard()
+        await watch.listed(here.host, here.topic)
         for _ in range(4):  # committed while gossip failed
             here.coordinator.entries.append(here.log.commit())
         await here.commit()
@@ -141,8 +127,7 @@ async def test_it_fetches_what_gossip_did_not_bring(tmp_path: Path) -> None:
 async def test_it_refuses_hostile_bytes_each_with_its_reason(tmp_path: Path) -> None:
     async with world(tmp_path) as here, watching(here.invite.link()) as watch:
         log, peer = here.log, here.log.peers[0]
-        await watch.overlay()
-        await here.heard()
+        await watch.overlay(here.host, here.topic)
         await here.step()
         await watch.entry(1)
         good = log.announce(peer)
@@ -186,8 +171,7 @@ async def test_it_refuses_hostile_bytes_each_with_its_reason(tmp_path: Path) -> 
 @pytest.mark.parametrize("when", ["known", "waiting", "parent"])
 async def test_two_histories_signed_by_the_coordinator_end_it(tmp_path: Path, when: str) -> None:
     async with world(tmp_path) as here, watching(here.invite.link()) as watch:
-        await watch.overlay()
-        await here.heard()
+        await watch.overlay(here.host, here.topic)
         await here.step()
         await watch.entry(1)
         if when == "known":
@@ -208,8 +192,7 @@ async def test_it_survives_a_malformed_meshsub_frame_and_the_death_of_its_overla
     from hivemind.p2p import PeerID
 
     async with world(tmp_path) as here, watching(here.invite.link()) as watch:
-        await watch.overlay()
-        await here.heard()
+        await watch.overlay(here.host, here.topic)
         (remote,) = await here.host.connected()
         call = here.host.p2p.call_binary_stream_handler(PeerID.from_base58(remote), "/meshsub/1.1.0")
         _, reader, writer = await call
@@ -218,10 +201,8 @@ async def test_it_survives_a_malformed_meshsub_frame_and_the_death_of_its_overla
         writer.close()
         await here.step()
         assert (await watch.entry(1))["source"] == "gossip"
-        before = await here.heard()
         os.kill(watch.overlay_process(), signal.SIGKILL)
-        await watch.overlay(restarts=1)
-        await here.heard(before)
+        await watch.overlay(here.host, here.topic, restarts=1)
         await here.step()
         assert (await watch.entry(2))["source"] == "gossip"
         watch.interrupt()
@@ -233,8 +214,7 @@ async def test_without_the_coordinator_it_starts_at_the_first_entry_that_it_hear
     async with world(tmp_path) as here:
         invite = replace(here.invite, coordinators=("127.0.0.1:1",), bootstrap=here.coordinator.bootstrap)
         async with watching(invite.link(), "--steps", "2") as watch:
-            await watch.overlay()
-            await here.heard()
+            await watch.overlay(here.host, here.topic)
             for _ in range(5):
                 here.log.commit()
             await here.commit()
@@ -291,8 +271,7 @@ async def test_it_watches_a_run_of_the_real_coordinator(tmp_path: Path) -> None:
                 here = replace(invite, coordinators=(f"127.0.0.1:{port}",), bootstrap=tuple(await host.addresses()))
                 log = Log(invite.run_id, Identity.load_or_create(tmp_path / "identity.key"))
                 async with watching(here.link()) as watch:
-                    await watch.overlay()
-                    await heard(host, topic)
+                    await watch.overlay(host, topic)
                     await _three_steps(host, topic, log, watch)
                     code, summary, _ = await watch.end()
         finally:

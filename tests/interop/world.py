@@ -31,6 +31,7 @@ from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2, update_pb2
 
 LINE_SECONDS_MAX = 60.0
+LOOK_SECONDS = 0.05
 ROOT = Path(__file__).resolve().parents[2]
 Line = dict[str, Any]
 
@@ -160,6 +161,7 @@ class Watching:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.lines: list[Line] = []
+        self._listed: set[str] = set()
         self.stderr = asyncio.create_task(self._errors())
 
     async def _errors(self) -> str:
@@ -183,10 +185,17 @@ class Watching:
     async def entry(self, step: int) -> Line:
         return await self.until(lambda line: line["event"] == "entry" and line["step"] == step)
 
-    async def overlay(self, peers: int = 1, restarts: int = 0) -> Line:
-        return await self.until(
-            lambda line: line["event"] == "overlay" and line["peers"] >= peers and line["restarts"] >= restarts
-        )
+    async def overlay(self, host: Any, topic: str, restarts: int = 0) -> None:
+        """Until the watcher knows the peer's subscription, and the peer the watcher's."""
+        await self.until(lambda line: line["event"] == "overlay" and line["peers"] and line["restarts"] >= restarts)
+        await self.listed(host, topic)
+
+    async def listed(self, host: Any, topic: str) -> None:
+        """Until the peer lists a subscriber that it did not list before: what it publishes earlier reaches nobody."""
+        async with asyncio.timeout(LINE_SECONDS_MAX):
+            while not (new := await host.subscribers(topic) - self._listed):
+                await asyncio.sleep(LOOK_SECONDS)
+        self._listed |= new
 
     async def all_of(self, *wanted: Callable[[Line], bool]) -> None:
         """Lines for which these hold, in whatever order they come."""
