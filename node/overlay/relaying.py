@@ -1,7 +1,8 @@
 """How much this peer relays for others: counted by p2pd, bounded by a bucket. ADR 51.
 
 p2pd has no limit of a rate. So the bound is one of the mean: a peer that has relayed more than its owner gives stops being a
-relay until it has caught up. Refuses to guess: bytes that p2pd does not tell do not count.
+relay until it has caught up. Refuses to guess: bytes that p2pd does not tell do not count, and where they are bounded, a p2pd
+that has told nothing for SILENT_SECONDS relays no more (its port for figures may be another program's).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from protos.errors import NetworkError
 
 LOOK_SECONDS = 2.0
 ANSWER_SECONDS_MAX = 2.0
+SILENT_SECONDS = 30.0
 ANSWER_BYTES_MAX = 4 << 20
 # A bucket holds so many seconds of the owner's rate. A peer that has stopped relaying begins again once it is full: each change
 # of p2pd's settings ends all of its connections.
@@ -36,6 +38,10 @@ class Bucket:
     @property
     def _most(self) -> float:
         return self.rate * BUCKET_SECONDS
+
+    def empty(self, now: float) -> None:
+        """Close until it is full again: nobody knows how much was relayed."""
+        self._left, self._at, self.is_open = 0.0, now, False
 
     def take(self, size: int, now: float) -> bool:
         """So many bytes were relayed since the last call. Returns whether this peer may relay now."""
@@ -83,6 +89,7 @@ class Relaying:
         self._bucket: Bucket | None = None
         self._wanted = wanted
         self._seen: tuple[int | None, int] = (None, 0)
+        self._told_at: float | None = None
         self._on = wanted != 0
         self.total = 0
         """Bytes relayed since the start of this peer; each came in once and went out once."""
@@ -102,12 +109,21 @@ class Relaying:
 
     async def look(self, now: float) -> None:
         """Once. Raises NetworkError if p2pd does not come back with its new settings."""
-        new = await self._relayed_since()
+        port = self._port()
+        new = await self._relayed_since(port)
         self.total += new or 0
         if self._wanted is None:
             self._bucket = None
         elif self._bucket is None or self._bucket.rate != self._wanted:
             self._bucket = Bucket(self._wanted, now)
+        if port is None or new is not None or self._told_at is None:
+            self._told_at = now
+        elif self._bucket is not None and now - self._told_at >= SILENT_SECONDS:
+            self._log.warning(
+                "the libp2p daemon does not tell what it relays, so the limit closes", seconds=SILENT_SECONDS
+            )
+            self._bucket.empty(now)
+            self._told_at = now
         may = self._bucket is None or self._bucket.take(new or 0, now)
         if may != self._on:
             self._on = may
@@ -117,9 +133,8 @@ class Relaying:
             )
             await self._turn(may)
 
-    async def _relayed_since(self) -> int | None:
+    async def _relayed_since(self, port: int | None) -> int | None:
         """Bytes since the last look; a new p2pd counts from 0."""
-        port = self._port()
         size = None if port is None else await asyncio.to_thread(self._read, port)
         if size is None:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.overlay.relaying import BUCKET_SECONDS, Bucket, Relaying, relayed_bytes
+from node.overlay.relaying import BUCKET_SECONDS, SILENT_SECONDS, Bucket, Relaying, relayed_bytes
 from protos.identity import peer_id
 from tests.unit.node.holders import BLOB, LIAR, ONE, OTHER, SHA256, fetching, honest
 from tests.unit.node.test_overlay import hosts
@@ -61,11 +62,56 @@ async def test_a_new_daemon_counts_from_nothing_and_the_limit_changes_while_it_r
     assert turns == [False, True, False]
 
 
+async def test_where_bytes_are_bounded_a_silent_daemon_relays_no_more_until_a_new_one_has_a_full_bucket() -> None:
+    """p2pd goes on without its figures if another program has taken their port."""
+    told: dict[int, int | None] = {1: None, 2: 0}
+    turns: list[bool] = []
+    at = [1]
+
+    async def turn(on: bool) -> None:
+        turns.append(on)
+        at[0] = 2
+
+    relaying = Relaying(lambda: at[0], turn, structlog.get_logger(), None, told.get)
+    for now in (0.0, SILENT_SECONDS, 2 * SILENT_SECONDS):
+        await relaying.look(now)
+    assert turns == []  # without a limit there is none to keep
+    relaying.limit(10.0)
+    await relaying.look(now := now + 1)
+    assert turns == [False]
+    await relaying.look(now + BUCKET_SECONDS - 1)
+    assert turns == [False]
+    await relaying.look(now + BUCKET_SECONDS)
+    assert turns == [False, True]
+
+
+async def test_a_daemon_that_answers_within_the_bound_is_not_silent() -> None:
+    answers = iter([0, None, 0, None, 0])
+    turns: list[bool] = []
+
+    async def turn(on: bool) -> None:
+        turns.append(on)
+
+    relaying = Relaying(lambda: 1, turn, structlog.get_logger(), 10.0, lambda port: next(answers))
+    for look in range(5):
+        await relaying.look(look * (SILENT_SECONDS - 1))
+    assert turns == []
+
+
+async def first_figures(port: int) -> int | None:
+    """p2pd says that it is ready, and opens the port of its figures then."""
+    for _ in range(200):
+        if (told := await asyncio.to_thread(relayed_bytes, port)) is not None:
+            return told
+        await asyncio.sleep(0.1)
+    return None
+
+
 async def test_a_real_daemon_tells_what_it_relays(tmp_path: Path) -> None:
     async with hosts(tmp_path, 1) as (ada,):
         port = ada._daemon.figures_port
         assert port is not None
-        assert relayed_bytes(port) == 0
+        assert await first_figures(port) == 0
         before = ada.p2p._child.pid
         await ada._relay(False)
         assert ada._daemon.figures_port is None
