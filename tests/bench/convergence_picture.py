@@ -20,6 +20,7 @@ COLOURS: Final[Mapping[str, str]] = {
     "gradient votes": "#5aa9e6",
     "muon votes": "#e07a1f",
     "top-k": "#7b4fa6",
+    "paper": "#b3245b",
     "late or lost": "#9a9a9a",
     "local steps": "#2a9d4e",
     "replication": "#8a5a2b",

@@ -22,6 +22,7 @@ from node.optim.demo import DeMo, DeMoConfig
 from node.optim.exact import transforms
 from node.optim.layout import named_tensors
 from node.optim.local import LocalConfig, LocalSteps
+from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.optim.step import as_tensor, spend
 from node.optim.tables import TABLES, is_named_table
 from node.optim.tiles import look_ahead
@@ -159,7 +160,12 @@ class Votes:
         **config: Any,
     ) -> None:
         common = DeMoConfig(**config, base=BaseConfig(**(base or {})))
-        self.peers = [DeMo(model, common.with_size(sizes[peer % len(sizes)])) for peer in range(peers)]
+        self.peers: list[DeMo | PaperDeMo] = [
+            DeMo(model, common.with_size(sizes[peer % len(sizes)])) for peer in range(peers)
+        ]
+        self._begin(lost)
+
+    def _begin(self, lost: float) -> None:
         self._lost, self._random = lost, torch.Generator().manual_seed(0)
         self._step = 1
 
@@ -169,7 +175,7 @@ class Votes:
             self.propose(peer, lr)
         return self.commit(lr)
 
-    def propose(self, peer: DeMo, lr: float) -> None:
+    def propose(self, peer: DeMo | PaperDeMo, lr: float) -> None:
         peer.propose(lr, self._step)
 
     def commit(self, lr: float) -> float:
@@ -186,6 +192,14 @@ class Votes:
         self.peers[0].apply(contributions, lr, self._step)
         self._step += 1
         return sent / len(self.peers)
+
+
+class PaperVotes(Votes):
+    """`node.optim.paper`: DeMo v1 as published, each peer with k components of a chunk."""
+
+    def __init__(self, model: nn.Module, peers: int, **config: Any) -> None:
+        self.peers = [PaperDeMo(model, PaperConfig(**config)) for _ in range(peers)]
+        self._begin(lost=0.0)
 
 
 class LateVotes(Votes):
@@ -412,6 +426,8 @@ METHODS: Final[Mapping[str, Method]] = {
         )
     },
     "v2-muon-g128": Method(Votes, {"sizes": (128,), **MUON}, "muon votes"),
+    **{f"paper-k{k}": Method(PaperVotes, {"top_k": k}, "paper") for k in (32, 8)},
+    "paper-k32-beta95": Method(PaperVotes, {"top_k": 32, "beta": 0.95}, "paper"),
     "late-g16": Method(LateVotes, {"sizes": (16,), "ahead": None, **SECOND}, "late or lost"),
     **{
         f"late-g16-{rule}": Method(LateVotes, {"sizes": (16,), "ahead": rule, **SECOND}, "late or lost")
