@@ -166,7 +166,7 @@ class PaperDeMo:
         spoken = (self.form.decode(payload, size) for size, payload in contributions)
         found = directions(self.form.cuts, spoken, self._device)
         for parameter, direction in zip(self.parameters, found, strict=True):
-            apply_update(parameter.detach(), direction, lr, self.config.weight_decay)
+            apply_update(parameter.detach(), direction.to(torch.float32), lr, self.config.weight_decay)
 
     def ahead(self, lr: float) -> AbstractContextManager[None]:
         """The paper has no late gradients: a run refuses `overlap` with this method. Raises `ValueError`."""

@@ -89,12 +89,17 @@ def basis(side: int) -> Tensor:
 
 
 def directions(cuts: Iterable[Cut], votes: Iterable[Iterable[Spoken]], device: torch.device) -> list[Tensor]:
-    """The direction of every tensor, from every peer's votes for each."""
-    means = [Mean(cut) for cut in cuts]
-    for peer in votes:
-        for mean, spoken in zip(means, peer, strict=True):
-            mean.add(spoken)
-    return [mean.direction(device) for mean in means]
+    """The direction of every tensor, from every peer's votes for each: int8, a byte a parameter.
+
+    `votes` may be generators: the votes of one tensor are gone before those of the next are asked for.
+    """
+    found, peers = [], [iter(peer) for peer in votes]
+    for cut in cuts:
+        mean = Mean(cut)
+        for peer in peers:
+            mean.add(next(peer))
+        found.append(mean.direction(device).to(torch.int8))
+    return found
 
 
 assert VALUE_BITS + UNIT_BITS == 39

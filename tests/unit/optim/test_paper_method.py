@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -18,7 +19,7 @@ from torch import nn
 from node.optim.paper.cut import CHUNK_SIDES, Cut, largest_divisor
 from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.optim.paper.form import PaperForm, Spoken
-from node.optim.paper.mean import Mean, basis
+from node.optim.paper.mean import Mean, basis, directions
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import VotesError
 
@@ -328,3 +329,20 @@ def test_the_largest_sums_are_exact() -> None:
     assert abs(exact) < 2**53
     assert float(mean.direction(torch.device("cpu"))[0, 0]) == np.sign(exact)
     assert form.chunks == 1
+
+
+def test_only_one_tensor_s_votes_are_decoded_at_a_time() -> None:
+    alive: list[int] = []
+
+    def peer(seed: int) -> Iterator[Spoken]:
+        for index, spoken in enumerate(FORM.decode(encoded(seed), 4)):
+            alive.append(index)
+            yield spoken
+
+    found = directions(FORM.cuts, [peer(0), peer(1), peer(2)], torch.device("cpu"))
+    assert alive == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    for index, cut in enumerate(FORM.cuts):
+        mean = Mean(cut)
+        for seed in (2, 0, 1):
+            mean.add(list(FORM.decode(encoded(seed), 4))[index])
+        assert torch.equal(found[index].to(torch.float32), mean.direction(torch.device("cpu")))
