@@ -427,7 +427,11 @@ METHODS: Final[Mapping[str, Method]] = {
     },
     "v2-muon-g128": Method(Votes, {"sizes": (128,), **MUON}, "muon votes"),
     **{f"paper-k{k}": Method(PaperVotes, {"top_k": k}, "paper") for k in (32, 8)},
-    "paper-k32-beta95": Method(PaperVotes, {"top_k": 32, "beta": 0.95}, "paper"),
+    "paper-k32-clip": Method(PaperVotes, {"top_k": 32, "clip_norm": 1.0}, "paper"),
+    **{
+        f"paper-k{k}-beta95-clip": Method(PaperVotes, {"top_k": k, "beta": 0.95, "clip_norm": 1.0}, "paper")
+        for k in (32, 8)
+    },
     "late-g16": Method(LateVotes, {"sizes": (16,), "ahead": None, **SECOND}, "late or lost"),
     **{
         f"late-g16-{rule}": Method(LateVotes, {"sizes": (16,), "ahead": rule, **SECOND}, "late or lost")
