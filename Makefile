@@ -60,8 +60,9 @@ install: .venv/.node ## Make .venv with the two commands.
 demo: .venv/.node ## Train a small model with a real swarm on this machine (about two minutes).
 	$(BIN)/swarmentum demo $(DEMO)
 
-# Tests of one process run a file on each core; tests that start swarms of their own run after them, three files at a time, so
-# that no core is idle while a swarm waits. Long tests run with LONG=1, as in .ci/run; the longest run at night.
+# Tests of one process run a file on each core, and torch has one thread in each: more threads than cores wait for each other. That
+# costs a fifth of the time, and on a busy machine nearly all of it. Tests that start swarms of their own run after them, three
+# files at a time, so that no core is idle while a swarm waits. Long tests run with LONG=1, as in .ci/run; the longest run at night.
 SWARMS = tests/attack tests/interop tests/system
 CHOSEN = not nightly$(if $(LONG),, and not long)
 
@@ -69,13 +70,13 @@ test: .venv/.dev ## Run the tests; arguments in ARGS. LONG=1: long tests, too.
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	$(BIN)/python -m pytest -m "$(CHOSEN)" -n auto --dist loadfile --durations=15 $(addprefix --ignore=,$(SWARMS))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "$(CHOSEN)" -n auto --dist loadfile --durations=15 $(addprefix --ignore=,$(SWARMS))
 	$(BIN)/python -m pytest -m "$(CHOSEN)" -n 3 --dist loadfile --durations=15 $(SWARMS)
 endif
 
 nightly: export SWARMENTUM_TEST_LM_EVAL = $(CURDIR)/.venv/lm-eval/bin/python
 nightly: .venv/.dev .venv/.lm-eval ## Run all tests, the long ones too and with new random examples, and three minutes of faults.
-	$(BIN)/python -m pytest --hypothesis-profile=default -n auto --dist loadfile $(addprefix --ignore=,$(SWARMS))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=default -n auto --dist loadfile $(addprefix --ignore=,$(SWARMS))
 	$(BIN)/python -m pytest $(SWARMS)
 	$(BIN)/python -m tests.system.soak --peers 8 --minutes 3
 
