@@ -456,6 +456,7 @@ METHODS: Final[Mapping[str, Method]] = {
         f"{scheme}-16": Method(Votes, {"sizes": (16,), "selection": scheme, **SECOND}, "replication")
         for scheme in DRAWN
     },
+    "random-16-muon": Method(Votes, {"sizes": (16,), "selection": "random", **MUON}, "replication"),
     **{
         f"{scheme}-16-identity": Method(
             Votes, {"sizes": (16,), "selection": scheme, "transform": "identity", **SECOND}, "replication"
