@@ -29,6 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--params", type=int, default=50_000_000, help="parameters, about (default 50 million)")
     parser.add_argument("--peers", type=int, default=4, help="peers whose votes are applied (default 4)")
     parser.add_argument("--group-size", type=int, default=128, choices=votes.GROUP_SIZES)
+    parser.add_argument(
+        "--selection", default="groups", choices=("groups", "random"), help="random: one coefficient in 16"
+    )
     parser.add_argument("--base", default="sign", choices=get_args(BaseName), help="what moves the parameters")
     parser.add_argument("--beta2", type=float, default=0.0, help="of the private second moment (default 0: none)")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds; medians are reported (default 7)")
@@ -37,11 +40,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
     named = parameters(options.params, options.device)
-    config = DeMoConfig(group_size=options.group_size, beta2=options.beta2, base=BaseConfig(options.base))
+    base = BaseConfig(options.base)
+    config = DeMoConfig(selection=options.selection, group_size=options.group_size, beta2=options.beta2, base=base)
     DeMo([("small", nn.Parameter(torch.zeros(64, 64, device=options.device)))], config)  # imports and compiles
     start = memory_bytes("VmRSS")
     demo = DeMo(named, config)
-    entry = contributions(demo.layout.chunks, options.peers, options.group_size)
+    payload_bytes = demo.form.body_bytes(demo.layout.chunks, config.size)
+    entry = contributions(payload_bytes, options.peers, config.size)
     peak = peak_bytes(demo_step(demo, entry))
     with mock.patch.dict(os.environ, {BACKEND_VARIABLE: "torch"}):
         portable = DeMo(named, config)
@@ -71,10 +76,11 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "peers_decoded": options.peers,
-        "group_size": options.group_size,
+        "selection": options.selection,
+        "size": config.size,
         "base": options.base,
         "beta2": options.beta2,
-        "payload_bytes": votes.vote_bytes(demo.layout.chunks, options.group_size),
+        "payload_bytes": payload_bytes,
     }
 
 
@@ -117,9 +123,9 @@ def parameters(count: int, device: str) -> list[tuple[str, nn.Parameter]]:
     return named
 
 
-def contributions(chunks: int, peers: int, group_size: int) -> list[tuple[int, bytes]]:
+def contributions(payload_bytes: int, peers: int, size: int) -> list[tuple[int, bytes]]:
     random = np.random.default_rng(0)
-    return [(group_size, random.bytes(votes.vote_bytes(chunks, group_size))) for _ in range(peers)]
+    return [(size, random.bytes(payload_bytes)) for _ in range(peers)]
 
 
 STEP = ("propose", "settle", "apply")
@@ -145,7 +151,7 @@ def reference_step_ms(peers: int, group_size: int, count: int) -> float:
     random = np.random.default_rng(0)
     start = [random.standard_normal((side, side)).astype(np.float32)]
     reference = Reference(start, beta=0.999, weight_decay=0.0, clip_norm=1.0)
-    entry = contributions(len(reference.momentum), peers, group_size)
+    entry = contributions(votes.vote_bytes(len(reference.momentum), group_size), peers, group_size)
     began = time.perf_counter()
     reference.propose(start, LR, group_size)
     reference.settle(accepted=True)

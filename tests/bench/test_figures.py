@@ -31,6 +31,7 @@ WORSE = [
     *("adam-votes-g16-identity", "v2-sgd-g16", "groups-g128", "mixed", "paper-k32", "paper-k8", "top-32, signs"),
     *("diloco", "diloco-demo-g16", "sparseloco-64"),
 ]
+DRAWN = ["random-16-muon", "random-16", "adam-votes-g128", "striding-16", "slicing-16"]
 MAIN = ["muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "adam-votes-g16", "adam-votes-g128"]
 ELSEWHERE = [
     *("muon-votes-g16-p16", "default-p16", "adamw-ddp-run-schedule", "muon-ddp-run-schedule"),
@@ -41,6 +42,8 @@ TABLES = {
     "On the standard library's sources (": ("stdlib", 128, [*MAIN, "paper-k32-clip", "paper-k32-beta95-clip"]),
     "**5.9 million parameters**": ("tinyshakespeare", 384, [name for name in MAIN if name != "adam-votes-g16"]),
     "**16 peers, and the schedule of a run**": ("tinyshakespeare", 128, ELSEWHERE),
+    "**Places that nobody sends, 672,640 parameters**": ("tinyshakespeare", 128, DRAWN),
+    "| Shakespeare: `slicing`": ("stdlib", 128, DRAWN[:-1]),
     "## What the family does": ("tinyshakespeare", 128, FAMILY),
     "## What was tried and is worse": ("tinyshakespeare", 128, WORSE),
 }
@@ -70,7 +73,7 @@ def row(data: str, width: int, method: str) -> tuple[float, list[float]]:
 
 def cells(text: str, after: str) -> list[list[str]]:
     """The rows of the first table after these words, without its two heading rows."""
-    lines = text[text.index(after) :].splitlines()
+    lines = text[text.index(after) :].splitlines()[1:]
     start = next(number for number, line in enumerate(lines) if line.startswith("|"))
     table = []
     for line in lines[start + 2 :]:
