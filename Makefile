@@ -60,9 +60,9 @@ install: .venv/.node ## Make .venv with the two commands.
 demo: .venv/.node ## Train a small model with a real swarm on this machine (about two minutes).
 	$(BIN)/swarmentum demo $(DEMO)
 
-# Tests of one process run a file on each core, and torch has one thread in each: more threads than cores wait for each other. That
-# costs a fifth of the time, and on a busy machine nearly all of it. Tests that start swarms of their own run after them, three
-# files at a time, so that no core is idle while a swarm waits. Long tests run with LONG=1, as in .ci/run; the longest run at night.
+# Tests of one process run a file on each core, and torch has one thread in each: more threads than cores wait for each other.
+# Tests that start swarms of their own run after them, three files at a time, so that no core is idle while a swarm waits. Long
+# tests run with LONG=1, as in .ci/run; the longest run at night.
 SWARMS = tests/attack tests/interop tests/system
 CHOSEN = not nightly$(if $(LONG),, and not long)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import urllib.request
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ ANSWER_BYTES_MAX = 4 << 20
 # of p2pd's settings ends all of its connections.
 BUCKET_SECONDS = 300.0
 BITS_A_BYTE = 8
-_RELAYED = re.compile(r"^libp2p_relaysvc_data_transferred_bytes_total (\S+)$", re.MULTILINE)
+_RELAYED = re.compile(rb"^libp2p_relaysvc_data_transferred_bytes_total (\d+(?:\.\d+)?(?:e\+\d\d)?)$", re.MULTILINE)
 
 
 class Bucket:
@@ -61,16 +60,26 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def relayed_bytes(port: int) -> int | None:
-    """The bytes that the p2pd with its figures at this port has relayed since its start; None: it does not say. Blocks."""
+async def relayed_bytes(port: int) -> int | None:
+    """The bytes that the p2pd with its figures at this port has relayed since its start; None: it does not say.
+
+    The whole answer has ANSWER_SECONDS_MAX: the port may be another program's, which never ends its answer. With HTTP 1.0 the
+    answer ends where the connection does.
+    """
     try:
-        url = f"http://127.0.0.1:{port}/metrics"
-        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS_MAX) as answer:
-            text = answer.read(ANSWER_BYTES_MAX).decode("utf-8", errors="replace")
-    except (OSError, ValueError):
+        async with asyncio.timeout(ANSWER_SECONDS_MAX):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+                await reader.readexactly(ANSWER_BYTES_MAX)
+            finally:
+                writer.close()
+    except asyncio.IncompleteReadError as ended:
+        found = _RELAYED.search(ended.partial)
+        return None if found is None else int(float(found[1]))
+    except (OSError, TimeoutError):
         return None
-    found = _RELAYED.search(text)
-    return None if found is None else int(float(found[1]))
+    return None
 
 
 class Relaying:
@@ -83,7 +92,7 @@ class Relaying:
         turn: Callable[[bool], Awaitable[None]],
         log: Any,
         wanted: float | None = None,
-        read: Callable[[int], int | None] = relayed_bytes,
+        read: Callable[[int], Awaitable[int | None]] = relayed_bytes,
     ) -> None:
         self._port, self._turn, self._log, self._read = port, turn, log, read
         self._bucket: Bucket | None = None
@@ -135,7 +144,7 @@ class Relaying:
 
     async def _relayed_since(self, port: int | None) -> int | None:
         """Bytes since the last look; a new p2pd counts from 0."""
-        size = None if port is None else await asyncio.to_thread(self._read, port)
+        size = None if port is None else await self._read(port)
         if size is None:
             return None
         before = self._seen[1] if self._seen[0] == port else 0

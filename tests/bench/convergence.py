@@ -75,7 +75,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--held-out",
         type=int,
         default=HELD_OUT,
-        help=f"windows that are reported (default {HELD_OUT}); 0: the same, of the last 1 %% of the text",
+        help=f"windows that are reported (default {HELD_OUT})",
     )
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
 

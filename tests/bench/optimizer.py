@@ -30,7 +30,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", type=int, default=4, help="peers whose votes are applied (default 4)")
     parser.add_argument("--group-size", type=int, default=128, choices=votes.GROUP_SIZES)
     parser.add_argument(
-        "--selection", default="groups", choices=("groups", "random"), help="random: one coefficient in 16"
+        "--selection",
+        default="groups",
+        choices=("groups", "random"),
+        help="random: one coefficient in 16 (the reference keeps the default's)",
     )
     parser.add_argument("--base", default="sign", choices=get_args(BaseName), help="what moves the parameters")
     parser.add_argument("--beta2", type=float, default=0.0, help="of the private second moment (default 0: none)")

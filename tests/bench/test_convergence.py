@@ -174,7 +174,6 @@ def a_run(**change: Any) -> trial.Run:
 def test_the_three_parts_of_a_text_share_no_token_but_the_last_of_a_window() -> None:
     tokens = np.arange(4000, dtype=np.uint16)
     parts = trial.split(tokens, a_run())
-    assert parts.held_out is not None
     assert parts.held_out.shape == (24, 17)
     assert parts.validation.shape == (8, 17)
     assert int(parts.held_out[-1, -1]) == 3999, "the text's last token is held out"
@@ -193,13 +192,6 @@ def test_the_rate_is_chosen_on_one_part_and_reported_on_another() -> None:
     other = trial.Outcome(2.0, 1.0, 1, 1.0, "", held_out=2.5)
     assert chosen.badness < other.badness
     assert convergence.row(1e-3, {1e-3: chosen, 2e-3: other}, [chosen])["loss"] == 3.0
-
-
-def test_a_run_on_file_from_before_the_parts_is_still_one() -> None:
-    """docs/convergence.jsonl stays readable, and is used where `--held-out 0` asks for that way."""
-    filed = convergence.filed(Path(__file__).parents[2] / "docs" / "convergence.jsonl")
-    assert len(filed) > 100
-    assert all(outcome.reported == outcome.badness for outcome in filed.values() if outcome.held_out is None)
 
 
 def test_the_schedule_of_a_run() -> None:

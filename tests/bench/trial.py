@@ -61,8 +61,8 @@ class Run:
     validation: int
     data: str
     data_sha256: str
-    held_out: int = 0
-    """Windows that are reported. 0: those of `validation` are, in the last 1 % of the text, as until 2026-11."""
+    held_out: int
+    """Windows that are reported."""
 
     @property
     def key(self) -> str:
@@ -80,7 +80,7 @@ class Outcome:
     seconds: float
     digest: str
     held_out: float | None = None
-    """On the windows that are reported; None in runs without."""
+    """On the windows that are reported."""
 
     @property
     def ratio(self) -> float:
@@ -95,7 +95,7 @@ class Outcome:
     @property
     def reported(self) -> float:
         """What a table shows; infinite where the run diverged."""
-        return self.badness if self.held_out is None else self.held_out
+        return math.inf if self.held_out is None else self.held_out
 
 
 @dataclass(frozen=True)
@@ -105,18 +105,14 @@ class Split:
     samples: Samples
     """To train on."""
     validation: Windows
-    held_out: Windows | None
+    held_out: Windows
 
 
 def split(tokens: Tokens, run: Run) -> Split:
     """Cut the last `held_out` windows off the text, and `validation` windows before them.
 
-    Without `held_out` validation windows come from the last 1 % of the text, as many of `validation` as fit in there.
     Raises ValueError for a text whose tail would be more than a third of it.
     """
-    if not run.held_out:
-        samples = Samples(tokens, run.context, run.seed)
-        return Split(samples, samples.validation(run.validation), None)
     tail = (run.held_out + run.validation) * run.context + 1
     if 3 * tail > len(tokens):
         raise ValueError(
@@ -136,7 +132,7 @@ def train(run: Run, parts: Split, advance: Callable[[], None] = lambda: None) ->
     model = build(model_spec(run.width, run.layers, run.context), run.seed, context=run.context)
     training = METHODS[run.method].make(model, run.peers, **METHODS[run.method].settings)
     taken = [0] * run.peers
-    sent, held_out = 0.0, None
+    sent = 0.0
 
     def backward(peer: int) -> None:
         first = (taken[peer] * run.peers + peer) * run.batch
@@ -150,14 +146,12 @@ def train(run: Run, parts: Split, advance: Callable[[], None] = lambda: None) ->
             sent += training.step(backward, learning_rate(run, step))
             advance()
         value = validation_loss(model, torch.from_numpy(parts.validation))
-        if parts.held_out is not None:
-            held_out = validation_loss(model, torch.from_numpy(parts.held_out))
+        held_out = validation_loss(model, torch.from_numpy(parts.held_out))
     except ArithmeticError:  # a gradient or a momentum that is not finite
-        value = math.nan
+        value = held_out = math.nan
     seconds = round(time.perf_counter() - start, 1)
-    found = value if math.isfinite(value) and (held_out is None or math.isfinite(held_out)) else None
-    shown = held_out if found is not None else None
-    return Outcome(found, sent / run.steps, parameter_count(model), seconds, digest(model), shown)
+    losses = (value, held_out) if math.isfinite(value) and math.isfinite(held_out) else (None, None)
+    return Outcome(losses[0], sent / run.steps, parameter_count(model), seconds, digest(model), losses[1])
 
 
 def learning_rate(run: Run, step: int) -> float:

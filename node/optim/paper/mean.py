@@ -63,13 +63,13 @@ class Mean:
         return np.asarray(np.rint(np.ldexp(mean, -COARSER_BITS)))
 
     def direction(self, device: torch.device) -> Tensor:
-        """The sign of the inverse transform, in the parameter's shape: fp32 -1, 0 or 1 on `device`."""
+        """The sign of the inverse transform, in the parameter's shape: int8 -1, 0 or 1 on `device`."""
         cut = self._cut
         where = torch.device("cpu") if device.type == "mps" else device  # Metal has no fp64
         chunks = torch.from_numpy(self.coefficients()).to(where).view(cut.chunks, cut.high, cut.wide)
         down, across = basis(cut.high).to(where), basis(cut.wide).to(where)
         rows = torch.matmul(down.T, chunks).mul_(2.0**-BASIS_BITS).round_()
-        return cut.merge(torch.matmul(rows, across).sign_().to(torch.float32)).to(device)
+        return cut.merge(torch.matmul(rows, across).sign_().to(torch.int8)).to(device)
 
 
 @cache
@@ -89,7 +89,7 @@ def basis(side: int) -> Tensor:
 
 
 def directions(cuts: Iterable[Cut], votes: Iterable[Iterable[Spoken]], device: torch.device) -> list[Tensor]:
-    """The direction of every tensor, from every peer's votes for each: int8, a byte a parameter.
+    """The direction of every tensor, from every peer's votes for each.
 
     `votes` may be generators: the votes of one tensor are gone before those of the next are asked for.
     """
@@ -98,7 +98,7 @@ def directions(cuts: Iterable[Cut], votes: Iterable[Iterable[Spoken]], device: t
         mean = Mean(cut)
         for peer in peers:
             mean.add(next(peer))
-        found.append(mean.direction(device).to(torch.int8))
+        found.append(mean.direction(device))
     return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.overlay import relaying
 from node.overlay.relaying import BUCKET_SECONDS, SILENT_SECONDS, Bucket, Relaying, relayed_bytes
 from protos.identity import peer_id
 from tests.unit.node.holders import BLOB, LIAR, ONE, OTHER, SHA256, fetching, honest
@@ -36,13 +39,20 @@ def test_a_bucket_that_is_empty_opens_when_it_is_full_again() -> None:
     assert not Bucket(0.0, 0.0).take(0, 1.0)
 
 
+def answering(told: Mapping[int, int | None]) -> Callable[[int], Awaitable[int | None]]:
+    async def read(port: int) -> int | None:
+        return told[port]
+
+    return read
+
+
 async def test_a_new_daemon_counts_from_nothing_and_the_limit_changes_while_it_runs() -> None:
     told, turns, at = {1: 0, 2: 0}, [], [1]
 
     async def turn(on: bool) -> None:
         turns.append(on)
 
-    relaying = Relaying(lambda: at[0], turn, structlog.get_logger(), None, told.get)
+    relaying = Relaying(lambda: at[0], turn, structlog.get_logger(), None, answering(told))
     await relaying.look(0.0)
     told[1] = 5000
     await relaying.look(1.0)
@@ -72,7 +82,7 @@ async def test_where_bytes_are_bounded_a_silent_daemon_relays_no_more_until_a_ne
         turns.append(on)
         at[0] = 2
 
-    relaying = Relaying(lambda: at[0], turn, structlog.get_logger(), None, told.get)
+    relaying = Relaying(lambda: at[0], turn, structlog.get_logger(), None, answering(told))
     for now in (0.0, SILENT_SECONDS, 2 * SILENT_SECONDS):
         await relaying.look(now)
     assert turns == []  # without a limit there is none to keep
@@ -92,16 +102,50 @@ async def test_a_daemon_that_answers_within_the_bound_is_not_silent() -> None:
     async def turn(on: bool) -> None:
         turns.append(on)
 
-    relaying = Relaying(lambda: 1, turn, structlog.get_logger(), 10.0, lambda port: next(answers))
+    async def read(port: int) -> int | None:
+        return next(answers)
+
+    relaying = Relaying(lambda: 1, turn, structlog.get_logger(), 10.0, read)
     for look in range(5):
         await relaying.look(look * (SILENT_SECONDS - 1))
     assert turns == []
 
 
+async def test_a_program_that_never_ends_its_answer_says_nothing() -> None:
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(ConnectionError):
+            while True:
+                writer.write(b"libp2p_relaysvc_data_transferred_bytes_total 0\n")
+                await writer.drain()
+                await asyncio.sleep(0.1)
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server, asyncio.timeout(60):
+        assert await relayed_bytes(server.sockets[0].getsockname()[1]) is None
+
+
+async def test_a_real_daemon_whose_port_another_program_has_ends_its_relaying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        monkeypatch.setattr(relaying, "free_port", lambda: server.sockets[0].getsockname()[1])
+        async with hosts(tmp_path, 1) as (ada,):
+            ada._daemon.prefer(reachability="public")
+            before = ada.p2p._child.pid
+            ada.relaying.limit(1000.0)
+            await ada.relaying.look(0.0)
+            await ada.relaying.look(SILENT_SECONDS)
+            assert not ada.finder.relays_for_others
+            assert ada.p2p._child.pid != before
+            assert b"-relayService=0" in Path(f"/proc/{ada.p2p._child.pid}/cmdline").read_bytes()
+
+
 async def first_figures(port: int) -> int | None:
     """p2pd says that it is ready, and opens the port of its figures then."""
     for _ in range(200):
-        if (told := await asyncio.to_thread(relayed_bytes, port)) is not None:
+        if (told := await relayed_bytes(port)) is not None:
             return told
         await asyncio.sleep(0.1)
     return None
@@ -112,6 +156,8 @@ async def test_a_real_daemon_tells_what_it_relays(tmp_path: Path) -> None:
         port = ada._daemon.figures_port
         assert port is not None
         assert await first_figures(port) == 0
+        ada._daemon.prefer(reachability="public")
+        assert ada.finder.relays_for_others
         before = ada.p2p._child.pid
         await ada._relay(False)
         assert ada._daemon.figures_port is None

@@ -345,4 +345,4 @@ def test_only_one_tensor_s_votes_are_decoded_at_a_time() -> None:
         mean = Mean(cut)
         for seed in (2, 0, 1):
             mean.add(list(FORM.decode(encoded(seed), 4))[index])
-        assert torch.equal(found[index].to(torch.float32), mean.direction(torch.device("cpu")))
+        assert torch.equal(found[index], mean.direction(torch.device("cpu")))
