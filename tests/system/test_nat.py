@@ -16,7 +16,15 @@ import pytest
 
 from protos.identity import Identity
 from protos.invite import Invite
-from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, Process, digests_by_step, processes_with, wait_for
+from tests.system.local_swarm import (
+    PLAIN_MODEL,
+    TINY_MODEL,
+    LocalSwarm,
+    Process,
+    digests_by_step,
+    processes_with,
+    wait_for,
+)
 from tests.system.netns import HOMES, PUBLIC, Internet, NotHereError, ipv6_of
 
 pytestmark = [pytest.mark.system, pytest.mark.netns, pytest.mark.timeout(240)]
@@ -399,10 +407,10 @@ def test_a_relay_keeps_to_what_its_owner_gives(internet: Internet, tmp_path: Pat
 @pytest.mark.nightly
 def test_votes_follow_the_uplink(internet: Internet, tmp_path: Path) -> None:
     """A home that sends 1 Mbit/s ends up with small votes, a public peer with large ones; they count alike."""
-    wide = RUN.replace("hidden_size = 64", "hidden_size = 256").replace(
-        "intermediate_size = 128", "intermediate_size = 512"
-    )
-    assert wide != RUN
+    llama = TINY_MODEL.replace("hidden_size = 64", "hidden_size = 256")
+    wide = RUN.replace(PLAIN_MODEL, llama.replace("intermediate_size = 128", "intermediate_size = 512"))
+    assert "hidden_size = 256" in wide
+    assert "intermediate_size = 512" in wide
     internet.shape("nat1", 1000)
     swarm = NatSwarm(tmp_path, internet, min_peers=2, run=wide)
     try:
