@@ -24,6 +24,7 @@ from node.optim.backends.family import Family
 from node.optim.base import Base, BaseConfig, is_table
 from node.optim.exact import transforms
 from node.optim.exact.transforms import Transform
+from node.optim.laid_out import LaidOut
 from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
 from node.optim.nesterov import Nesterov
 from node.optim.saved import check_state, private_state
@@ -35,6 +36,7 @@ from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format, Selection
 from node.optim.votes.places import Draw
 from node.optim.votes.values import GRIDS
+from node.optim.voting import ParameterState, Voting, by_parameter, tensors_of
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,15 @@ class DeMoConfig:
     refused: Literal["restore", "drop"] = "restore"
     """`restore`: votes that were not accepted stay in the momentum. `drop`: they leave it as accepted votes do."""
     base: BaseConfig = BaseConfig()  # noqa: RUF009 - frozen
-    """The rule that moves the parameters, given the aggregate."""
+    """The rule that moves the parameters, given the aggregate. A name stands for that base with its defaults."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.base, str):
+            object.__setattr__(self, "base", BaseConfig(self.base))
         if not isinstance(self.base, BaseConfig):
             raise TypeError(
-                f'base {self.base!r} is no BaseConfig: write BaseConfig("muon"), or base.given(name, function) for a '
-                "function of your own"
+                f'base {self.base!r} is no base: write a name such as "muon", BaseConfig("muon", momentum=0.9), or '
+                "base.given(name, function) for a function of your own"
             )
         self.form.votes_a_chunk(self.size)
         if not 0 <= self.beta < 1:
@@ -165,7 +169,7 @@ SIZE_KEYS = {"groups": "group_size", "topk": "top_k", "random": "one_in", "strid
 """The setting that says how large the votes of a selection are; `full` has none."""
 
 
-class DeMo:
+class DeMo(Voting):
     """The optimizer's state between steps: fp32 momentum `[chunks, 64, 64]`, and votes that the log has not judged.
 
     A step is `propose` (own gradient to own votes), then, once the log has spoken, `settle` (were they accepted?) and
@@ -180,6 +184,7 @@ class DeMo:
         shapes = ((name, tuple(tensor.shape)) for name, tensor in named)
         self.layout = Layout.of_shapes(shapes, kinds_of(source) if kinds is None else kinds)
         self.parameters = [tensor for _, tensor in named]
+        self._laid_out = LaidOut(named)
         self._device = self.parameters[0].device
         self._momentum = self.layout.empty(self._device).zero_()
         self._transform = config.made_transform()
@@ -194,20 +199,6 @@ class DeMo:
         self._second = SecondMoment(self.parameters, config.beta2, compiled=compiled) if config.beta2 else None
         self._nesterov = Nesterov(self.parameters, config.nesterov) if config.nesterov else None
         self._step = self._proposed = 0  # of the last entry that was applied, and of the last votes
-
-    @property
-    def form(self) -> Format:
-        """The format of payloads."""
-        return self.config.form
-
-    @property
-    def size(self) -> int:
-        """This peer's group size or k, for its next votes."""
-        return self.config.size
-
-    @size.setter
-    def size(self, size: int) -> None:
-        self.config = self.config.with_size(size)
 
     @property
     def momentum(self) -> Tensor:
@@ -230,22 +221,19 @@ class DeMo:
         """The backend that makes the votes and, for the default method, applies them: "numba", "torch" or "triton"."""
         return self._backend.name
 
-    @property
-    def pending(self) -> bool:
-        """Whether votes are out that `settle` has not been told about."""
-        return self._pending is not None
-
     @torch.no_grad()
     def propose(self, lr: float, step: int | None = None) -> Votes:
         """Take the gradients from `.grad` (None counts as zero) into the momentum and vote for its largest entries.
 
         `lr` is exact in fp32; `step` is the log's, by default the one after the last applied. The votes stay in the momentum
-        until `settle`, which must come before the next `propose`. Raises `NonFiniteGradient` or `ValueError` before anything
-        is changed, and `votes.NotANumber` once the momentum itself has overflowed. Leaves `.grad` alone, unless there is a
-        second moment (numba's kernels leave it alone then, too) or a Nesterov momentum.
+        until `settle`, which must come before the next `propose`. Raises `NonFiniteGradient`, or `ValueError` if a parameter or
+        its gradient is not what was laid out, before anything is changed, and `votes.NotANumber` once the momentum itself has
+        overflowed. Leaves `.grad` alone, unless there is a second moment (numba's kernels leave it alone then, too) or a
+        Nesterov momentum.
         """
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
+        self.check_parameters()
         gradients = [dense(parameter.grad) for parameter in self.parameters]
         norm = self._backend.norm(gradients)
         if not math.isfinite(norm):
@@ -337,6 +325,7 @@ class DeMo:
         touched.
         """
         lr = exact_float32(lr)
+        self._laid_out.check_parameters()
         parameters = [parameter.detach() for parameter in self.parameters]
         step = self._step + 1 if step is None else step
         self._at(step).apply(contributions, parameters, lr, self.config.decays(self.layout))
@@ -346,6 +335,17 @@ class DeMo:
     def _method(self) -> str:
         """As `DeMoConfig.method`."""
         return self.config.method(self._transform)
+
+    def parameter_state(self) -> list[ParameterState]:
+        """The live tensors of each parameter; see `by_parameter`."""
+        assert self._pending is None, "settle the last votes first"
+        return by_parameter(self.layout, self._momentum, *tensors_of(self._second, self._nesterov), self.base_state)
+
+    def resume(self, pending: None, second_counts: list[int] | None, steps: tuple[int, int]) -> None:
+        """Take over what belongs to `parameter_state` beside tensors; as `ShardedDeMo.resume`, without open votes."""
+        self._step, self._proposed = steps
+        if self._second is not None and second_counts is not None:
+            self._second.counts = list(second_counts)
 
     def state_dict(self) -> dict[str, Any]:
         """The private state: momentum, pending votes (or None) with their size, and the layout's digest.

@@ -17,6 +17,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from node.optim.laid_out import fault_of
+
 CHUNK_SIDE = 64
 """Side of a chunk; DeMo's default (arXiv 2411.19870, section 4). The wire format and the exactness proof assume it."""
 
@@ -46,10 +48,10 @@ def trainable_tensors(source: Source) -> list[tuple[str, Tensor]]:
     """`named_tensors`, of which there is one: all contiguous fp32, on one device. Raises ValueError."""
     named = named_tensors(source)
     if not any(tensor.numel() for _, tensor in named):
-        raise ValueError("no parameter to train")
+        raise ValueError("no parameter to train: all are frozen (requires_grad is False) or empty")
     for name, tensor in named:
-        if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device != named[0][1].device:
-            raise ValueError(f"parameter {name} is not contiguous fp32 on {named[0][1].device}")
+        if fault := fault_of(tensor, named[0][1].device):
+            raise ValueError(f"parameter {name} {fault}")
     return named
 
 

@@ -50,13 +50,27 @@ class LocalSteps:
         first = self.parameters[0]
         self._group = first.device_mesh.get_group() if is_dtensor(first) else None
         self._own = [local_part(parameter).detach() for parameter in self.parameters]  # the same memory
+        self._fused = first.device.type in {"cpu", "cuda"}
         self._adamw = torch.optim.AdamW(
             self._own,
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
-            fused=first.device.type in {"cpu", "cuda"},
+            fused=self._fused,
         )
+
+    def buffers(self) -> list[tuple[Tensor, dict[str, Tensor]]]:
+        """Each parameter with AdamW's live buffers: `exp_avg` and `exp_avg_sq` of this rank's rows, and `step`.
+
+        Without a call, AdamW makes them in its first step.
+        """
+        for own in self._own:
+            if own not in self._adamw.state:
+                step = torch.zeros((), dtype=torch.float32, device=own.device if self._fused else "cpu")
+                fresh = {"step": step, "exp_avg": torch.zeros_like(own), "exp_avg_sq": torch.zeros_like(own)}
+                self._adamw.state[own] = fresh
+        pairs = zip(self.parameters, self._own, strict=True)
+        return [(parameter, dict(self._adamw.state[own])) for parameter, own in pairs]
 
     @property
     def borrowed(self) -> bool:
@@ -71,8 +85,10 @@ class LocalSteps:
 
     @torch.no_grad()
     def borrow(self) -> None:
-        """Remember the replicated parameters."""
+        """Remember the replicated parameters. Between two rounds a parameter may have got other memory."""
         assert self._start is None, "they are borrowed already"
+        for own, parameter in zip(self._own, self.parameters, strict=True):
+            own.data = local_part(parameter).detach()
         self._start = [own.clone() for own in self._own]
 
     @torch.no_grad()

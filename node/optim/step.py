@@ -50,10 +50,15 @@ def as_tensor(payload: bytes, device: torch.device) -> Tensor:
     return torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
 
 
+def rounded_rate(value: float | Tensor) -> float:
+    """A learning rate as fp32 has it; infinite if it is too large."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(float(value)))
+
+
 def exact_float32(value: float) -> float:
     """`value`, which must be finite and exact in fp32 (it travels as 32 bits). Raises `ValueError` otherwise."""
-    with np.errstate(over="ignore"):
-        rounded = float(np.float32(value))
+    rounded = rounded_rate(value)
     if not math.isfinite(value) or rounded != value:
         raise ValueError(f"learning rate {value!r} is not an fp32 value; round it first with float(numpy.float32(...))")
     return float(value)

@@ -1,20 +1,18 @@
 """DeMo as a `torch.optim.Optimizer`: the same maths in an existing training script, no swarm needed.
 
-With a `torch.distributed` process group every rank votes and applies everybody's votes: one `all_gather` of one uint8 tensor a
-step, gloo or nccl. Without one it trains alone on its own votes. The optimizer refuses to average gradients: do not wrap the
-model in `DistributedDataParallel`, and start all ranks from the same weights.
+With torch.distributed every rank votes and applies everybody's votes: one `all_gather` of uint8 a step, gloo or nccl. The
+optimizer refuses to average gradients: do not wrap the model in `DistributedDataParallel`, and start all ranks from the same
+weights. Each step looks whether parameters and state are what they were, and whether all ranks make the same step.
 """
 
 from __future__ import annotations
 
-import struct
-import warnings
+import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Literal, overload
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -23,18 +21,35 @@ import torch.distributed as dist
 # A group that outlives that call can abort the process at exit (gloo, torch 2.13).
 import torch.distributed.nn.functional
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from node.optim.demo import DeMo, DeMoConfig
+from node.optim.demo import DeMoConfig
 from node.optim.digest import state_digest
+from node.optim.exchange import (
+    PARAMETERS,
+    Exchange,
+    ExchangeFailed,
+    MomentumLost,
+    Part,
+    RanksDiffer,
+    ReplicasDiffer,
+    Taking,
+    check_parts,
+)
+from node.optim.given_groups import OF_A_GROUP, check_known, check_paper, settings_digest
+from node.optim.gradient_scaler import unscale
 from node.optim.layout import kinds_of
 from node.optim.local import LocalConfig, LocalSteps
-from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.optimizer_state import Whose
+from node.optim.paper.demo import PaperConfig
+from node.optim.parameter_groups import ParameterGroups, Settings, trained
+from node.optim.process_group import group_of, weak_group
 from node.optim.sharded.demo import ShardedDeMo
-from node.optim.sharded.rows import is_sharded
-from node.optim.step import NonFiniteGradient
-from node.optim.tables import is_named_table
+from node.optim.step import NonFiniteGradient, rounded_rate
 from node.optim.votes import groups as votes
-from node.optim.votes.places import SCHEMES
+from node.optim.wrapped import check_different, check_unwrapped
+
+__all__ = ["DeMoOptimizer", "ExchangeFailed", "MomentumLost", "RanksDiffer", "ReplicasDiffer"]
 
 SETTINGS = {field.name for field in fields(DeMoConfig)} - {
     "beta", "beta2", "weight_decay", "group_size", "clip_norm", "refused", "seed"
@@ -42,26 +57,15 @@ SETTINGS = {field.name for field in fields(DeMoConfig)} - {
 """Fields of `DeMoConfig` that `DeMoOptimizer` takes as keywords of that name. No votes are refused here."""
 
 SEED_BYTES = 8
-_LOST = 2**64 - 1
-"""Instead of a length: this rank's momentum is no number any more."""
 
 
-class ReplicasDiffer(RuntimeError):  # noqa: N818
-    """The ranks hold different parameters, so that equal updates cannot make them equal. The operator's fault."""
-
-
-class MomentumLost(RuntimeError):  # noqa: N818
-    """A rank's momentum is not a number, so that it will never vote again. Raised on every rank, in the same step."""
-
-
-class DeMoOptimizer(torch.optim.Optimizer):
+class DeMoOptimizer(ParameterGroups, Joinable):
     """Updates from the votes of all ranks; see `node.optim.demo`.
 
     `params` as for any torch optimizer, or a module: fp32, contiguous, on one device. Groups may set their own `lr`,
     `beta`, `weight_decay`, `group_size` and `clip_norm` (the norm is that of the group), all ranks the same. `lr` is rounded to
-    fp32 at each step, so any scheduler works; `beta` is the group's `momentum`, which OneCycleLR cycles. Without
-    `process_group` the rank trains alone, whether or not torch.distributed is initialised (pass
-    `torch.distributed.group.WORLD` for all ranks).
+    fp32 at each step, so any scheduler works; `beta` is the group's `momentum`, which OneCycleLR cycles. `process_group` None
+    means all ranks (torch.distributed.group.WORLD), as everywhere in torch. `alone` trains a rank on its own votes.
 
     `settings` are the other fields of `DeMoConfig` (`decay`, `selection`, `top_k`, `one_in`, `values`, `transform`,
     `magnitudes`, `nesterov`, `base`), the same for all groups and ranks. The defaults are a run's; `beta2` None is 0.99, and 0
@@ -79,10 +83,17 @@ class DeMoOptimizer(torch.optim.Optimizer):
     All ranks that share parameters after `fully_shard` (FSDP2) vote for them once (`sharded`). Then `process_group` has one
     rank of each peer: `mesh["peer"].get_group()` of a mesh with a dimension for peers and one for shards.
 
-    A rank whose gradient is not finite abstains and applies the others' votes, so that replicas stay equal. `abstentions`
-    counts such steps; a GradScaler skips them, too. The first step with a group compares the parameters of all ranks
-    once and raises `ReplicasDiffer`. A rank whose momentum is not a number ends all ranks with `MomentumLost`.
+    A rank whose gradient is not finite, or that has none, abstains and applies the others' votes, so that replicas stay equal.
+    `abstentions` counts such steps. A GradScaler works: `step` divides by its scale, and abstains if it found an infinity. A
+    rank without a batch leaves with torch's `Join([optimizer])`.
+
+    Every step raises on all ranks, before anything is applied: `ValueError` if a parameter, a gradient or the state is not what
+    it was, with its name (on other ranks `RanksDiffer`); `RanksDiffer` if ranks are in different steps or have different
+    settings; `ReplicasDiffer` if they start from different parameters; `MomentumLost` if a rank's momentum is not a number.
     """
+
+    _step_supports_amp_scaling = True
+    """A GradScaler then always calls `step`, with `found_inf` and `grad_scale`, and skips no exchange."""
 
     def __init__(
         self,
@@ -97,84 +108,100 @@ class DeMoOptimizer(torch.optim.Optimizer):
         group_size: int = DeMoConfig.group_size,
         clip_norm: float | None = DeMoConfig.clip_norm,
         process_group: dist.ProcessGroup | None = None,
+        alone: bool = False,
         local: LocalConfig | None = None,
         seed: int = 0,
         **settings: Any,
     ) -> None:
         if lr < 0:
             raise ValueError(f"learning rate {lr} is negative")
+        if alone and process_group is not None:
+            raise ValueError("alone=True trains without other ranks: give it, or process_group, not both")
         paper = method == "paper"
         if paper:
-            _check_paper(beta2, group_size, local, settings)
+            check_paper(beta2, group_size, local, settings)
         elif method != "demo" or chunk != PaperConfig.chunk:
             raise ValueError(f"method {method!r} with chunk {chunk}: methods are demo, with chunks of 64, and paper")
         if unknown := settings.keys() - SETTINGS:
             raise TypeError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(sorted(SETTINGS))}")
+        if isinstance(params, nn.Module):
+            check_unwrapped(params)
         default = 0.0 if settings.get("magnitudes") or settings.get("nesterov") else 0.99
         demo = {"beta2": default if beta2 is None else beta2, "seed": seed.to_bytes(SEED_BYTES, "big", signed=True)}
         own = {"chunk": chunk} if paper else demo
-        self._paper, self._settings = paper, {**own, **settings}
-        self._kinds = kinds_of(params) if isinstance(params, nn.Module) else {}
-        self._kinds_known = isinstance(params, nn.Module)
-        self._local_config = local if local is not None and local.steps > 1 else None
-        if self._local_config is not None and not settings.get("magnitudes"):
+        if local is not None and local.steps > 1 and not settings.get("magnitudes"):
             raise ValueError(
                 "local steps need `magnitudes = true` and base sgd: how far a peer went is the update's size"
             )
-        self._local: LocalSteps | None = None
-        self._local_done = 0
-        self.abstentions = 0
-        self._demos: list[DeMo | ShardedDeMo | PaperDeMo] = []
+        module = params if isinstance(params, nn.Module) else None
+        same = Settings(
+            paper, {**own, **settings}, kinds={} if module is None else kinds_of(module), kinds_known=module is not None,
+            local=local if local is not None and local.steps > 1 else None,
+        )  # fmt: skip
+        self._alone, self.abstentions = alone, 0
         # Weak: a group that outlives `destroy_process_group` aborts the process at exit (gloo, torch 2.13).
-        self._process_group = None if process_group is None else weakref.ref(process_group)
-        self._compared = process_group is None
+        self._group = weak_group(process_group)
+        self._module = None if module is None else weakref.ref(module)
         beta = (PaperConfig.beta if paper else 0.95) if beta is None else beta
-        options = {"momentum": beta, "weight_decay": weight_decay, "group_size": group_size, "clip_norm": clip_norm}
-        given: Any = list(params.named_parameters()) if isinstance(params, nn.Module) else params
-        super().__init__(given, {"lr": lr, **options})
+        options = {
+            "lr": lr,
+            "momentum": beta,
+            "weight_decay": weight_decay,
+            "group_size": group_size,
+            "clip_norm": clip_norm,
+        }
+        super().__init__(params if module is None else list(module.named_parameters()), options, same)
+        self._connect()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(_renamed(param_group))
-        group = self.param_groups[-1]
-        try:
-            self._demos.append(self._made(group))
-        except ValueError:
-            del self.param_groups[-1]
-            raise
-        if self._local_config is not None:
-            assert not self._local_done, "parameters may be added between rounds of local steps"
-            self._local = LocalSteps([p for demo in self._demos for p in demo.parameters], self._local_config)
+    def _begin(self) -> None:
+        super()._begin()
+        Joinable.__init__(self)
+        self._fault: ValueError | None = None
+        self._exchange: Exchange | None = None
 
-    def _made(self, group: dict[str, Any]) -> DeMo | ShardedDeMo | PaperDeMo:
-        """The optimizer of one group of parameters. Raises `ValueError`."""
-        config, sharded = self._config(group), is_sharded(group["params"])
-        names = group.get("param_names") or [str(index) for index in range(len(group["params"]))]
-        named = list(zip(names, group["params"], strict=True))
-        if isinstance(config, PaperConfig):
-            if sharded:
-                raise ValueError("method paper works on one device, and the parameters are sharded: use method demo")
-            return PaperDeMo(named, config, self._kinds)
-        if not group.get("param_names") and (config.base.name == "muon" or config.decay == "matrices"):
-            raise ValueError(
-                'base muon and decay="matrices" treat embeddings and heads apart, which parameters without names do not tell: '
-                "give the module, DeMoOptimizer(model, ...)"
-            )
-        if config.base.name == "muon" and not self._kinds_known:
-            _warn_of_stacks(named, config.base.muon_except)
-        return (ShardedDeMo if sharded else DeMo)(named, config, self._kinds)
+    def _connect(self) -> None:
+        """Find the ranks that vote, once torch.distributed knows them. Raises `ValueError` or `RuntimeError`."""
+        if self._exchange is not None:
+            return
+        sharded = self._sharded
+        group = None if self._alone else group_of(self._group, sharded)
+        place = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        shard = (0, 1) if sharded is None else (sharded.rank, sharded.ranks)
+        whose = Whose(*place, *shard)
+        if whose != self._whose:
+            if self._steps:
+                raise RuntimeError(
+                    f"this optimizer was copied from rank {self._whose.rank} of {self._whose.ranks}, and this is rank "
+                    f"{whose.rank} of {whose.ranks}: make a new one, and load the state that this rank saved"
+                )
+            self._whose = whose
+            self._show()
+        if group is not None:
+            inner = None if sharded is None else sharded.group
+            self._exchange = Exchange(group, lambda: self.join_device, inner)
 
     @property
-    def exchanged(self) -> bool:
-        """Whether the parameters are the replicated ones: always, without local steps."""
-        return self._local_done == 0
+    def _sharded(self) -> ShardedDeMo | None:
+        return next((voter for voter in self._demos if isinstance(voter, ShardedDeMo)), None)
 
-    def _config(self, group: dict[str, Any]) -> DeMoConfig | PaperConfig:
-        own = {name: group[name] for name in ("weight_decay", "clip_norm")} | {"beta": group["momentum"]}
-        if self._paper:
-            return PaperConfig(**own, **self._settings)
-        if self._local_config is not None:
-            own["clip_norm"] = None  # local steps clip their own gradients
-        return DeMoConfig(**own, group_size=group["group_size"], **self._settings)
+    def __getstate__(self) -> dict[str, Any]:
+        if self._group is not None:
+            raise TypeError(
+                "a process group cannot be pickled: save optimizer.state_dict(), or leave process_group out"
+            )
+        return {**super().__getstate__(), "_alone": self._alone, "abstentions": self.abstentions}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "settings" in state:
+            self._group = self._module = None
+        super().__setstate__(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeMoOptimizer:
+        copied: DeMoOptimizer = super().__deepcopy__(memo)
+        copied._group, copied._alone, copied.abstentions = self._group, self._alone, self.abstentions
+        return copied
+
+    # ---- a step -----------------------------------------------------------------------------------------------------
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -184,7 +211,7 @@ class DeMoOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Vote with the gradients in `.grad`, exchange, apply. A collective call if there is a process group.
+        """Vote with the gradients in `.grad`, exchange, apply. A collective call if there are other ranks.
 
         With local steps, only the last of a round is collective; the others move this rank's parameters alone.
         """
@@ -192,178 +219,170 @@ class DeMoOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self._compared:
-            self._compare()
-        if self._local is not None and not self._step_locally(self._local):
-            return loss
-        rates = [float(np.float32(float(group["lr"]))) for group in self.param_groups]
-        everybodys = self._everybodys([self._vote(index, lr) for index, lr in enumerate(rates)])
-        for index, (demo, lr) in enumerate(zip(self._demos, rates, strict=True)):
-            spoken = (theirs[index] for theirs in everybodys)
-            demo.apply([(demo.size, payload) for payload in spoken if payload], lr)
+        self._connect()
+        self._fault = self._fault or self._found_fault()
+        found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        inner = None if self._sharded is None else self._sharded.group
+        skipped = self._fault is None and not unscale(found, scale, trained(self._demos), inner)
+        self.abstentions += skipped
+        if self._local is not None:
+            if not self._step_locally(self._local, skipped):
+                return loss
+            skipped = False
+        Join.notify_join_context(self)
+        self._finish(self._part(skipped))
         return loss
 
-    def _step_locally(self, local: LocalSteps) -> bool:
+    def _found_fault(self) -> ValueError | None:
+        """What is not as it was when the optimizer was made. The ranks of a sharded peer find the same."""
+        fault = None
+        try:
+            self._check_groups()
+            self._check_module()
+            for voter, group in zip(self._demos, self.param_groups, strict=True):
+                voter.check_parameters()
+                voter.config = self.settings.config(group)
+            assert self._live is not None
+            self._live.check_shown(self.state)
+        except ValueError as error:
+            fault = error
+        if self._sharded is not None:
+            words: list[str | None] = [None] * self._sharded.ranks
+            dist.all_gather_object(words, None if fault is None else str(fault), group=self._sharded.group)
+            theirs = next((word for word in words if word is not None), None)
+            fault = fault or (None if theirs is None else ValueError(theirs))
+        return fault
+
+    def _check_module(self) -> None:
+        """Raises `ValueError` for a parameter of the module that is trained and has no place: it came, or was exchanged."""
+        module = None if self._module is None else self._module()
+        if module is not None and any(p.requires_grad and id(p) not in self._known for p in module.parameters()):
+            check_known(module.named_parameters(), self._known)
+
+    def _step_locally(self, local: LocalSteps, skipped: bool) -> bool:
         """One local step; True after the last of a round, with what the round came to in `.grad`.
 
-        A step whose gradient is not finite is left out, as a GradScaler does.
+        A step whose gradient is not finite is left out.
         """
-        if not local.borrowed:
+        if self._fault is None and not local.borrowed:
             local.borrow()
         try:
-            local.step()
+            if self._fault is None and not skipped:
+                local.step()
         except NonFiniteGradient:
             self.abstentions += 1
         self._local_done = (self._local_done + 1) % local.config.steps
-        if not self._local_done:
+        if not self._local_done and local.borrowed:
             local.give_back()
         return not self._local_done
 
-    def _vote(self, index: int, lr: float) -> bytes | None:
-        """This rank's votes for a group of parameters; none (empty) if it abstains, None if its momentum is lost."""
-        demo = self._demos[index]
-        demo.config = self._config(self.param_groups[index])
-        try:
-            payload = demo.propose(lr).payload
-        except NonFiniteGradient:
+    def _part(self, skipped: bool) -> Part:
+        """This rank's part of the exchange. Its votes stay open until all ranks have been heard."""
+        step, rates = self._steps + 1, [rounded_rate(group["lr"]) for group in self.param_groups]
+        if self._fault is None and not all(map(math.isfinite, rates)):
+            self._fault = ValueError(f"learning rates {rates}: not all are finite")
+        if self._fault is not None:
+            return Part(step, {"reason": str(self._fault)}, [], Taking.REFUSED)
+        terms = self._terms(rates)
+        if skipped:
+            return Part(step, terms, [b""] * len(self._demos))
+        if all(parameter.grad is None for parameter in trained(self._demos)):
             self.abstentions += 1
-            return b""
-        except votes.NotANumber:  # all ranks are told: otherwise they wait in the exchange for ever
-            return None
-        demo.settle(accepted=True)
-        return payload
+            return Part(step, terms, [b""] * len(self._demos))
+        payloads = []
+        for voter, lr in zip(self._demos, rates, strict=True):
+            try:
+                payloads.append(voter.propose(lr, step).payload)
+            except NonFiniteGradient:
+                self.abstentions += 1
+                payloads.append(b"")
+            except votes.NotANumber:  # all ranks are told: otherwise they wait in the exchange for ever
+                return Part(step, terms, [], Taking.LOST)
+        return Part(step, terms, payloads)
 
-    def _everybodys(self, mine: list[bytes | None]) -> list[list[bytes]]:
-        """Every peer's payloads, one for each group of parameters. Raises `MomentumLost`, on every rank alike.
+    def _terms(self, rates: list[float]) -> dict[str, Any]:
+        """What all ranks have to have in this step; at first the parameters, too."""
+        groups = self.param_groups
+        terms = {f"{name} of group {i}": group[name] for i, group in enumerate(groups) for name in OF_A_GROUP[1:]}
+        terms |= {f"lr of group {index}": rate for index, rate in enumerate(rates)}
+        if not self._compared:
+            terms["the layout or the settings"] = settings_digest(self.settings.values, groups)
+            own = b"".join(voter.layout.digest() + state_digest(voter.replicated) for voter in self._demos)
+            terms[PARAMETERS] = own.hex()
+        return terms
 
-        The first exchange has the lengths, and as much as payloads have without a silent vote. If a payload is longer, a
-        second exchange has the rest: all ranks know its length from the first.
-        """
-        rooms = [demo.form.body_bytes(demo.layout.chunks, demo.size) for demo in self._demos]
-        shape = struct.Struct(f"<{len(rooms)}Q")
-        front = shape.pack(*(_LOST if payload is None else len(payload) for payload in mine))
-        pairs = [(payload or b"", room) for payload, room in zip(mine, rooms, strict=True)]
-        ballots = self._exchange(front + b"".join(payload[:room].ljust(room, b"\0") for payload, room in pairs))
-        lengths = [shape.unpack_from(ballot) for ballot in ballots]
-        for rank, own in enumerate(lengths):
-            if _LOST in own:  # before anything is applied
-                raise MomentumLost(f"the momentum of rank {rank} is not a number; load the state that it saved last")
-        beyond = [[max(0, length - room) for length, room in zip(own, rooms, strict=True)] for own in lengths]
-        tails = [b""] * len(ballots)
-        if longest := max(map(sum, beyond)):
-            tails = self._exchange(b"".join(payload[room:] for payload, room in pairs).ljust(longest, b"\0"))
-        found = []
-        for ballot, own, tail in zip(ballots, lengths, tails, strict=True):
-            payloads, at, behind = [], shape.size, 0
-            for length, room in zip(own, rooms, strict=True):
-                more = max(0, length - room)
-                payloads.append(ballot[at : at + min(length, room)] + tail[behind : behind + more])
-                at, behind = at + room, behind + more
-            found.append(payloads)
-        return found
+    def _finish(self, mine: Part) -> None:
+        """Exchange this rank's part, and apply everybody's. Votes that were not exchanged go back into the momentum."""
+        accepted = False
+        try:
+            parts = [mine] if self._exchange is None else self._exchange.parts(mine)
+            if self._fault is not None:
+                raise self._fault
+            terms = check_parts(parts)
+            if not self._compared:
+                said = [part.payloads for part in parts if part.taking is Taking.VOTES]
+                check_different(said, trained(self._demos))
+            accepted = True
+        finally:
+            self._fault = None
+            for voter in self._demos:
+                if voter.pending:
+                    voter.settle(accepted)
+        if mine.taking is Taking.LEFT:
+            self._follow(terms)
+        self._compared, self._steps = True, mine.step
+        if any(payload for part in parts for payload in part.payloads):
+            for index, voter in enumerate(self._demos):
+                spoken = (part.payloads[index] for part in parts if part.payloads)
+                lr = float(terms[f"lr of group {index}"])
+                voter.apply([(voter.size, payload) for payload in spoken if payload], lr, mine.step)
+        assert self._live is not None
+        self._live.count(self._steps)
 
-    def _exchange(self, ballot: bytes) -> list[bytes]:
-        """Every peer's ballot, in the order of ranks; all have one length. One rank of a sharded peer asks for all."""
-        inner = next((demo.group for demo in self._demos if isinstance(demo, ShardedDeMo)), None)
-        if inner is None:
-            return self._gather(ballot)
-        box = [self._gather(ballot) if dist.get_rank(inner) == 0 else []]
-        dist.broadcast_object_list(box, group=inner, group_src=0)
-        return box[0]
+    # ---- leaving before the others (torch's Join) -------------------------------------------------------------------
 
-    def _gather(self, ballot: bytes) -> list[bytes]:
-        if self._process_group is None:
-            return [ballot]
-        group = self._process_group()
-        assert group is not None, "the process group was destroyed before the last step"
-        device = self.param_groups[0]["params"][0].device
-        mine = torch.frombuffer(bytearray(ballot), dtype=torch.uint8).to(device)
-        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(everyone, mine, group=group)
-        return [votes.to_bytes(ballot) for ballot in everyone]
-
-    def _compare(self) -> None:
-        own = b"".join(demo.layout.digest() + state_digest(demo.replicated) for demo in self._demos)
-        if len(set(self._exchange(own))) > 1:
-            raise ReplicasDiffer("the ranks do not start from the same parameters")
-        self._compared = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """As torch's, with each group's momentum under `demo`. Private to a rank: each saves its own, when `exchanged`."""
-        assert self.exchanged, (
-            "save when `exchanged`: in a round of local steps the parameters are not the replicated ones"
-        )
-        groups = [{**demo.state_dict(), "base": demo.base_state} for demo in self._demos]
-        own = {"demo": groups, "settings": self._saved_settings}
-        if self._local is not None:
-            own["local"] = self._local.state_dict()
-        return {**super().state_dict(), **own}
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """For `torch.distributed.algorithms.Join`: a rank without a batch abstains and follows until all have left."""
+        return _Leaving(self)
 
     @property
-    def _saved_settings(self) -> dict[str, Any]:
-        """What a momentum means, beside what each group says: its unit, and the places that follow from a seed."""
-        drawn = self._settings.get("selection") in SCHEMES
-        return {
-            "magnitudes": bool(self._settings.get("magnitudes")),
-            "seed": int.from_bytes(self._settings["seed"], "big", signed=True) if drawn else None,
-        }
+    def join_device(self) -> torch.device:
+        """The device of torch's own messages in `Join`."""
+        device: torch.device = self.param_groups[0]["params"][0].device
+        return device
 
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a saved state. Raises `ValueError` if it belongs to other parameters, another method or another seed.
+    @property
+    def join_process_group(self) -> Any:
+        """The ranks that vote. Raises `RuntimeError` if this rank trains alone."""
+        self._connect()
+        if self._exchange is None:
+            raise RuntimeError("Join needs other ranks: this optimizer trains alone")
+        return self._exchange.group
 
-        A state of an earlier version does not tell `magnitudes` and `seed`, and is taken over without that check.
-        """
-        saved = state_dict["demo"]
-        for name, here in self._saved_settings.items():
-            there = state_dict.get("settings", {}).get(name, here)
-            if there != here:
-                raise ValueError(
-                    f"the saved state has {name} {there}, and this optimizer has {name} {here}: set {name} as it was"
-                )
-        if len(saved) != len(self._demos):
-            raise ValueError(f"{len(saved)} saved parameter groups, not {len(self._demos)}")
-        for demo, state in zip(self._demos, saved, strict=True):
-            if {name: tensor.shape for name, tensor in state["base"].items()} != {
-                name: tensor.shape for name, tensor in demo.base_state.items()
-            }:
-                raise ValueError("the saved state is of another base: load it with the settings that saved it")
-        if (self._local is None) != ("local" not in state_dict):
-            raise ValueError("the saved state and this optimizer do not both have local steps")
-        rest = {key: value for key, value in state_dict.items() if key not in {"demo", "local", "settings"}}
-        super().load_state_dict({**rest, "param_groups": [_renamed(group) for group in rest["param_groups"]]})
-        for demo, state in zip(self._demos, saved, strict=True):
-            demo.load_state_dict(state)
-            for name, tensor in demo.base_state.items():
-                tensor.copy_(state["base"][name])
-        if self._local is not None:
-            self._local.load_state_dict(state_dict["local"])
+    def follow_step(self) -> None:
+        """Make one step of the others without votes of this rank; an open round of local steps is given up."""
+        if self._local is not None and self._local.borrowed:
+            self._local.give_back()
+            self._local_done = 0
+        self._finish(Part(self._steps + 1, {}, [], Taking.LEFT))
+
+    def _follow(self, terms: Mapping[str, Any]) -> None:
+        """Take over the others' options: the schedule of a rank that has left stands still."""
+        for index, (group, voter) in enumerate(zip(self.param_groups, self._demos, strict=True)):
+            for name in OF_A_GROUP:
+                value = terms[f"{name} of group {index}"]
+                if isinstance(group[name], Tensor):
+                    group[name].fill_(value)
+                else:
+                    group[name] = value
+            voter.config = self.settings.config(group)
 
 
-def _check_paper(beta2: float | None, group_size: int, local: LocalConfig | None, settings: dict[str, Any]) -> None:
-    """Raises `ValueError` for settings that the paper's method does not have."""
-    given = settings.keys() - {"top_k"}
-    given |= {
-        name for name, it in {"beta2": bool(beta2), "group_size": group_size != DeMoConfig.group_size}.items() if it
-    }
-    given |= {"local"} if local is not None and local.steps > 1 else set()
-    if given:
-        raise ValueError(
-            f'{", ".join(sorted(given))}: the method paper has no such setting; remove it, or use method="demo"'
-        )
+class _Leaving(JoinHook):
+    """A rank that has no batch any more."""
 
+    def __init__(self, optimizer: DeMoOptimizer) -> None:
+        self._optimizer = optimizer
 
-def _warn_of_stacks(named: list[tuple[str, Tensor]], tables: tuple[str, ...]) -> None:
-    """Names do not tell a convolution from a stack of experts, and Muon treats them in different ways."""
-    stacks = [name for name, tensor in named if tensor.dim() == 3 and not is_named_table(name, tables)]
-    if stacks:
-        warnings.warn(
-            f"base muon takes {', '.join(stacks)} for stacks of matrices [experts, height, width]; a convolution is one "
-            "matrix, which names do not tell: give the module, DeMoOptimizer(model, ...)",
-            stacklevel=6,  # whoever makes the optimizer
-        )
-
-
-def _renamed(group: dict[str, Any]) -> dict[str, Any]:
-    """A group of parameters with what is called `beta` here, and in states saved by earlier versions, as torch's `momentum`."""
-    return {("momentum" if key == "beta" else key): value for key, value in group.items()}
+    def main_hook(self) -> None:
+        self._optimizer.follow_step()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from node.optim.laid_out import LaidOut
 from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
 from node.optim.paper.cut import CHUNK_SIDES, Cut
 from node.optim.paper.form import PaperForm
@@ -30,6 +31,7 @@ from node.optim.saved import check_state, private_state
 from node.optim.step import NonFiniteGradient, Votes, apply_update, as_tensor, clip_scale, exact_float32, total_norm
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.topk import SIZES
+from node.optim.voting import ParameterState
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class PaperDeMo:
         shapes = ((name, tuple(tensor.shape)) for name, tensor in named)
         self.layout = Layout.of_shapes(shapes, kinds_of(source) if kinds is None else kinds)
         self.parameters = [tensor for _, tensor in named]
+        self._laid_out = LaidOut(named)
         self.form = PaperForm.of(named, config.chunk)
         self._device = self.parameters[0].device
         self._momentum = [
@@ -126,6 +129,7 @@ class PaperDeMo:
         """
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
+        self.check_parameters()
         gradients = [None if p.grad is None else p.grad.detach().to(torch.float32) for p in self.parameters]
         norm = total_norm(gradients)
         if not math.isfinite(norm):
@@ -163,10 +167,27 @@ class PaperDeMo:
         anything is changed.
         """
         lr = exact_float32(lr)
+        self._laid_out.check_parameters()
         spoken = (self.form.decode(payload, size) for size, payload in contributions)
         found = directions(self.form.cuts, spoken, self._device)
         for parameter, direction in zip(self.parameters, found, strict=True):
             apply_update(parameter.detach(), direction.to(torch.float32), lr, self.config.weight_decay)
+
+    def check_parameters(self) -> None:
+        """As `Voting.check_parameters`."""
+        self._laid_out.check_parameters()
+        self._laid_out.check_gradients()
+
+    def parameter_state(self) -> list[ParameterState]:
+        """The live momentum of each parameter, [chunks, high, wide]."""
+        assert self._pending is None, "settle the last votes first"
+        return [ParameterState({"momentum": momentum}) for momentum in self._momentum]
+
+    second_counts = None
+    """The paper's method has no second moment."""
+
+    def resume(self, pending: None, second_counts: None, steps: tuple[int, int]) -> None:
+        """As `DeMo.resume`: this method counts nothing."""
 
     def ahead(self, lr: float) -> AbstractContextManager[None]:
         """The paper has no late gradients: a run refuses `overlap` with this method. Raises `ValueError`."""

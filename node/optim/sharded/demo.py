@@ -24,6 +24,7 @@ from node.optim.base import Base
 from node.optim.demo import DeMoConfig
 from node.optim.dtensor import is_dealt, is_dtensor
 from node.optim.exact import aggregate
+from node.optim.laid_out import LaidOut
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place, kinds_of, named_tensors
 from node.optim.nesterov import Nesterov
 from node.optim.saved import check_state, private_state
@@ -43,14 +44,15 @@ from node.optim.step import (
 )
 from node.optim.tiles import tile_chunks
 from node.optim.votes.groups import NotANumber
-from node.optim.votes.payload import Choice, Format
+from node.optim.votes.payload import Choice
 from node.optim.votes.places import Draw
+from node.optim.voting import ParameterState, Voting, tensors_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-class ShardedDeMo:
+class ShardedDeMo(Voting):
     """As `DeMo`, on every rank of a peer at once: all calls are collective over the ranks that share the model.
 
     `source` is the module after `fully_shard`, or its named parameters: DTensors in fp32, on a mesh of one dimension.
@@ -71,7 +73,8 @@ class ShardedDeMo:
         shapes = ((name, tuple(tensor.shape)) for name, tensor in named)
         self.layout = Layout.of_shapes(shapes, kinds_of(source) if kinds is None else kinds)
         if not self.layout.chunks:
-            raise ValueError("no parameter to train")
+            raise ValueError("no parameter to train: all are frozen (requires_grad is False) or empty")
+        self._laid_out = LaidOut([(name, tensor) for (name, _), tensor in zip(named, self.parameters, strict=True)])
         mesh = self.parameters[0].device_mesh
         self.group = mesh.get_group()
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -90,16 +93,6 @@ class ShardedDeMo:
         """The chunks whose momentum a rank keeps: equal shares, each a whole number of bytes in any format."""
         groups = math.ceil(self.layout.chunks / self.ranks)
         return range(self.layout.chunks)[rank * groups : (rank + 1) * groups]
-
-    @property
-    def form(self) -> Format:
-        """The format of payloads."""
-        return self.config.form
-
-    @property
-    def size(self) -> int:
-        """As `DeMo.size`."""
-        return self.config.size
 
     @property
     def momentum(self) -> Tensor:
@@ -150,19 +143,9 @@ class ShardedDeMo:
         return self.config.method(self._transform)
 
     @property
-    def pending(self) -> bool:
-        """Whether votes are out that `settle` has not been told about."""
-        return self._pending is not None
-
-    @property
     def open_votes(self) -> Votes | None:
         """As `DeMo.open_votes`."""
         return None if self._pending is None else Votes(self._pending[1], self._pending[0], math.nan)
-
-    @property
-    def second_counts(self) -> list[int] | None:
-        """Gradients that the second moment has seen of each parameter; None without one."""
-        return None if self._second is None else self._second.counts
 
     def resume(
         self, pending: tuple[int, bytes] | None, second_counts: list[int] | None, steps: tuple[int, int] = (0, 0)
@@ -174,11 +157,24 @@ class ShardedDeMo:
         if self._second is not None and second_counts is not None:
             self._second.counts = list(second_counts)
 
+    def parameter_state(self) -> list[ParameterState]:
+        """As `DeMo.parameter_state`, of this rank: its share of the chunks stands with the first parameter."""
+        assert self._pending is None, "settle the last votes first"
+        states = [ParameterState() for _ in self.parameters]
+        named = zip(("second", "nesterov"), tensors_of(self._second, self._nesterov), strict=True)
+        for name, tensors in named:
+            for state, tensor in zip(states, tensors or (), strict=False):
+                state.private[name] = tensor
+        states[0].private["momentum"] = self._momentum
+        states[0].replicated.update({f"base_{name}": tensor for name, tensor in self.base_state.items()})
+        return states
+
     @torch.no_grad()
     def propose(self, lr: float, step: int | None = None) -> Votes:
         """As `DeMo.propose`; every rank gets the peer's whole payload."""
         assert self._pending is None, "settle the last votes first"
         lr = exact_float32(lr)
+        self.check_parameters()
         norm = self._norm()
         if not math.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {norm}")
@@ -275,6 +271,7 @@ class ShardedDeMo:
     def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None:
         """As `DeMo.apply`, each rank for its own shard; the same bits as on one device."""
         lr = exact_float32(lr)
+        self._laid_out.check_parameters()
         step = self.step + 1 if step is None else step
         grows = aggregate.grows(self.form, self.config.base)
         draw = Draw(self.config.seed, step)

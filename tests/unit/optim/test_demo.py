@@ -196,9 +196,24 @@ def test_settings_out_of_range_are_refused(options):
 
 
 def test_parameters_that_cannot_be_replicated_are_refused():
-    for tensor in (torch.zeros(4, 4, dtype=torch.bfloat16), torch.zeros(4, 8).T):
-        with pytest.raises(ValueError, match="fp32"):
+    """Each fault has its own words: which it is, and what to do."""
+    cases = {
+        r"parameter p is bfloat16, not fp32: call model\.float\(\)": torch.zeros(4, 4, dtype=torch.bfloat16),
+        r"is not contiguous \(shape \(8, 4\), strides \(1, 8\)\): call model\.to\(memory_format": torch.zeros(4, 8).T,
+        r"is not contiguous": torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        r"has no values yet \(device meta\)": torch.zeros(4, 4, device="meta"),
+    }
+    for words, tensor in cases.items():
+        with pytest.raises(ValueError, match=words):
             DeMo([("p", nn.Parameter(tensor))], DeMoConfig())
+    apart = [("a", nn.Parameter(torch.zeros(4))), ("b", nn.Parameter(torch.zeros(4, device="meta")))]
+    with pytest.raises(ValueError, match="parameter b has no values yet"):
+        DeMo(apart, DeMoConfig())
+    whole = torch.zeros(8, 4)
+    shared = [("a", nn.Parameter(whole[:6])), ("b", nn.Parameter(whole[5:]))]
+    with pytest.raises(ValueError, match="parameters a and b share memory"):
+        DeMo(shared, DeMoConfig())
+    DeMo([("a", nn.Parameter(whole[:4])), ("b", nn.Parameter(whole[4:]))], DeMoConfig())
     with pytest.raises(ValueError, match="no parameter"):
         DeMo([("p", nn.Parameter(torch.zeros(0, 5)))], DeMoConfig())
 

@@ -1,0 +1,122 @@
+"""Groups of parameters as people give them to a torch optimizer, and the checks of them. Holds nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from torch import Tensor
+
+from node.optim.base import BaseConfig
+from node.optim.demo import DeMoConfig
+from node.optim.local import LocalConfig
+from node.optim.tables import is_named_table
+
+OF_A_GROUP = ("lr", "momentum", "weight_decay", "group_size", "clip_norm")
+"""Options of a group of parameters; all ranks have the same in each step."""
+
+OF_ALL_GROUPS = {option.name for option in fields(DeMoConfig)} - {"beta", *OF_A_GROUP} | {
+    "method", "chunk", "local", "betas", "eps", "amsgrad", "dampening"
+}  # fmt: skip
+"""Options that a group cannot have alone here, or that other optimizers have: they would have no effect."""
+
+
+def named_of(group: Mapping[str, Any]) -> list[tuple[str | None, Tensor]]:
+    """The parameters of a group, with names if they have some; `params` may be a tensor, or an iterable that is read once."""
+    given = group["params"]
+    if isinstance(given, Tensor):
+        return [(None, given)]
+    return [one if isinstance(one, tuple) else (None, one) for one in given]
+
+
+def options_of(group: Mapping[str, Any], named: Sequence[tuple[str | None, Tensor]]) -> dict[str, Any]:
+    """The group with its parameters as a list, and `beta` as torch's `momentum`.
+
+    Raises `ValueError` for an option that would have no effect.
+    """
+    options = renamed(group)
+    if wrong := options.keys() & OF_ALL_GROUPS:
+        raise ValueError(
+            f"{', '.join(sorted(wrong))}: no option of one group; a group may set lr, beta, weight_decay, group_size and "
+            "clip_norm, and DeMoOptimizer(...) takes the settings of all groups"
+        )
+    options["params"] = [tensor if name is None else (name, tensor) for name, tensor in named]
+    return options
+
+
+def renamed(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group of parameters with what is called `beta` here as torch's `momentum`."""
+    return {("momentum" if key == "beta" else key): value for key, value in group.items()}
+
+
+def without_place(
+    groups: Sequence[dict[str, Any]], added: Sequence[tuple[str | None, Tensor]], known: frozenset[int]
+) -> list[tuple[str | None, Tensor]]:
+    """The parameters `added` with the names that groups have for them, if those have names.
+
+    A parameter that was frozen when its group was made has no place in it (its id is not `known`): it leaves that group.
+    """
+    ids, names = {id(tensor) for _, tensor in added} - known, {}
+    for group in groups:
+        kept = [index for index, tensor in enumerate(group["params"]) if id(tensor) not in ids]
+        theirs = group.get("param_names")
+        if theirs is not None:
+            names.update({id(tensor): name for tensor, name in zip(group["params"], theirs, strict=True)})
+            group["param_names"] = [theirs[index] for index in kept]
+        group["params"] = [group["params"][index] for index in kept]
+    if not any("param_names" in group for group in groups):
+        return list(added)
+    count = sum(len(group["params"]) for group in groups)
+    return [(name or names.get(id(tensor), f"added.{count + i}"), tensor) for i, (name, tensor) in enumerate(added)]
+
+
+def check_known(named: Iterable[tuple[str, Tensor]], known: frozenset[int]) -> None:
+    """Raises `ValueError` with the name of a parameter that is trained, and whose id is not known."""
+    for name, tensor in named:
+        if tensor.requires_grad and id(tensor) not in known:
+            raise ValueError(
+                f"parameter {name} is trained now and has no place in this optimizer: it was frozen when the optimizer was "
+                "made, or it is new. Call optimizer.add_param_group({'params': [...]}) on all ranks, or make a new optimizer"
+            )
+
+
+def check_paper(beta2: float | None, group_size: int, local: LocalConfig | None, settings: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for settings that the paper's method does not have."""
+    given = settings.keys() - {"top_k"}
+    given |= {
+        name for name, it in {"beta2": bool(beta2), "group_size": group_size != DeMoConfig.group_size}.items() if it
+    }
+    given |= {"local"} if local is not None and local.steps > 1 else set()
+    if given:
+        raise ValueError(
+            f'{", ".join(sorted(given))}: the method paper has no such setting; remove it, or use method="demo"'
+        )
+
+
+def warn_of_stacks(named: Sequence[tuple[str, Tensor]], tables: tuple[str, ...]) -> None:
+    """Names do not tell a convolution from a stack of experts, and Muon treats them in different ways."""
+    stacks = [name for name, tensor in named if tensor.dim() == 3 and not is_named_table(name, tables)]
+    if stacks:
+        warnings.warn(
+            f"base muon takes {', '.join(stacks)} for stacks of matrices [experts, height, width]; a convolution is one "
+            "matrix, which names do not tell: give the module, DeMoOptimizer(model, ...)",
+            stacklevel=7,  # whoever makes the optimizer
+        )
+
+
+def settings_digest(settings: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> str:
+    """16 hexadecimal digits of what ranks have in common: layouts, methods and settings. Functions count by their names."""
+    words = [f"{name}={_word(value)}" for name, value in sorted(settings.items())]
+    words += [f"{group['layout']} {group['method']}" for group in groups]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+
+
+def _word(value: object) -> str:
+    if isinstance(value, BaseConfig):
+        return f"{value.name} {value.momentum} {value.nesterov} {value.beta1} {value.beta2} {value.eps} {value.muon_except}"
+    return (
+        str(value) if isinstance(value, str | int | float | bytes | None) else str(getattr(value, "name", type(value)))
+    )

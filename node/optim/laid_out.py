@@ -1,0 +1,141 @@
+"""The parameters that a layout was made of, and the check in each step that they still are what was laid out.
+
+The constructor of an optimizer looks at parameters once; people change a model later. A model that was cast, moved, frozen or
+cut afterwards would be written beyond its memory, or trained wrong in silence. `LaidOut` refuses it with the parameter's name.
+New memory of the same kind is no mistake (`p.data = ...`): it is looked at and taken. The check costs some microseconds a
+parameter, and never reads a value.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from node.optim.dtensor import is_dtensor
+
+Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...], bool]
+
+
+def fault_of(tensor: Tensor, device: torch.device | None = None) -> str | None:
+    """What keeps a tensor from being trained here, and what to do; None if nothing does. `device`: that of the others."""
+    if tensor.layout != torch.strided:
+        return f"is {str(tensor.layout).removeprefix('torch.')}, not dense: call .to_dense()"
+    if tensor.dtype != torch.float32:
+        name = str(tensor.dtype).removeprefix("torch.")
+        return f"is {name}, not fp32: call model.float(), and use torch.autocast to compute in another precision"
+    if tensor.device.type == "meta":
+        return "has no values yet (device meta): make the optimizer after model.to_empty(...) and the weights"
+    if device is not None and tensor.device != device:
+        return f"is on {tensor.device}, and others are on {device}: move the whole model to one device first"
+    if not tensor.is_contiguous():
+        return (
+            f"is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()}): call "
+            "model.to(memory_format=torch.contiguous_format), or parameter.data = parameter.data.contiguous()"
+        )
+    return None
+
+
+def gradient_fault_of(parameter: Tensor) -> str | None:
+    """What keeps the gradient in `.grad` from being taken, and what to do; None if nothing does, or there is none."""
+    gradient = parameter.grad
+    if gradient is None:
+        return None
+    if gradient.layout != torch.strided:
+        name = str(gradient.layout).removeprefix("torch.")
+        return f"has a {name} gradient, and DeMo needs dense ones: make the embedding with sparse=False"
+    if not gradient.dtype.is_floating_point:
+        return f"has a gradient of {str(gradient.dtype).removeprefix('torch.')}, not of a real floating point type"
+    if is_dtensor(gradient) != is_dtensor(parameter) or gradient.shape != parameter.shape:
+        return f"has a gradient of another kind: shape {tuple(gradient.shape)}, and the parameter's is {tuple(parameter.shape)}"
+    if gradient.device != parameter.device:
+        return f"is on {parameter.device}, and its gradient on {gradient.device}"
+    return None
+
+
+class LaidOut:
+    """Named parameters as they were when a layout was made of them. Holds no value.
+
+    Of a parameter that `fully_shard` dealt out, this rank's rows are looked at.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Raises `ValueError` if two of them share memory."""
+        self._names = [name for name, _ in named]
+        self._parameters = [tensor for _, tensor in named]
+        self._kinds = [_kind(parameter) for parameter in self._parameters]
+        self._places = [_local(parameter).data_ptr() for parameter in self._parameters]
+        self._check_memory()
+
+    def check_parameters(self) -> None:
+        """Raises `ValueError` with the parameter's name if one is no longer what was laid out."""
+        for at, (parameter, was) in enumerate(zip(self._parameters, self._kinds, strict=True)):
+            if _kind(parameter) != was:
+                raise ValueError(f"parameter {self._names[at]} {_change(parameter, was)}")
+        places = [_local(parameter).data_ptr() for parameter in self._parameters]
+        if places != self._places:
+            self._check_memory()
+            self._places = places
+
+    def check_gradients(self) -> None:
+        """Raises `ValueError` with the parameter's name if a gradient cannot be taken."""
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            if parameter.grad is not None and (fault := gradient_fault_of(parameter)):
+                raise ValueError(f"parameter {name} {fault}")
+
+    @property
+    def places(self) -> list[int]:
+        """The addresses at the last check."""
+        return list(self._places)
+
+    def _check_memory(self) -> None:
+        """Two names for one memory would move it twice."""
+        spans = sorted(
+            (local.data_ptr(), local.data_ptr() + local.numel() * local.element_size(), name)
+            for name, local in zip(self._names, map(_local, self._parameters), strict=True)
+            if local.numel()
+        )
+        for (_, end, name), (begin, _, other) in itertools.pairwise(spans):
+            if begin < end:
+                raise ValueError(
+                    f"parameters {name} and {other} share memory, and would be moved twice: tie them as one parameter, "
+                    f"module.weight = other.weight, or give one of them memory of its own"
+                )
+
+
+def of_no_group(named: Iterable[tuple[str, Tensor]], known: frozenset[int]) -> str | None:
+    """The name of the first parameter that is trained and not among `known` ids; None if there is none."""
+    return next((name for name, tensor in named if tensor.requires_grad and id(tensor) not in known), None)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    """The memory of a parameter: a DTensor's own rows without the call that autograd records."""
+    own: Any = parameter
+    local: Tensor = own._local_tensor if is_dtensor(parameter) else parameter
+    return local
+
+
+def _kind(parameter: Tensor) -> Kind:
+    local = _local(parameter)
+    return local.dtype, local.device, local.shape, local.stride(), parameter.requires_grad
+
+
+def _change(parameter: Tensor, was: Kind) -> str:
+    """What happened to a parameter after it was laid out, and what to do."""
+    after = "after the optimizer was made"
+    local = _local(parameter)
+    if local.device != was[1]:
+        return f"was moved from {was[1]} to {local.device} {after}: move the model first, then make the optimizer"
+    if local.shape != was[2]:
+        return f"had shape {tuple(was[2])}, and has {tuple(local.shape)} now: make a new optimizer of the changed model"
+    if fault := fault_of(local):
+        return f"{fault} (it was changed {after})"
+    if not parameter.requires_grad:
+        return (
+            f"was frozen {after} (requires_grad is False), and its momentum would go on moving it: make a new optimizer of "
+            "the parameters that are trained"
+        )
+    return f"had strides {was[3]}, and has {local.stride()} now: make a new optimizer of the changed model"

@@ -1,0 +1,256 @@
+"""A torch optimizer between two steps: its groups of parameters, its state, and every way to save and copy it.
+
+`DeMoOptimizer` adds the step. The state is what torch expects (`optimizer_state`). Loading refuses what does not belong to
+these parameters, settings or this rank, before anything is changed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from node.optim.demo import DeMo, DeMoConfig
+from node.optim.given_groups import check_known, named_of, options_of, renamed, warn_of_stacks, without_place
+from node.optim.local import LocalConfig, LocalSteps
+from node.optim.optimizer_state import OptimizerState, Voter, Whose
+from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.sharded.demo import ShardedDeMo
+from node.optim.sharded.rows import is_sharded
+from node.optim.votes.places import SCHEMES
+
+MEANING = {"layout": "model", "method": "method", "magnitudes": "magnitudes", "seed": "seed"}
+"""Entries of a group that say what its momentum means, and the words for them."""
+
+_ROUND_OPEN = (
+    "the optimizer is in a round of local steps, where the parameters are not the replicated ones: save and copy it when "
+    "`optimizer.exchanged` is true"
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is the same for all groups of an optimizer."""
+
+    paper: bool
+    values: dict[str, Any]
+    """Fields of `DeMoConfig` or `PaperConfig`."""
+    kinds: dict[str, str] = field(default_factory=dict)
+    """As `layout.kinds_of`."""
+    kinds_known: bool = False
+    local: LocalConfig | None = None
+
+    def config(self, group: Mapping[str, Any]) -> DeMoConfig | PaperConfig:
+        """The settings of a group of parameters. Raises `ValueError`."""
+        own = {name: group[name] for name in ("weight_decay", "clip_norm")} | {"beta": group["momentum"]}
+        if self.paper:
+            return PaperConfig(**own, **self.values)
+        if self.local is not None:
+            own["clip_norm"] = None  # local steps clip their own gradients
+        return DeMoConfig(**own, group_size=group["group_size"], **self.values)
+
+    @property
+    def seed(self) -> int | None:
+        """What random places follow from; None where places do not follow from it."""
+        drawn = self.values.get("selection") in SCHEMES
+        return int.from_bytes(self.values["seed"], "big", signed=True) if drawn else None
+
+
+class ParameterGroups(torch.optim.Optimizer):
+    """Parameters with their state, and no step."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any], settings: Settings) -> None:
+        self.settings = settings
+        self._whose, self._steps = Whose(), 0
+        self._begin()
+        super().__init__(params, defaults)
+        self._show()
+
+    def _begin(self) -> None:
+        """What an optimizer has before its first group of parameters, a copy too."""
+        self._demos: list[Voter] = []
+        self._local: LocalSteps | None = None
+        self._local_done = 0
+        self._compared = False
+        self._live: OptimizerState | None = None
+        self._listed: list[list[int]] = []
+        self._known: frozenset[int] = frozenset()
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether the parameters are the replicated ones: always, without local steps."""
+        return self._local_done == 0
+
+    # ---- groups -----------------------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's. A parameter that was frozen when its group was made may be added once it is trained."""
+        if not self.exchanged:
+            raise ValueError(
+                "parameters may be added between rounds of local steps, when `optimizer.exchanged` is true"
+            )
+        options = options_of(param_group, without_place(self.param_groups, named_of(param_group), self._known))
+        super().add_param_group(options)
+        group = self.param_groups[-1]
+        try:
+            self._demos.append(self._made(group))
+        except ValueError:
+            del self.param_groups[-1]
+            raise
+        self._make_local()
+        self._compared = False
+        if self._live is not None:
+            self._show()
+
+    def _make_local(self) -> None:
+        if self.settings.local is not None:
+            self._local = LocalSteps([p for voter in self._demos for p in voter.parameters], self.settings.local)
+
+    def _made(self, group: dict[str, Any]) -> Voter:
+        """The optimizer of one group of parameters. Raises `ValueError`."""
+        config, sharded = self.settings.config(group), is_sharded(group["params"])
+        named = list(zip(_names(group), group["params"], strict=True))
+        voter: Voter
+        if isinstance(config, PaperConfig):
+            if sharded:
+                raise ValueError("method paper works on one device, and the parameters are sharded: use method demo")
+            voter, method = PaperDeMo(named, config, self.settings.kinds), f"paper, chunks of {config.chunk}"
+        else:
+            if not group.get("param_names") and (config.base.name == "muon" or config.decay == "matrices"):
+                raise ValueError(
+                    'base muon and decay="matrices" treat embeddings and heads apart, which parameters without names do not '
+                    "tell: give the module, DeMoOptimizer(model, ...)"
+                )
+            if config.base.name == "muon" and not self.settings.kinds_known:
+                warn_of_stacks(named, config.base.muon_except)
+            voter = (ShardedDeMo if sharded else DeMo)(named, config, self.settings.kinds)
+            method = config.method(config.made_transform())
+        magnitudes = bool(self.settings.values.get("magnitudes"))
+        group.update(layout=voter.layout.digest().hex(), method=method, magnitudes=magnitudes, seed=self.settings.seed)
+        return voter
+
+    def _check_groups(self) -> None:
+        """Raises `ValueError` if parameters came or went, or one is trained that was frozen."""
+        if [[id(tensor) for tensor in group["params"]] for group in self.param_groups] != self._listed:
+            raise ValueError(
+                "the parameters in optimizer.param_groups were changed: call optimizer.add_param_group(...) for new ones, or "
+                "make a new optimizer"
+            )
+        for group in self.param_groups:
+            if any(p.requires_grad and id(p) not in self._known for p in group["params"]):
+                check_known(zip(_names(group), group["params"], strict=True), self._known)
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    def _show(self) -> None:
+        """Put the live state into `self.state`."""
+        self._listed = [[id(tensor) for tensor in group["params"]] for group in self.param_groups]
+        self._known = frozenset(id(parameter) for voter in self._demos for parameter in voter.parameters)
+        self._live = OptimizerState(self._demos, self._local, self._whose)
+        self._live.count(self._steps)
+        self._live.show(self.state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's. A momentum is private to a rank: each saves its own, when `exchanged`. Changes nothing."""
+        if not self.exchanged:
+            raise RuntimeError(_ROUND_OPEN)
+        return super().state_dict()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a saved state, by copy, and the options of the saved groups (`lr`, ...), as torch's optimizers do.
+
+        Raises `ValueError`, before anything is changed, if it belongs to other parameters, another method, another seed or
+        another rank.
+        """
+        self._load(state_dict, replicated=False)
+
+    @torch.no_grad()
+    def load_replicated(self, state_dict: dict[str, Any]) -> None:
+        """Take over the part of any rank's saved state that is equal on all ranks; this rank's momentum starts at zero.
+
+        For a rank that has no state of its own: a new one, or one of a run with another number of ranks. Raises `ValueError` as
+        `load_state_dict`.
+        """
+        self._load(state_dict, replicated=True)
+
+    def _load(self, state_dict: Mapping[str, Any], *, replicated: bool) -> None:
+        if not self.exchanged:
+            raise RuntimeError(_ROUND_OPEN)
+        if missing := {"state", "param_groups"} - state_dict.keys():
+            raise ValueError(
+                f"this is no state of an optimizer: it has no {' and no '.join(sorted(missing))} (it has "
+                f"{', '.join(map(str, state_dict)) or 'nothing'})"
+            )
+        if "demo" in state_dict:
+            raise ValueError(
+                "a version before December 2026 saved this state, with its tensors under the key demo: load the model alone; "
+                "the momentum starts anew"
+            )
+        before = self.state, self.param_groups
+        groups = [renamed(group) for group in state_dict["param_groups"]]
+        super().load_state_dict({**state_dict, "param_groups": groups})
+        assert self._live is not None
+        try:
+            _check_meaning(before[1], self.param_groups)
+            self._steps = self._live.take(self.state, replicated=replicated)
+        except ValueError:
+            self.state, self.param_groups = before
+            raise
+        self._compared = False
+        self.state.clear()
+        self._live.show(self.state)
+
+    # ---- copies -----------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.exchanged:
+            raise RuntimeError(_ROUND_OPEN)
+        own = {"settings": self.settings, "_whose": self._whose, "_steps": self._steps}
+        return {**super().__getstate__(), **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "settings" not in state:  # torch's load_state_dict
+            return
+        self._begin()
+        self._demos = [self._made(group) for group in self.param_groups]
+        self._make_local()
+        self._live = OptimizerState(self._demos, self._local, self._whose)
+        self._live.take(self.state)
+        self._show()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy with the same ranks. Parameters are copied, too, unless they are copied in the same call."""
+        copied = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(ParameterGroups.__getstate__(self), memo))
+        return copied
+
+
+def _names(group: Mapping[str, Any]) -> list[str]:
+    return group.get("param_names") or [str(index) for index in range(len(group["params"]))]
+
+
+def _check_meaning(here: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
+    """Raises `ValueError` if momenta of saved groups mean something else than here."""
+    for own, theirs in zip(here, saved, strict=True):
+        for name, word in MEANING.items():
+            if name in theirs and theirs[name] != own[name]:
+                if name == "layout":
+                    raise ValueError(
+                        "the saved state belongs to another model (the layouts differ): load what this model saved"
+                    )
+                raise ValueError(
+                    f"the saved state has {word} {theirs[name]}, and this optimizer has {word} {own[name]}: set {word} as it "
+                    "was"
+                )
+
+
+def trained(voters: list[Voter]) -> list[Tensor]:
+    """All parameters that have a place."""
+    return [parameter for voter in voters for parameter in voter.parameters]

@@ -1,0 +1,66 @@
+"""Wrappers around a model that average its gradients, which makes votes pointless: `DistributedDataParallel` and FSDP 1.
+
+DDP cannot be seen from a list of parameters, nor if it comes after the optimizer. Its effect can: all ranks then have the same
+gradient, and send the same votes. Only after that is the program searched for a DDP.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+HOOK = (
+    "register its hook that sends nothing before the first step: from "
+    "torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook; ddp.register_comm_hook(None, noop_hook)"
+)
+
+
+def check_unwrapped(module: nn.Module) -> None:
+    """Raises `ValueError` for a module that averages the gradients of the ranks, or flattens its parameters."""
+    for part in module.modules():
+        if isinstance(part, DistributedDataParallel):
+            raise ValueError(
+                "DistributedDataParallel sends all gradients in each step, beside the votes: give the module itself, "
+                f"DeMoOptimizer(ddp.module, ...), and call it without DDP. A trainer that wraps the model by itself: {HOOK} "
+                "(docs/optimizers.md)"
+            )
+        if type(part).__name__ == "FullyShardedDataParallel":
+            raise ValueError(
+                "FullyShardedDataParallel flattens parameters, so that their layout is lost: shard the model with "
+                "torch.distributed.fsdp.fully_shard"
+            )
+
+
+def wrapper_of(parameters: Sequence[Tensor]) -> DistributedDataParallel | None:
+    """A living `DistributedDataParallel` around any of the parameters. Looks at all objects: some 50 ms."""
+    known = {id(parameter) for parameter in parameters}
+    for found in gc.get_objects():
+        if issubclass(type(found), DistributedDataParallel) and any(id(p) in known for p in found.parameters()):
+            wrapper: DistributedDataParallel = found
+            return wrapper
+    return None
+
+
+def check_different(said: Sequence[Sequence[bytes]], parameters: Sequence[Tensor]) -> None:
+    """The payloads of all ranks in their first step are not the same: else the ranks have one gradient.
+
+    Raises `ValueError` if a `DistributedDataParallel` averaged it, and warns otherwise.
+    """
+    if len(said) < 2 or not any(said[0]) or any(list(payloads) != list(said[0]) for payloads in said):
+        return
+    if wrapper_of(parameters) is not None:
+        raise ValueError(
+            "all ranks have the same gradient, because the model is wrapped in DistributedDataParallel, which sends all "
+            "gradients in each step, beside the votes: call the model without DDP. A trainer that wraps the model by itself: "
+            f"{HOOK}"
+        )
+    warnings.warn(
+        "all ranks sent the same votes in their first step, so they have the same gradient: give each rank batches of its own "
+        "(DistributedSampler, or a seed for each rank), and average no gradients",
+        RuntimeWarning,
+        stacklevel=5,
+    )

@@ -1,0 +1,307 @@
+"""What people do to a model or an optimizer after `DeMoOptimizer` was made: right, or refused with the parameter's name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from node.optim.base import BaseConfig
+from node.optim.digest import state_digest
+from node.optim.local import LocalConfig
+from node.optim.torch_optimizer import DeMoOptimizer
+
+LR = 1e-2
+
+
+def tower() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+
+
+def backward(model: nn.Module, seed: int = 0) -> None:
+    inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(seed)).to(next(model.parameters()).dtype)
+    model.zero_grad()
+    (model(inputs) - inputs).square().mean().backward()
+
+
+def digest(model: nn.Module) -> bytes:
+    return state_digest([p.detach() for p in model.parameters() if p.requires_grad])
+
+
+def bigger(model: nn.Sequential) -> None:
+    model[0].weight.data = torch.randn(130, 64)
+    model[0].bias.data = torch.randn(130)
+
+
+def transposed(model: nn.Sequential) -> None:
+    model[0].weight.data = torch.randn(64, 128).T
+
+
+def assigned(model: nn.Module) -> None:
+    """Makes new parameters, which an AdamW would not train either, without a word."""
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+
+def new_layer(model: nn.Sequential) -> None:
+    model.append(nn.Linear(64, 64))
+
+
+def one_memory(model: nn.Sequential) -> None:
+    model[2].bias.data = model[0].bias.data[:64]
+
+
+def normed(model: nn.Sequential) -> None:
+    nn.utils.parametrizations.weight_norm(model[0])
+
+
+CHANGES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
+    "bfloat16": (lambda model: model.bfloat16(), r"parameter 0\.weight is bfloat16, not fp32: call model\.float\(\)"),
+    "half": (lambda model: model.half(), r"parameter 0\.weight is float16"),
+    "double": (lambda model: model.double(), r"parameter 0\.weight is float64"),
+    "one layer": (lambda model: model[2].double(), r"parameter 2\.weight is float64"),
+    "meta": (lambda model: model.to("meta"), r"parameter 0\.weight"),
+    "shape": (bigger, r"parameter 0\.weight had shape \(128, 64\), and has \(130, 64\) now: make a new optimizer"),
+    "strides": (
+        transposed,
+        r"parameter 0\.weight is not contiguous .* \(it was changed after the optimizer was made\)",
+    ),
+    "frozen": (lambda model: model[2].requires_grad_(False), r"parameter 2\.weight was frozen after the optimizer"),
+    "assign=True": (assigned, r"parameter 0\.weight is trained now and has no place in this optimizer"),
+    "a new layer": (new_layer, r"parameter 3\.weight is trained now and has no place .*add_param_group"),
+    "memory of another": (one_memory, r"parameters 2\.bias and 0\.bias share memory"),
+    "weight norm": (normed, r"parameter 0\.parametrizations\.weight\.original0 is trained now and has no place"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("method", ["demo", "paper"])
+def test_a_model_that_was_changed_is_refused_with_the_parameter_s_name(name: str, method: Any) -> None:
+    change, words = CHANGES[name]
+    model = tower()
+    optimizer = DeMoOptimizer(model, lr=LR, method=method)
+    backward(model)
+    optimizer.step()
+    change(model)
+    if name not in ("meta", "shape", "strides", "memory of another", "one layer"):
+        backward(model)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=words):
+        optimizer.step()
+    if name != "meta":
+        assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+
+
+def same_kind(model: nn.Sequential) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def from_a_vector(model: nn.Module) -> None:
+    nn.utils.vector_to_parameters(
+        nn.utils.parameters_to_vector(model.parameters()).detach().clone(), model.parameters()
+    )
+
+
+HARMLESS: dict[str, Callable[[nn.Sequential], Any]] = {
+    "nothing": lambda model: None,
+    "new memory of the same kind": same_kind,
+    "vector_to_parameters": from_a_vector,
+    "float": lambda model: model.float(),
+    "train and eval": lambda model: model.eval().train(),
+    "load_state_dict": lambda model: model.load_state_dict(copy.deepcopy(model.state_dict())),
+    "a buffer": lambda model: model.register_buffer("seen", torch.zeros(1)),
+    "a frozen layer": lambda model: model[1].add_module("probe", nn.Linear(4, 4).requires_grad_(False)),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.parametrize("method", ["demo", "DiLoCo"])
+def test_what_changes_nothing_goes_on_as_before(name: str, method: str) -> None:
+    sized: dict[str, Any] = {"magnitudes": True, "base": BaseConfig("sgd"), "local": LocalConfig(2)}
+    digests = []
+    for change in (HARMLESS["nothing"], HARMLESS[name]):
+        model = tower()
+        optimizer = DeMoOptimizer(model, lr=LR, **(sized if method == "DiLoCo" else {}))
+        for seed in range(4):
+            if seed == 2:
+                change(model)
+            backward(model, seed)
+            optimizer.step()
+        digests.append(digest(model))
+    assert digests[0] == digests[1]
+
+
+def test_a_thawed_parameter_is_named_and_can_be_added() -> None:
+    model = tower()
+    model[0].weight.requires_grad_(False)
+    optimizer = DeMoOptimizer(model.named_parameters(), lr=LR)
+    backward(model)
+    optimizer.step()
+    model[0].weight.requires_grad_(True)
+    backward(model)
+    with pytest.raises(
+        ValueError, match=r"parameter 0\.weight is trained now and has no place in this optimizer: it was fro"
+    ):
+        optimizer.step()
+    optimizer.add_param_group({"params": [model[0].weight], "lr": LR})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [3, 1]
+    before = model[0].weight.detach().clone()
+    for seed in range(2):
+        backward(model, seed)
+        optimizer.step()
+    assert not torch.equal(before, model[0].weight)
+
+
+def test_a_group_s_list_of_parameters_is_not_changed_by_hand() -> None:
+    model, other = tower(), nn.Parameter(torch.zeros(64))
+    optimizer = DeMoOptimizer(model, lr=LR)
+    for change in (lambda params: params.append(other), lambda params: params.pop(0)):
+        backward(model)
+        kept = list(optimizer.param_groups[0]["params"])
+        change(optimizer.param_groups[0]["params"])
+        with pytest.raises(ValueError, match=r"optimizer\.param_groups were changed: call optimizer\.add_param_group"):
+            optimizer.step()
+        optimizer.param_groups[0]["params"] = kept
+        optimizer.step()
+
+
+@pytest.mark.parametrize("option", ["beta2", "betas", "eps", "base", "selection", "seed", "nesterov"])
+def test_an_option_of_a_group_that_would_have_no_effect_is_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option}: no option of one group; a group may set lr, beta"):
+        DeMoOptimizer([{"params": tower().parameters(), option: 0.5}], lr=LR)
+
+
+def sparse(parameter: Tensor) -> Tensor:
+    return torch.eye(*parameter.shape).to_sparse()
+
+
+def test_gradients_of_another_kind_are_refused_with_the_parameter_s_name() -> None:
+    embedding = nn.Embedding(100, 64, sparse=True)
+    optimizer = DeMoOptimizer(embedding, lr=LR)
+    embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(ValueError, match=r"parameter weight has a sparse_coo gradient.*sparse=False"):
+        optimizer.step()
+
+
+def test_gradients_of_another_shape_in_memory_are_taken_as_they_are() -> None:
+    """Expanded and transposed gradients are what autograd makes of sums and of transposed products."""
+    digests = []
+    for make in (lambda it: it.clone(), lambda it: it.T.contiguous().T, lambda it: it[:1].expand(8, 8)):
+        model = nn.Linear(8, 8, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = DeMoOptimizer(model, lr=LR)
+        model.weight.grad = make(torch.arange(8.0).expand(8, 8))
+        optimizer.step()
+        digests.append(digest(model))
+    assert len(set(digests)) == 1
+
+
+STATE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "cleared": (lambda state: state.clear(), "optimizer.state was changed"),
+    "an entry less": (lambda state: state[next(iter(state))].pop("momentum"), r"momentum was taken out"),
+    "copied": (lambda state: [it.update(copy.deepcopy(it)) for it in state.values()], "replaced"),
+    "offloaded": (
+        lambda state: [it.update({k: v.to("meta") for k, v in it.items()}) for it in state.values()], "replaced or moved"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_a_state_that_was_changed_by_hand_is_refused(name: str) -> None:
+    """The step does not read it from there, so what somebody meant would not happen."""
+    model = tower()
+    optimizer = DeMoOptimizer(model, lr=LR)
+    saved = copy.deepcopy(optimizer.state_dict())
+    change, words = STATE[name]
+    change(optimizer.state)
+    backward(model)
+    with pytest.raises(ValueError, match=words):
+        optimizer.step()
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), 1e39])
+def test_a_learning_rate_that_is_no_number_is_refused(rate: float) -> None:
+    model = tower()
+    optimizer = DeMoOptimizer(model, lr=LR)
+    backward(model)
+    before = digest(model)
+    optimizer.param_groups[0]["lr"] = rate
+    with pytest.raises(ValueError, match="not all are finite"):
+        optimizer.step()
+    assert digest(model) == before
+
+
+def test_a_step_without_any_gradient_abstains_and_decays_nothing() -> None:
+    """As torch's optimizers: a script that skips a batch, and tools that make an empty step."""
+    model = tower()
+    optimizer = DeMoOptimizer(model, lr=LR, weight_decay=0.5)
+    backward(model)
+    optimizer.step()
+    before = digest(model)
+    optimizer.zero_grad()
+    optimizer.step()
+    assert (digest(model), optimizer.abstentions) == (before, 1)
+
+
+def test_a_scaler_s_gradients_are_divided_once_and_an_infinity_abstains() -> None:
+    digests = []
+    for scaled in (False, True):
+        model = tower()
+        optimizer = DeMoOptimizer(model, lr=LR, beta2=0.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        for step in range(6):
+            optimizer.zero_grad()
+            inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(step))
+            loss = (model(inputs) - inputs).square().mean() * (float("inf") if step == 3 else 1.0)
+            scaler.scale(loss).backward()
+            if step % 2:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+        digests.append(digest(model))
+        assert optimizer.abstentions == 1
+    assert digests[0] == digests[1]
+
+
+def test_ranks_that_torch_distributed_does_not_know_are_not_trained_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tower()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        RuntimeError, match=r"torchrun started 2 ranks.*init_process_group\(\) first, or give alone=True"
+    ):
+        DeMoOptimizer(model, lr=LR)
+    optimizer = DeMoOptimizer(model, lr=LR, alone=True)
+    backward(model)
+    optimizer.step()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    later = DeMoOptimizer(model, lr=LR)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="torchrun started 2 ranks"):
+        later.step()
+
+
+def groups(model: nn.Sequential) -> Iterable[dict[str, Any]]:
+    return [{"params": model[0].parameters()}, {"params": model[2].parameters(), "weight_decay": 0.1}]
+
+
+def test_votes_of_a_group_go_back_if_another_group_cannot_go_on() -> None:
+    """Momentum is only spent on votes that were applied."""
+    model, other = tower(), tower()
+    optimizer, undisturbed = (DeMoOptimizer(groups(it), lr=LR, beta=0.0) for it in (model, other))
+    for it, made in ((model, optimizer), (other, undisturbed)):
+        backward(it)
+        made.step()
+    optimizer._demos[1]._momentum.fill_(torch.nan)
+    backward(model)
+    with pytest.raises(RuntimeError, match="the momentum of rank 0 is not a number"):
+        optimizer.step()
+    assert not any(demo.pending for demo in optimizer._demos)
+    assert digest(model) == digest(other)
