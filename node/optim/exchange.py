@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -113,7 +114,7 @@ def check_parts(parts: Sequence[Part]) -> dict[str, Any]:
     assert voting, "torch's Join ends once all ranks have left"
     first, terms = voting[0]
     for rank, theirs in voting[1:]:
-        for name in [*terms, *(theirs.keys() - terms.keys())]:
+        for name in sorted(terms.keys() | theirs.keys(), key=lambda name: (name == PARAMETERS, name)):
             if terms.get(name) != theirs.get(name):
                 raise _differ(name, (first, terms.get(name)), (rank, theirs.get(name)))
     return terms
@@ -125,8 +126,11 @@ def _differ(name: str, one: tuple[int, Any], other: tuple[int, Any]) -> RanksDif
             f"the ranks do not start from the same parameters (rank {one[0]} and rank {other[0]}): set the seed before "
             "the model is made, or load the same weights on all ranks"
         )
+    here, there = (str(np.float32(value)) if isinstance(value, float) else str(value) for _, value in (one, other))
+    if here == there:
+        here, there = str(one[1]), str(other[1])
     return RanksDiffer(
-        f"the ranks differ in {name}: rank {one[0]} has {one[1]}, and rank {other[0]} has {other[1]}. All ranks need the same "
+        f"the ranks differ in {name}: rank {one[0]} has {here}, and rank {other[0]} has {there}. All ranks need the same "
         "settings and schedule; call scheduler.step() on all ranks or on none, in a skipped step, too"
     )
 

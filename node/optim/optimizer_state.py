@@ -25,6 +25,7 @@ from node.optim.voting import ParameterState
 
 Voter = DeMo | ShardedDeMo | PaperDeMo
 STEP, COUNT = "step", "gradients"
+_NAMES = {STEP, COUNT, "momentum", "momentum_pool", "second", "nesterov"}
 _RANK = re.compile(r"_rank\d+of\d+|_shard\d+of\d+")
 
 
@@ -148,6 +149,12 @@ def _owner(name: str) -> str:
 
 
 def _other_settings(saved: set[str], here: set[str]) -> str:
+    others = (
+        "the saved state is of another model or another optimizer (it has "
+        f"{', '.join(sorted(saved))}; expected {', '.join(sorted(here))}): load a state that this optimizer saved"
+    )
+    if not all(name in _NAMES or name.startswith(("base_", "local_")) for name in saved):
+        return others
     for name, what, setting in (
         ("second", "second moment", "beta2"),
         ("nesterov", "Nesterov momentum", "nesterov"),
@@ -158,7 +165,4 @@ def _other_settings(saved: set[str], here: set[str]) -> str:
             return f"the saved state has {one} {what}, and this optimizer has {other} {what}: set {setting} as it was"
     if {name for name in saved if name.startswith("base_")} != {name for name in here if name.startswith("base_")}:
         return "the saved state is of another base: load it with the settings that saved it"
-    return (
-        "the saved state is of another model or another optimizer (it has "
-        f"{', '.join(sorted(saved))}; expected {', '.join(sorted(here))}): load a state that this optimizer saved"
-    )
+    return others

@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, multiprocessing, nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -43,6 +45,7 @@ BASES: dict[str, dict[str, Any]] = {
     "muon": {"group_size": 16, "transform": "hadamard", "base": BaseConfig("muon", momentum=0.8)},
     "sign": {"selection": "topk", "refused": "drop"},
 }
+CHECKPOINTED = ("second moment", "Nesterov", "local", "adamw")
 LR = 2.0**-7
 
 
@@ -95,11 +98,40 @@ def _rank(rank: int, folder: str) -> None:
         saved = optimizer.state_dict()
         optimizer.load_state_dict(saved)
         digests[name].append(str(optimizer.abstentions))
+    for name in CHECKPOINTED:
+        digests[f"{name} saved"] = _checkpoint(mesh, rank, name, Path(folder))
+    with pytest.raises(ValueError, match=r"sharded over 2 of 4 ranks: give .*process_group=mesh\[\"peer\"\]"):
+        DeMoOptimizer(sharded(mesh["shard"]), lr=1e-2)
     for name, method in BASES.items():
         _bases(mesh["shard"], DeMoConfig(**method), name)
     _nobody_waits_for_a_rank_that_cannot_vote(mesh["shard"])
     torch.save(digests, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+def _checkpoint(mesh: Any, rank: int, name: str, folder: Path) -> list[str]:
+    """Digests at the end of training in one go, and of training that a distributed checkpoint divides in two."""
+    found = []
+    method, group = {**METHODS, **BASES}[name], mesh["peer"].get_group()
+    for resumed in (False, True):
+        model = sharded(mesh["shard"])
+        optimizer = DeMoOptimizer(model, lr=1e-2, process_group=group, **method)
+        for step in range(STEPS):
+            if resumed and step == STEPS // 2:
+                optimizer.zero_grad()
+                saved = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+                checkpoint.save(saved, checkpoint_id=folder / name)
+                model = sharded(mesh["shard"])
+                optimizer = DeMoOptimizer(model, lr=1e-2, process_group=group, **method)
+                there = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+                checkpoint.load(there, checkpoint_id=folder / name)
+                model.load_state_dict(there["model"])
+                set_optimizer_state_dict(model, optimizer, there["optimizer"])
+            optimizer.zero_grad()
+            loss(model, batch(rank // SHARDS, step).chunk(SHARDS)[rank % SHARDS]).backward()
+            optimizer.step()
+        found.append(state_digest(wholes(model)).hex())
+    return found
 
 
 def _bases(mesh: Any, config: DeMoConfig, name: str) -> None:
@@ -215,6 +247,10 @@ def test_a_peer_of_two_ranks_votes_and_moves_as_one_device_does(tmp_path: Path) 
         wanted = alone(name, method)
         if name != "local":  # its steps add up rounding, and 8 bits a vote show it
             assert digests[0] == wanted, f"{name}: another model than on one device"
+    for name in CHECKPOINTED:
+        ends = {digest for rank in ranks for digest in rank[f"{name} saved"]}
+        assert len(ends) == 1, f"{name}: a checkpoint changed the training"
+    for name in METHODS:
         assert [rank[name][-1] for rank in ranks] == (["0", "0", "1", "1"] if name == "groups" else ["0"] * 4)
 
 
