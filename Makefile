@@ -51,6 +51,13 @@ help: ## Show this help.
 	$(BIN)/python -m pip --python .venv/lm-eval/bin/python install --quiet --disable-pip-version-check -c deploy/constraints.txt 'lm-eval[hf]'
 	@touch $@
 
+# Trainers that people use around an optimizer; in an environment of their own for the same reason.
+.venv/.trainers: .venv/.node
+	$(BIN)/python -m venv --without-pip .venv/trainers
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$(echo .venv/trainers/lib/python3.*/site-packages)/shared.pth
+	$(BIN)/python -m pip --python .venv/trainers/bin/python install --quiet --disable-pip-version-check -c deploy/constraints.txt accelerate lightning
+	@touch $@
+
 .venv/.docs: .venv/.node
 	$(PIP) --editable '.[node,docs]'
 	@touch $@
@@ -75,7 +82,8 @@ else
 endif
 
 nightly: export SWARMENTUM_TEST_LM_EVAL = $(CURDIR)/.venv/lm-eval/bin/python
-nightly: .venv/.dev .venv/.lm-eval ## Run all tests, the long ones too and with new random examples, and three minutes of faults.
+nightly: export SWARMENTUM_TEST_TRAINERS = $(CURDIR)/.venv/trainers/bin/python
+nightly: .venv/.dev .venv/.lm-eval .venv/.trainers ## Run all tests, the long ones too and with new random examples, and three minutes of faults.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=default -n auto --dist loadfile $(addprefix --ignore=,$(SWARMS))
 	$(BIN)/python -m pytest $(SWARMS)
 	$(BIN)/python -m tests.system.soak --peers 8 --minutes 3

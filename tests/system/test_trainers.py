@@ -1,0 +1,50 @@
+"""DeMoOptimizer in Accelerate, the Hugging Face Trainer and Lightning: the examples of the docs, and their own checkpoints.
+
+The trainers are in an environment of their own: SWARMENTUM_TEST_TRAINERS names its Python (`make .venv/.trainers` makes one).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = os.environ.get("SWARMENTUM_TEST_TRAINERS")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.nightly,
+    pytest.mark.skipif(PYTHON is None, reason="needs SWARMENTUM_TEST_TRAINERS: a Python with accelerate and lightning"),
+]
+
+
+def run(*arguments: str) -> str:
+    assert PYTHON is not None
+    done = subprocess.run(
+        [PYTHON, *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("trainer", ["accelerate", "hf_trainer", "lightning"])
+def test_two_ranks_in_a_trainer_exchange_votes_and_no_gradient(trainer: str, tmp_path: Path) -> None:
+    """Without the hook, the optimizer would find the same gradient on both ranks, and refuse it."""
+    example = f"docs/examples/train_with_{trainer}.py"
+    out = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", example, str(tmp_path))
+    weights = re.findall(r"rank [01].* weights ([0-9a-f]{16})", out)
+    assert len(weights) == 2, out
+    assert len(set(weights)) == 1
+
+
+def test_a_trainer_s_own_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    lines = [line.split() for line in run("tests/system/trainer_checkpoints.py", str(tmp_path)).splitlines()]
+    found = {line[0]: line[1:] for line in lines if len(line) == 3 and len(line[1]) == 64}
+    assert set(found) == {"accelerate", "hf_trainer", "lightning"}
+    for trainer, (whole, parts) in found.items():
+        assert whole == parts, trainer
