@@ -13,6 +13,7 @@ import typer
 from node.commands.options import (
     AllowCode,
     AllowData,
+    AllowLeftOut,
     Announce,
     Archive,
     Bootstrap,
@@ -134,6 +135,7 @@ def join(
     ] = None,
     allow_code: AllowCode = False,
     allow_data: AllowData = False,
+    allow_left_out: AllowLeftOut = False,
     yes: Yes = False,
     export: Annotated[
         Path | None, typer.Option(help="Folder for the Hugging Face model at the end of the run.")
@@ -198,6 +200,7 @@ def join(
         patience_seconds=patience_seconds,
         allow_code=allow_code or None,
         allow_data=allow_data or None,
+        allow_left_out=allow_left_out or None,
         yes=yes or None,
     )
     if launch is not None and launch.rank:
@@ -285,6 +288,7 @@ def anchor(
     archive: Archive = False,
     allow_code: AllowCode = False,
     allow_data: AllowData = False,
+    allow_left_out: AllowLeftOut = False,
     yes: Yes = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -320,6 +324,7 @@ def anchor(
         archive=archive or None,
         allow_code=allow_code or None,
         allow_data=allow_data or None,
+        allow_left_out=allow_left_out or None,
         yes=yes or None,
     )
     _take_part(link, settings, None, stage, as_json=as_json, anchor=True)
