@@ -20,6 +20,7 @@ from node.data.mixed import MixedSamples
 from node.data.samples import Samples
 from node.data.shards import ShardedSamples
 from node.data.shelf import Cache, Folder, Shards, manifest_of
+from node.data.survey import left_out_of
 from node.data.tally import Reading
 from node.data.tokenizer import Tokenizer, run_tokenizer
 from node.data.walk import reason_of_name
@@ -157,6 +158,8 @@ def _shards(
     private = settings.allow_data or settings.data is not None
     mirrors = Mirrors(urls, private=private, log=log.warning, paced=paced)
     encoded, manifest = _manifest(source, mirrors, settings.home / "cache", named.sha256)
+    for line in left_out_of(manifest):
+        log.info("training text", data=source, why=line)
     tokenizer = run_tokenizer(data.tokenizer, data.tokenizer_sha256)
     if sha256_of(tokenizer.fingerprint()) != manifest.tokenizer_sha256:
         raise DataError(

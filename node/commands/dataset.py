@@ -92,9 +92,9 @@ def survey(
     """Count what a source of text has, and what would be left out and why. Reads the first 64 MiB, and writes nothing."""
     need_node_extra()
     from node.data.sources import Source
-    from node.data.survey import survey
+    from node.data.survey import look_at
 
-    found = survey(Source(source, column, subset, split))
+    found = look_at(Source(source, column, subset, split))
     if as_json:
         print(json.dumps({**found.values(), "lines": found.lines()}))
         return

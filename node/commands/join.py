@@ -18,6 +18,7 @@ from node.commands.options import (
     Archive,
     Bootstrap,
     Checkpointing,
+    Data,
     Device,
     DiskGb,
     DownloadGb,
@@ -114,9 +115,7 @@ def join(
         bool,
         typer.Option("--fit-uplink", help="Adjust the size of the votes to the upload speed that the peer measures."),
     ] = False,
-    data: Annotated[
-        str | None, typer.Option(help="Training text or tokens on this machine (default: what the run says).")
-    ] = None,
+    data: Data = None,
     listen: Listen = None,
     announce: Announce = None,
     bootstrap: Bootstrap = None,

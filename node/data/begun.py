@@ -90,7 +90,9 @@ def begun(folder: Path, key: str, width: int) -> Iterator[Begun]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise DataError(f"data build: another process builds in {folder}; wait for it, or name a new folder") from error
+            raise DataError(
+                f"data build: another process builds in {folder}; wait for it, or name a new folder"
+            ) from error
         yield _load(folder, key, width)
 
 
@@ -132,7 +134,12 @@ def _load(folder: Path, key: str, width: int) -> Begun:
             raise ValueError(f"{LENGTHS_FILE} has {len(lengths)} of {values['lengths']} lengths")
         shards = [Shard(**shard) for shard in values["shards"]]
         state = Begun(
-            values["key"], tuple(shards), tuple(lengths.tolist()), values["texts_sha256"], values["ended"], values["lost"]
+            values["key"],
+            tuple(shards),
+            tuple(lengths.tolist()),
+            values["texts_sha256"],
+            values["ended"],
+            values["lost"],
         )
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise DataError(f"data build: {path} cannot be read: {error}; delete {folder}, and start again") from error

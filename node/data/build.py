@@ -1,8 +1,8 @@
 """Token shards from text: `swarmentum data build`. Documents are shuffled, tokenised, and cut into files of equal size.
 
 The text is a file, a folder, a JSON Lines, Parquet or Arrow file, or a dataset that the `datasets` library opens. Documents
-stream through: neither the text nor the tokens have to fit into memory. A build that broke off goes on, and gives the same bytes
-as a build in one go. Refuses to write into a folder that has something else in it.
+stream through: neither the text nor the tokens have to fit into memory. A build that broke off goes on, and gives the same
+bytes as a build in one go. Refuses to write into a folder that has something else in it.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ def build(
             told(len(texts_.lengths), sum(texts_.lengths), len(made))
         reading = texts_.reading()
         reading.check(source.place, allowed=allow_left_out, how=HOW)
-        manifest = Manifest(
-            name, fingerprint, tokenizer.vocabulary, texts_.encoder.dtype.name, tuple(made), source.place, tuple(reading.counts().items())
-        )
+        left_out, dtype = tuple(reading.counts().items()), texts_.encoder.dtype.name
+        manifest = Manifest(name, fingerprint, tokenizer.vocabulary, dtype, tuple(made), source.place, left_out)
         encoded = manifest.encode()
         write_bytes(folder / MANIFEST, encoded)
         close(folder)

@@ -14,7 +14,9 @@ from node.data.errors import TokenizerError
 from node.data.tally import Reason, Tally
 from node.data.tokenizer import Fate, Tokenizer, control_pattern
 
-CONTROL_NOTE: Final = "{} strings in the text look like control tokens of the tokenizer; they were encoded as ordinary text"
+CONTROL_NOTE: Final = (
+    "{} strings in the text look like control tokens of the tokenizer; they were encoded as ordinary text"
+)
 CHANGED_NOTE: Final = "{} characters were changed by the tokenizer's normaliser (lower case, accents)"
 SPACE_NOTE: Final = "{} line breaks and tabs were dropped by the tokenizer"
 
@@ -28,7 +30,8 @@ def narrowed(ids: npt.NDArray[Any], vocabulary: int, dtype: np.dtype[Any]) -> np
     """The ids in a smaller type, each of them below `vocabulary`. Raises TokenizerError."""
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise TokenizerError(
-            f"data.tokenizer: it gave the id {int(ids.max())}, and its vocabulary ends at {vocabulary - 1}; use another tokenizer"
+            f"data.tokenizer: it gave the id {int(ids.max())}, and its vocabulary ends at {vocabulary - 1}; "
+            "use another tokenizer"
         )
     return ids.astype(dtype)
 

@@ -184,7 +184,7 @@ def table(path: Path, column: str, tally: Tally) -> Iterator[str]:
     separator = next(sign for ending, sign in TABLES.items() if ending in path.name.lower())
     csv.field_size_limit(LINE_BYTES_MAX)
     with opened(path) as (file, unpacked):
-        lines = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")  # type: ignore[type-var]
+        lines = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
         found = csv.reader(lines, delimiter=separator, strict=True)
         try:
             names = next(found, [])
@@ -194,7 +194,9 @@ def table(path: Path, column: str, tally: Tally) -> Iterator[str]:
                 return
             yield from _fields(found, names, rows)
         except (csv.Error, PackedError) as error:
-            rows.end(f"breaks off after line {found.line_num}: {error}", unpacked, 0 if unpacked else _left_of(path, file))
+            rows.end(
+                f"breaks off after line {found.line_num}: {error}", unpacked, 0 if unpacked else _left_of(path, file)
+            )
         finally:
             lines.detach()
 

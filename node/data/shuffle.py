@@ -1,4 +1,4 @@
-"""The order of the documents in token shards: each is drawn at random from those that wait. A function of seed and lengths alone."""
+"""The order of the documents in token shards: each is drawn at random from those that wait. Seed and lengths decide."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The sources of text: a file, a folder, a data set of the hub, or this machine's own Python standard library.
 
-All of them are read here, by one walker (`walk`) and one set of readers, with one count (`Tally`) of what was left out. Refuses:
-text that is not UTF-8, binary files (a folder counts and skips them, a named file is an error), pipes and devices.
+All of them are read here, by one walker (`walk`) and one set of readers, with one count (`Tally`) of what was left out.
+Refuses: text that is not UTF-8, binary files (a folder counts and skips them, a named file is an error), pipes and devices.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ DOCUMENT_BYTES_MAX: Final = 1 << 30
 POINTER_BYTES_MAX: Final = 1024
 POINTERS: Final = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/")
 ARCHIVES: Final = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz", ".lz4", ".br", ".tbz2", ".txz", ".lzma", ".z")
+UTF16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 HUB: Final = "hf://"
 # Not the library's text: what others installed, and tests (some of them are broken on purpose).
 STDLIB_SKIPPED: Final = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
@@ -97,7 +98,9 @@ def documents(source: Source, tally: Tally, files: list[Path] | None = None) -> 
         yield document
     if not tally.documents:
         why = "; ".join(tally.reading().lines())
-        where = f"no UTF-8 text file below {source.place}" if Path(source.place).is_dir() else f"{source.place} has no text"
+        where = (
+            f"no UTF-8 text file below {source.place}" if Path(source.place).is_dir() else f"{source.place} has no text"
+        )
         raise DataError(f"data: {where}" + (f" ({why})" if why else ""))
 
 
@@ -122,7 +125,9 @@ def files_of(source: Source, tally: Tally) -> list[Path]:
     kept = [file for file, reason in zip(found, reasons, strict=True) if reason is None]
     if not kept:
         why = "; ".join(tally.reading().lines())
-        todo = f". For another split: --split of `swarmentum data build`, or {ALL} for every file" if any(reasons) else ""
+        todo = (
+            f". For another split: --split of `swarmentum data build`, or {ALL} for every file" if any(reasons) else ""
+        )
         raise DataError(f"data: no UTF-8 text file below {path}" + (f" ({why}){todo}" if why else ""))
     return kept
 
@@ -178,7 +183,9 @@ def _pointer(path: Path) -> str | None:
     if path.stat().st_size > POINTER_BYTES_MAX:
         return None
     data = path.read_bytes()
-    return f"{path}" if data.startswith(POINTERS[0]) or (data.startswith(POINTERS[1]) and b"\n" not in data[:-1]) else None
+    return (
+        f"{path}" if data.startswith(POINTERS[0]) or (data.startswith(POINTERS[1]) and b"\n" not in data[:-1]) else None
+    )
 
 
 def _plain(path: Path, tally: Tally) -> Document | None:
@@ -212,6 +219,8 @@ def _wrong(data: bytes) -> tuple[Reason, str] | None:
     """Why bytes are no text, with words; None if they are."""
     if not data.removeprefix(BOM_BYTES):
         return Reason.EMPTY, "is empty"
+    if data.startswith(UTF16_MARKS):
+        return Reason.NOT_UTF8, "is UTF-16"
     if b"\0" in data:
         return Reason.BINARY, "is binary"
     if len(data) > DOCUMENT_BYTES_MAX:
@@ -219,7 +228,7 @@ def _wrong(data: bytes) -> tuple[Reason, str] | None:
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        return Reason.NOT_UTF8, f"byte 0x{data[error.start]:02x} at offset {error.start}"
+        return Reason.NOT_UTF8, f"has byte 0x{data[error.start]:02x} at offset {error.start}"
     return None
 
 
@@ -261,7 +270,7 @@ def dataset(source: Source, tally: Tally) -> Iterator[Document]:
     tally.files += 1
     try:
         for number, row in enumerate(load_dataset(name, source.subset, split=source.split, streaming=True), 1):
-            text = rows.text(lambda row=row: row, f"{source.place}, row {number}", 0)
+            text = rows.text(lambda row=row: row, f"{source.place}, row {number}", 0)  # type: ignore[misc]
             if text is not None:
                 yield Document(place, text.encode())
             if rows.hopeless:
@@ -271,4 +280,3 @@ def dataset(source: Source, tally: Tally) -> Iterator[Document]:
     except Exception as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"data: the dataset {name} cannot be read: {why}") from error
-

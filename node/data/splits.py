@@ -1,4 +1,4 @@
-"""Which files of a folder are training text: not its other splits, and not the pages about a data set. Pure: names in, reasons out.
+"""Which files of a folder are training text: not its other splits, and not the pages about a data set. Pure, of names alone.
 
 A folder has splits if some of its names say train, validation or test, as the hub's data sets do.
 """
@@ -22,8 +22,9 @@ SPLITS: Final = {
 PLAIN_SUFFIXES: Final = ("", ".txt", ".text", ".raw", ".tokens")
 """Text files whose name may say a split. Code has tests, too, and is no data set."""
 ABOUT_NAMES: Final = frozenset(
-    {"readme", "license", "licence", "copying", "notice", "citation", "changelog", "dataset_infos", "dataset_info", "dataset_dict",
-     "state", "metadata", "croissant", "checksums", "sha256sums", "md5sums", "index", "manifest", "requirements"}
+    {"readme", "license", "licence", "copying", "notice", "citation", "changelog", "dataset_infos", "dataset_info",
+     "dataset_dict", "state", "metadata", "croissant", "checksums", "sha256sums", "md5sums", "index",
+     "manifest", "requirements"}
 )  # fmt: skip
 ABOUT_SUFFIXES: Final = ("", ".md", ".txt", ".rst", ".json", ".cff", ".yaml", ".yml", ".csv", ".html")
 

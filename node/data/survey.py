@@ -6,11 +6,15 @@ Reads at most SURVEY_BYTES_MAX, so that it takes seconds for any source. Downloa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from node.data.corpus import is_tokens
 from node.data.encoder import Encoder
+from node.data.manifest import MANIFEST, Manifest
+from node.data.shelf import manifest_of
 from node.data.sources import HUB, Source, documents, files_of
-from node.data.tally import Reading, Tally
+from node.data.tally import ALLOW, SHARE_MAX, Reading, Reason, Tally
 from node.data.tokenizer import Tokenizer
 from node.data.tokens import parts_of
 from node.data.walk import file_size
@@ -39,13 +43,33 @@ class Survey:
 
     def lines(self) -> list[str]:
         """For people: what was read, then what was left out."""
-        return [self.inside.read(), *self.names.lines(), *self.inside.lines()]
+        needs = f"{self.share:.0%} is left out: training on it needs {ALLOW}" if self.share > SHARE_MAX else ""
+        return [self.inside.read(), *self.names.lines(), *self.inside.lines(), *filter(None, (needs,))]
 
     def values(self) -> dict[str, Any]:
         """For programs."""
         inside, names = self.inside.values(), self.names.values()
-        left = {**names["left_out"], **inside["left_out"]}
+        left = names["left_out"] | inside["left_out"]  # a reason is seen either in a name or in a text
         return {**inside, "source": self.place, "left_out": left, "left_out_share": round(self.share, 6)}
+
+
+def look_at(source: Source) -> Survey:
+    """Look at what a run or a person names: text, a token file, or a folder of token shards. Raises DataError."""
+    path = Path(source.place)
+    if is_tokens(path):
+        return Survey(source.place, Reading(), Reading(1, 1, file_size(path)))
+    if (path / MANIFEST).is_file():
+        _, manifest = manifest_of(path)
+        shards = Reading(len(manifest.shards), 0, manifest.tokens * manifest.width, notes=left_out_of(manifest))
+        return Survey(source.place, Reading(), shards)
+    return survey(source)
+
+
+def left_out_of(manifest: Manifest) -> tuple[str, ...]:
+    """What was left out when a set of shards was built, for people."""
+    words = {reason.key: reason.words for reason in Reason}
+    told = [f"{count:,} {words.get(key, key)}" for key, count in manifest.left_out]
+    return (f"left out when the shards were built: {'; '.join(told)}",) if told else ()
 
 
 def survey(source: Source, tokenizer: Tokenizer | None = None, bytes_max: int = SURVEY_BYTES_MAX) -> Survey:
@@ -63,4 +87,3 @@ def survey(source: Source, tokenizer: Tokenizer | None = None, bytes_max: int = 
             whole = False
             break
     return Survey(source.place, names.reading(), inside.reading(whole=whole))
-

@@ -58,7 +58,7 @@ class Reason(Enum):
         return self.name.lower()
 
 
-TODO: Final = {
+REMEDIES: Final = {
     Reason.NOT_UTF8: "convert it with `iconv -t utf-8`",
     Reason.PACKED: "unpack it, or pack it with gzip or zstd",
     Reason.DAMAGED: "copy it again from where it comes from",
@@ -124,7 +124,8 @@ class Reading:
     def values(self) -> dict[str, Any]:
         """For programs."""
         told = {
-            left.reason.key: {"count": left.count, "bytes": left.size, "examples": list(left.examples)} for left in self.left
+            left.reason.key: {"count": left.count, "bytes": left.size, "examples": list(left.examples)}
+            for left in self.left
         }
         read = {"files": self.files, "documents": self.documents, "bytes": self.size, "whole": self.whole}
         return {"read": read, "left_out": told, "left_out_share": round(self.share, 6), "notes": list(self.notes)}
@@ -138,9 +139,9 @@ class Reading:
         if allowed or self.share <= SHARE_MAX:
             return
         lost = [left for left in self.left if left.reason.lost]
-        todo = list(dict.fromkeys(TODO[left.reason] for left in lost if left.reason in TODO))
+        todo = list(dict.fromkeys(REMEDIES[left.reason] for left in lost if left.reason in REMEDIES))
         todo = [f"Else {', or '.join(todo)}."] if todo else []
-        first = f"data: {100 * self.share:.3g} % of {place} would be left out, and more than {SHARE_MAX:.0%} needs your word."
+        first = f"data: {100 * self.share:.3g} % of {place} would be left out, and more than {SHARE_MAX:.0%} needs your word:"
         told = [f"  {left.line()}" for left in lost]
         raise LeftOutError("\n".join([first, *told, f"To go on without it, {how}.", *todo]))
 
@@ -194,7 +195,10 @@ class Tally:
     @classmethod
     def restored(cls, values: dict[str, Any]) -> Tally:
         """The tally that `saved` was called of."""
-        left = {Reason[key.upper()]: (count, size, list(examples)) for key, (count, size, examples) in values["left"].items()}
+        left = {
+            Reason[key.upper()]: (count, size, list(examples))
+            for key, (count, size, examples) in values["left"].items()
+        }
         return cls(notes=dict(values["notes"]), _left=left)
 
     def reading(self, *, whole: bool = True) -> Reading:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -132,11 +133,11 @@ class HuggingFaceTokenizer:
         self._normalizer = getattr(backend, "normalizer", None)
 
     @cached_property
-    def vocabulary(self) -> int:  # type: ignore[override]
+    def vocabulary(self) -> int:
         return max(self._inner.get_vocab().values(), default=-1) + 1
 
     @cached_property
-    def control(self) -> Mapping[str, int]:  # type: ignore[override]
+    def control(self) -> Mapping[str, int]:
         added = getattr(self._inner, "added_tokens_decoder", {})
         found = {token.content: number for number, token in added.items() if token.special}
         found |= dict(zip(self._inner.all_special_tokens, self._inner.all_special_ids, strict=True))
@@ -144,7 +145,7 @@ class HuggingFaceTokenizer:
         return {text: number for text, number in found.items() if number != self.unknown and len(text) > 1}
 
     @cached_property
-    def unknown(self) -> int | None:  # type: ignore[override]
+    def unknown(self) -> int | None:
         if self._inner.unk_token_id is not None:
             return int(self._inner.unk_token_id)
         if not self._described.startswith("{"):
@@ -162,9 +163,9 @@ class HuggingFaceTokenizer:
         ids = self._ids(text)
         if not np.isin(ids, self._control_ids).any():
             return ids
-        # the model's own words have the string, too: it is encoded in two parts, and what a normaliser still makes of it goes
+        # The model's own words have the string, too. It is encoded in two parts, and what a normaliser still makes of it goes.
         cuts = [0, *(found.start() + 1 for found in self._pattern.finditer(text)), len(text)]
-        parts = [self._ids(text[start:stop]) for start, stop in zip(cuts, cuts[1:], strict=False)]
+        parts = [self._ids(text[start:stop]) for start, stop in pairwise(cuts)]
         ids = np.concatenate(parts)
         return ids[~np.isin(ids, self._control_ids)]
 

@@ -99,7 +99,7 @@ def tokenise(
 ) -> Tokens:
     """The documents through a tokenizer, once: a file in `cache_dir` named by what it was made from.
 
-    `read(tally)` gives the documents, each time from the first. `tally` has what was left out and lost, also if the file is there.
+    `read(tally)` gives the documents, each time from the first. `tally` gets what was left out, also if the file is there.
     """
     encoder, characters = Encoder(tokenizer, tally), 0
     hashed = hashlib.sha256(CACHE_FORMAT + tokenizer.fingerprint())

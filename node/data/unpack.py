@@ -35,8 +35,11 @@ class PackedError(ValueError):
 class _Frames(Protocol):
     """One gzip member or zstd frame: zlib's and zstandard's objects alike."""
 
-    eof: bool
-    unused_data: bytes
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
 
     def decompress(self, data: bytes, /) -> bytes: ...
 

@@ -1,7 +1,7 @@
 """The one walker over folders of text: regular files below a folder, in an order that is the same on every machine.
 
-Each entry that is not given back is told to the tally. Refuses: hidden files, what systems and editors put beside text, links out
-of the folder. A text is given back once, however many links lead to it. The layout of the hub's cache is known: `blobs` are
+Each entry that is not given back is told to the tally. Refuses: hidden files, what systems and editors put beside text, links
+out of the folder. A text is given back once, however many links lead to it. The layout of the hub's cache is known: `blobs` are
 read through `snapshots`.
 """
 
@@ -21,7 +21,18 @@ RUBBISH_NAMES: Final = frozenset(
     {"__macosx", "__pycache__", "thumbs.db", "desktop.ini", "ehthumbs.db", "$recycle.bin", "system volume information",
      "lost+found", "@eadir", "icon\r", "_success"}
 )  # fmt: skip
-RUBBISH_PATTERNS: Final = ("*~", "#*#", "*.swp", "*.swo", "*.bak", "*.orig", "*.lock", "*.crc", "cache-*.arrow", "tmp*.arrow")
+RUBBISH_PATTERNS: Final = (
+    "*~",
+    "#*#",
+    "*.swp",
+    "*.swo",
+    "*.bak",
+    "*.orig",
+    "*.lock",
+    "*.crc",
+    "cache-*.arrow",
+    "tmp*.arrow",
+)
 PARTIAL_PATTERNS: Final = ("*.incomplete", "*.part", "*.partial", "*.crdownload", "*.download", "*.aria2", "*.tmp")
 BLOBS, REFS, SNAPSHOTS, NO_EXIST = "blobs", "refs", "snapshots", ".no_exist"
 MANIFEST_FILE: Final = "manifest.json"
@@ -75,7 +86,9 @@ def is_set(folder: Path) -> bool:
 def _folders(here: Path, below: list[str], tally: Tally) -> Iterator[str]:
     """The folders to look into."""
     of_cache = BLOBS in below and SNAPSHOTS in below
-    revision = _revision(here.parent, below, tally) if here.name == SNAPSHOTS and (here.parent / BLOBS).is_dir() else None
+    revision = (
+        _revision(here.parent, below, tally) if here.name == SNAPSHOTS and (here.parent / BLOBS).is_dir() else None
+    )
     for name in sorted(below):
         if (here / name).is_symlink() or (of_cache and name in (BLOBS, REFS, NO_EXIST)):
             continue
