@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from node.data.errors import TokenizerError
 from node.data.tally import Reason, Tally
-from node.data.tokenizer import Fate, Tokenizer, control_pattern
+from node.data.tokenizer import ByteTokenizer, Fate, Tokenizer, control_pattern
 
 CONTROL_NOTE: Final = (
     "{} strings in the text look like control tokens of the tokenizer; they were encoded as ordinary text"
@@ -44,6 +44,7 @@ class Encoder:
         self.dtype = type_for(tokenizer.vocabulary) if dtype is None else dtype
         self._pattern = control_pattern(tokenizer.control)
         self._fates: dict[str, Fate] = {}
+        self._kept = set[str]()
 
     def encode(self, text: str, place: object) -> npt.NDArray[Any]:
         """The ids of a text. `place`: for the count."""
@@ -54,15 +55,17 @@ class Encoder:
 
     def see(self, text: str, place: object) -> None:
         """Count what the tokenizer does to the characters of a text."""
+        if isinstance(self.tokenizer, ByteTokenizer):
+            return
         if self.tokenizer.control:
             self.tally.note(CONTROL_NOTE, sum(1 for _ in self._pattern.finditer(text)))
-        for character in set(text):
+        for character in set(text) - self._kept:
             if character not in self._fates:
                 self._fates[character] = self._fate(character)
-            fate = self._fates[character]
+            fate, count = self._fates[character], text.count(character)
             if fate is Fate.KEPT:
+                self._kept.add(character)
                 continue
-            count = text.count(character)
             if fate is Fate.CHANGED:
                 self.tally.note(CHANGED_NOTE, count)
             elif character.isspace():

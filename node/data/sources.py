@@ -118,7 +118,7 @@ def files_of(source: Source, tally: Tally) -> list[Path]:
         return [path]
     found = walk(path, tally)
     names = [file.relative_to(path) for file in found]
-    reasons = chosen(names, [has_rows(file) for file in found], source.split)
+    reasons = chosen(names, [has_rows(file) for file in found], source.split, path.resolve().name)
     for file, reason in zip(found, reasons, strict=True):
         if reason is not None:
             tally.leave(reason, file, file_size(file))

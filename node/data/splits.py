@@ -29,23 +29,25 @@ ABOUT_NAMES: Final = frozenset(
 ABOUT_SUFFIXES: Final = ("", ".md", ".txt", ".rst", ".json", ".cff", ".yaml", ".yml", ".csv", ".html")
 
 
-def chosen(names: Sequence[PurePath], rows: Sequence[bool], split: str) -> list[Reason | None]:
-    """For each file, relative to its folder, why it is left out. `rows`: whether the file has rows, not plain text."""
+def chosen(names: Sequence[PurePath], rows: Sequence[bool], split: str, root: str) -> list[Reason | None]:
+    """For each file, relative to its folder, why it is left out. `rows`: whether the file has rows, not plain text.
+
+    `root`: the folder's own name.
+    """
     marks = [split_of(name, has_rows) for name, has_rows in zip(names, rows, strict=True)]
     folders = {folder for name, has_rows in zip(names, rows, strict=True) if has_rows for folder in name.parents}
     return [
-        _reason(name, mark, has_rows, split, marks, folders)
+        Reason.ABOUT
+        if name.parent in folders and is_about(name, name.parent.name or root)
+        else _of_split(mark, has_rows, SPLITS.get(split, split), marks)
         for name, mark, has_rows in zip(names, marks, rows, strict=True)
     ]
 
 
-def _reason(
-    name: PurePath, mark: str, has_rows: bool, split: str, marks: Sequence[str], folders: set[PurePath]
-) -> Reason | None:
-    if name.parent in folders and is_about(name):
-        return Reason.ABOUT
-    other = mark and mark != SPLITS.get(split, split)
-    return Reason.SPLIT if split != ALL and other and (has_rows or SPLITS.get(split, split) in marks) else None
+def _of_split(mark: str, has_rows: bool, split: str, marks: Sequence[str]) -> Reason | None:
+    """A text file is of another split only if files of the wanted one are there, too."""
+    other = mark not in ("", split) and split != ALL
+    return Reason.SPLIT if other and (has_rows or split in marks) else None
 
 
 def split_of(name: PurePath, has_rows: bool) -> str:
@@ -60,8 +62,8 @@ def split_of(name: PurePath, has_rows: bool) -> str:
     return ""
 
 
-def is_about(name: PurePath) -> bool:
+def is_about(name: PurePath, folder: str) -> bool:
     """Whether a file of a data set is about it: its page, licence, lists, or the script that loads it."""
     low = PurePath(name.name.lower())
-    script = low.suffix == ".py" and low.stem == name.parent.name.lower() != ""
+    script = low.suffix == ".py" and low.stem == folder.lower()
     return script or (low.stem in ABOUT_NAMES and low.suffix in ABOUT_SUFFIXES)

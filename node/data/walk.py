@@ -152,8 +152,8 @@ def _linked(root: Path, files: list[Path], links: list[Path], tally: Tally) -> I
 def _blobs_of(root: Path) -> list[Path]:
     """Where the links of a snapshot of the hub's cache lead to."""
     real = root.resolve()
-    caches = [folder for folder in (real, *real.parents) if folder.parent.name == SNAPSHOTS]
-    return [blobs for folder in caches if (blobs := folder.parent.parent / BLOBS).is_dir()]
+    snapshots = [folder for folder in (real, *real.parents) if folder.name == SNAPSHOTS]
+    return [blobs for folder in snapshots if (blobs := folder.parent / BLOBS).is_dir()]
 
 
 def file_size(path: Path) -> int:
