@@ -140,12 +140,9 @@ def _one(
 
 
 def _tell(name: str, reading: Reading | None, log: Any) -> None:
-    """What was read of text on this machine, and what was left out, a line for each reason."""
-    if reading is None:
-        return
-    log.info("training text", data=name, read=reading.read())
-    for line in reading.lines():
-        log.warning("training text", data=name, why=line)
+    """What was left out of text on this machine, a line for each reason."""
+    for line in reading.lines() if reading is not None else ():
+        log.warning("training text", data=name, read=reading.read(), why=line)
 
 
 def _shards(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from node.commands.options import EXIT_CODES, AllowLeftOut, Json, need_node_extra
+from protos.errors import StoppedError
 
 app = typer.Typer(help="Prepare training text.", no_args_is_help=True)
 Column = Annotated[str, typer.Option(help="The column of text in .jsonl, .csv, .parquet and datasets.")]
@@ -57,16 +58,11 @@ def build(
         print(f"{documents:,} documents, {tokens:,} tokens, {shards:,} shards written", file=sys.stderr)
 
     text = Source(source, column, subset, split)
-    built = build(
-        text,
-        load_tokenizer(tokenizer),
-        tokenizer,
-        out,
-        shard_tokens=shard_tokens,
-        seed=seed,
-        allow_left_out=allow_left_out,
-        told=told,
-    )
+    options: dict[str, Any] = {"shard_tokens": shard_tokens, "seed": seed, "allow_left_out": allow_left_out}
+    try:
+        built = build(text, load_tokenizer(tokenizer), tokenizer, out, told=told, **options)
+    except KeyboardInterrupt:
+        raise StoppedError(f"stopped; the same command goes on from the last shard in {out}") from None
     for line in built.reading.lines():
         print(line, file=sys.stderr)
     if as_json:
