@@ -141,7 +141,9 @@ def _one(
 
 def _tell(name: str, reading: Reading | None, log: Any) -> None:
     """What was left out of text on this machine, a line for each reason."""
-    for line in reading.lines() if reading is not None else ():
+    if reading is None:
+        return
+    for line in reading.lines():
         log.warning("training text", data=name, read=reading.read(), why=line)
 
 

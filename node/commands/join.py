@@ -287,7 +287,6 @@ def anchor(
     archive: Archive = False,
     allow_code: AllowCode = False,
     allow_data: AllowData = False,
-    allow_left_out: AllowLeftOut = False,
     yes: Yes = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -323,7 +322,6 @@ def anchor(
         archive=archive or None,
         allow_code=allow_code or None,
         allow_data=allow_data or None,
-        allow_left_out=allow_left_out or None,
         yes=yes or None,
     )
     _take_part(link, settings, None, stage, as_json=as_json, anchor=True)

@@ -213,7 +213,7 @@ def conditions(found: Sequence[State] | Fault) -> list[Line]:
 def texts(found: Sequence[OwnText] | Fault) -> list[Line]:
     """Training text on this machine: what is read, and what is left out."""
     if isinstance(found, Fault):
-        return [Line("training text", Verdict.PROBLEM, found.why)]
+        return [Line("training text", Verdict.PROBLEM, found.why) if found.refused else unknown("training text", found)]
     return [_text(each) for each in found]
 
 
