@@ -23,6 +23,7 @@ from node.data.tokens import (
     tokenise,
 )
 from node.data.unpack import PACKED_SUFFIXES
+from node.data.walk import mode_of
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def open_corpus(
     """
     chosen = run_tokenizer(tokenizer, tokenizer_sha256)
     name = "the Python standard library" if path is None else str(path)
-    if path is not None and not path.exists():
+    if path is not None and not mode_of(path):
         raise DataError(f"data: {path} does not exist; name a text file, a folder of text, or a .npy or .bin of tokens")
     reading = None
     if path is not None and is_tokens(path):
@@ -74,7 +75,7 @@ def open_corpus(
 
 def is_tokens(path: Path) -> bool:
     """Whether a file has tokens, not text."""
-    return path.is_file() and path.suffix in TOKEN_SUFFIXES
+    return path.is_file() and path.suffix.lower() in TOKEN_SUFFIXES
 
 
 def _tokens_of_text(
@@ -105,4 +106,8 @@ def _counted(found: Iterator[Document], tally: Tally) -> Iterator[Document]:
 
 def _is_plain(path: Path) -> bool:
     """Whether a file is its own text, byte for byte."""
-    return path.is_file() and not has_rows(path) and path.suffix.lower() not in (*PACKED_SUFFIXES, *ARCHIVES)
+    return (
+        path.is_file()
+        and not has_rows(path, Source.column)
+        and path.suffix.lower() not in (*PACKED_SUFFIXES, *ARCHIVES)
+    )

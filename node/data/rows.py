@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -20,6 +20,7 @@ JSON: Final = ".json"
 TABLES: Final = {".csv": ",", ".tsv": "\t"}
 LINE_BYTES_MAX: Final = 64 << 20
 JSON_BYTES_MAX: Final = 256 << 20
+SNIFF_BYTES: Final = 1 << 16
 BAD_ROWS_MAX: Final = 10_000
 """Of a file in which no row is good: the rest of it is not read."""
 BOM: Final = "\ufeff"
@@ -140,18 +141,22 @@ def _unique(pairs: list[tuple[str, Any]], column: str) -> dict[str, Any]:
 def json_rows(path: Path, column: str, tally: Tally) -> Iterator[str] | None:
     """The texts of a `.json` file that is a list of rows, or lines of rows; None for another one. Raises OSError."""
     with opened(path) as (file, _):
-        start = file.read(1 << 16).removeprefix(BOM_BYTES).lstrip()
-    if start[:1] == b"{":
-        lines = start.splitlines()
-        return json_lines(path, column, tally) if len(lines) > 1 and _is_row(lines[0]) else None
-    return _list(path, column, tally) if start[:1] == b"[" and start[1:].lstrip()[:1] == b"{" else None
+        line = file.readline(LINE_BYTES_MAX).removeprefix(BOM_BYTES).strip()
+        while not line and (more := file.readline(LINE_BYTES_MAX)):
+            line = more.strip()
+        more = file.read(SNIFF_BYTES).strip()
+    if line[:1] == b"{":
+        return json_lines(path, column, tally) if _is_row(line, column, alone=not more) else None
+    return _list(path, column, tally) if line[:1] == b"[" and (line[1:] + more).lstrip()[:1] == b"{" else None
 
 
-def _is_row(line: bytes) -> bool:
+def _is_row(line: bytes, column: str, *, alone: bool) -> bool:
+    """Whether the first line of a file is a row. The only line may also be a list of settings."""
     try:
-        return isinstance(json.loads(line), dict)
+        found = json.loads(line)
     except (ValueError, RecursionError):
         return False
+    return isinstance(found, dict) and (not alone or column in found)
 
 
 def _list(path: Path, column: str, tally: Tally) -> Iterator[str]:
@@ -184,37 +189,51 @@ def table(path: Path, column: str, tally: Tally) -> Iterator[str]:
     separator = next(sign for ending, sign in TABLES.items() if ending in path.name.lower())
     csv.field_size_limit(LINE_BYTES_MAX)
     with opened(path) as (file, unpacked):
-        lines = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
+        lines = _Lines(io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=""))
         found = csv.reader(lines, delimiter=separator, strict=True)
         try:
             names = next(found, [])
-            if column not in names:
-                words = f"has no column {column!r}; it has {', '.join(names)}: name one with --column"
-                rows.end(words, None, path.stat().st_size, Reason.NO_COLUMN if names else Reason.EMPTY)
+            if column in names:
+                yield from _fields(found, names, rows, lines)
                 return
-            yield from _fields(found, names, rows)
-        except (csv.Error, PackedError) as error:
-            rows.end(
-                f"breaks off after line {found.line_num}: {error}", unpacked, 0 if unpacked else _left_of(path, file)
-            )
+            words = f"has no column {column!r}; it has {', '.join(names)}: name one with --column"
+            rows.end(words, None, path.stat().st_size, Reason.NO_COLUMN if names else Reason.EMPTY)
+        except csv.Error as error:
+            rows.end(f"has no line of names: {error}", None, path.stat().st_size)
+        except PackedError as error:
+            rows.end(f"breaks off after line {found.line_num}: {error}", unpacked, 0)
         finally:
-            lines.detach()
+            lines.file.detach()
 
 
-def _left_of(path: Path, file: IO[bytes]) -> int:
-    return max(path.stat().st_size - file.tell(), 0)
+class _Lines:
+    """The lines of a file, and how many characters they have."""
+
+    def __init__(self, file: io.TextIOWrapper) -> None:
+        self.file, self.characters = file, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self.file:
+            self.characters += len(line)
+            yield line
 
 
-def _fields(found: Iterable[list[str]], names: list[str], rows: Rows) -> Iterator[str]:
-    reader: Any = found
-    for fields in found:
-        place, size = f"{rows.path}, line {reader.line_num}", sum(map(len, fields))
-        if not fields:
-            continue
-        if len(fields) != len(names):
-            rows.bad(Reason.BROKEN_ROW, f"{place} has {len(fields)} fields, expected {len(names)}", size)
-            continue
-        row = dict(zip(names, fields, strict=True))
-        text = rows.text(lambda row=row: row, place, size)  # type: ignore[misc]
-        if text is not None:
-            yield text
+def _fields(found: Any, names: list[str], rows: Rows, lines: _Lines) -> Iterator[str]:
+    """`found`: a reader of `csv`, which goes on after a row that it cannot read."""
+    while True:
+        first, before = found.line_num + 1, lines.characters
+        try:
+            fields = next(found, None)
+            why = "" if not fields or len(fields) == len(names) else f"has {len(fields)} fields, expected {len(names)}"
+        except csv.Error as error:
+            fields, why = [], f"is no row: {error}"
+        if fields is None:
+            return
+        place, size = f"{rows.path}, line {first}", lines.characters - before
+        if why:
+            rows.bad(Reason.BROKEN_ROW, f"{place} {why}", size)
+        elif fields:
+            row = dict(zip(names, fields, strict=True))
+            text = rows.text(lambda row=row: row, place, size)  # type: ignore[misc]
+            if text is not None:
+                yield text

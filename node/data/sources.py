@@ -20,7 +20,7 @@ from node.data.splits import ALL, chosen
 from node.data.tables import ARROW, PARQUET, arrow, parquet
 from node.data.tally import Reason, Tally
 from node.data.unpack import PackedError, inner_name, opened
-from node.data.walk import file_size, walk
+from node.data.walk import file_size, mode_of, walk
 
 STDLIB_BYTES_MAX: Final = 32 << 20
 BLOCK_BYTES: Final = 1 << 20
@@ -107,7 +107,7 @@ def documents(source: Source, tally: Tally, files: list[Path] | None = None) -> 
 def files_of(source: Source, tally: Tally) -> list[Path]:
     """The files of a source on this machine, in their order. Raises DataError."""
     path = Path(source.place)
-    if not path.exists():
+    if not mode_of(path):
         raise DataError(
             f"data: {path} does not exist; name a text file, a folder, a .jsonl, .parquet or .arrow file, or "
             f"{HUB}OWNER/NAME for a dataset of the Hugging Face hub"
@@ -118,7 +118,7 @@ def files_of(source: Source, tally: Tally) -> list[Path]:
         return [path]
     found = walk(path, tally)
     names = [file.relative_to(path) for file in found]
-    reasons = chosen(names, [has_rows(file) for file in found], source.split, path.resolve().name)
+    reasons = chosen(names, [has_rows(file, source.column) for file in found], source.split, path.resolve().name)
     for file, reason in zip(found, reasons, strict=True):
         if reason is not None:
             tally.leave(reason, file, file_size(file))
@@ -132,11 +132,11 @@ def files_of(source: Source, tally: Tally) -> list[Path]:
     return kept
 
 
-def has_rows(path: Path) -> bool:
+def has_rows(path: Path, column: str) -> bool:
     """Whether a file has rows, by its name. Some `.json` files have, and others are plain text."""
     suffix = PurePath(inner_name(path)).suffix
     try:
-        return suffix in _READERS or (suffix == JSON and json_rows(path, "", Tally()) is not None)
+        return suffix in _READERS or (suffix == JSON and json_rows(path, column, Tally()) is not None)
     except (OSError, PackedError):
         return True
 

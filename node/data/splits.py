@@ -38,7 +38,7 @@ def chosen(names: Sequence[PurePath], rows: Sequence[bool], split: str, root: st
     folders = {folder for name, has_rows in zip(names, rows, strict=True) if has_rows for folder in name.parents}
     return [
         Reason.ABOUT
-        if name.parent in folders and is_about(name, name.parent.name or root)
+        if name.parent in folders and not has_rows and is_about(name, name.parent.name or root)
         else _of_split(mark, has_rows, SPLITS.get(split, split), marks)
         for name, mark, has_rows in zip(names, marks, rows, strict=True)
     ]
@@ -63,7 +63,7 @@ def split_of(name: PurePath, has_rows: bool) -> str:
 
 
 def is_about(name: PurePath, folder: str) -> bool:
-    """Whether a file of a data set is about it: its page, licence, lists, or the script that loads it."""
+    """Whether a file without rows, beside some with rows, is about them: a page, a licence, a list, or their script."""
     low = PurePath(name.name.lower())
     script = low.suffix == ".py" and low.stem == folder.lower()
-    return script or (low.stem in ABOUT_NAMES and low.suffix in ABOUT_SUFFIXES)
+    return script or low.suffix == ".json" or (low.stem in ABOUT_NAMES and low.suffix in ABOUT_SUFFIXES)

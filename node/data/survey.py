@@ -5,7 +5,7 @@ Reads at most SURVEY_BYTES_MAX, so that it takes seconds for any source. Downloa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from node.data.corpus import is_tokens
 from node.data.encoder import Encoder
 from node.data.manifest import MANIFEST, Manifest
 from node.data.shelf import manifest_of
-from node.data.sources import HUB, Source, documents, files_of
+from node.data.sources import HUB, Source, documents, files_of, has_rows
 from node.data.tally import ALLOW, SHARE_MAX, Reading, Reason, Tally
 from node.data.tokenizer import Tokenizer
 from node.data.tokens import parts_of
@@ -86,4 +86,5 @@ def survey(source: Source, tokenizer: Tokenizer | None = None, bytes_max: int = 
         if inside.size > bytes_max:
             whole = False
             break
-    return Survey(source.place, names.reading(), inside.reading(whole=whole))
+    rows = any(has_rows(file, source.column) for file in files or ())  # each has many documents
+    return Survey(source.place, replace(names.reading(), counted=not rows), inside.reading(whole=whole))

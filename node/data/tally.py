@@ -94,7 +94,10 @@ class Left:
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read of a source, and what was left out. `whole`: the reading came to the source's end."""
+    """What was read of a source, and what was left out. `whole`: the reading came to the source's end.
+
+    `counted`: the number of documents is known, and counts for the share, too.
+    """
 
     files: int = 0
     documents: int = 0
@@ -102,6 +105,7 @@ class Reading:
     left: tuple[Left, ...] = ()
     notes: tuple[str, ...] = ()
     whole: bool = True
+    counted: bool = True
 
     @property
     def share(self) -> float:
@@ -109,7 +113,8 @@ class Reading:
         lost = [left for left in self.left if left.reason.lost and left.reason not in _OF_TOKENS]
         count, size = sum(left.count for left in lost), sum(left.size for left in lost)
         tokens = sum(left.size for left in self.left if left.reason in _OF_TOKENS)
-        parts = [(count, self.documents + count), (size, self.size + size), (tokens, max(self.size, tokens))]
+        parts = [(size, self.size + size), (tokens, max(self.size, tokens))]
+        parts += [(count, self.documents + count)] if self.counted else []
         return max((part / whole for part, whole in parts if whole), default=0.0)
 
     def read(self) -> str:

@@ -43,7 +43,7 @@ def open_tokens(path: Path, dtype: str = "uint16") -> FileTokens:
     if dtype not in TOKEN_TYPES:
         raise DataError(f"data.dtype = {dtype!r}: expected one of {', '.join(TOKEN_TYPES)}")
     try:
-        if path.suffix != ".npy":
+        if path.suffix.lower() != ".npy":
             return _open_raw(path, dtype)
         tokens = np.load(path, mmap_mode="r")
     except OSError as error:

@@ -34,6 +34,7 @@ RUBBISH_PATTERNS: Final = (
     "tmp*.arrow",
 )
 PARTIAL_PATTERNS: Final = ("*.incomplete", "*.part", "*.partial", "*.crdownload", "*.download", "*.aria2", "*.tmp")
+FILES_MAX: Final = 10_000_000
 BLOBS, REFS, SNAPSHOTS, NO_EXIST = "blobs", "refs", "snapshots", ".no_exist"
 MANIFEST_FILE: Final = "manifest.json"
 STATE_FILE: Final = "building.json"
@@ -54,14 +55,16 @@ def walk(root: Path, tally: Tally, skipped: frozenset[str] = frozenset()) -> lis
             below.clear()
             tally.leave(Reason.OWN, here)
             continue
-        names += [name for name in below if (here / name).is_symlink()]
+        names += [name for name in below if is_link(here / name)]
         below[:] = [name for name in _folders(here, below, tally) if name not in skipped]
         for name in sorted(names):
             path = here / name
             if (why := reason_of_name(name)) is not None:
                 tally.leave(why, path, file_size(path))
             else:
-                (links if path.is_symlink() else files).append(path)
+                (links if is_link(path) else files).append(path)
+        if len(files) + len(links) > FILES_MAX:
+            raise DataError(f"data: {root} has more than {FILES_MAX:,} files; name a folder that has the text alone")
     found = [*_regular(files, tally), *_linked(root, files, links, tally)]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
@@ -80,17 +83,20 @@ def reason_of_name(name: str) -> Reason | None:
 
 def is_set(folder: Path) -> bool:
     """Whether a folder has token shards, whole or being built."""
-    return (folder / STATE_FILE).is_file() or ((folder / MANIFEST_FILE).is_file() and (folder / FIRST_SHARD).is_file())
+    there = [stat.S_ISREG(mode_of(folder / name)) for name in (STATE_FILE, MANIFEST_FILE, FIRST_SHARD)]
+    return there[0] or (there[1] and there[2])
 
 
 def _folders(here: Path, below: list[str], tally: Tally) -> Iterator[str]:
     """The folders to look into."""
     of_cache = BLOBS in below and SNAPSHOTS in below
     revision = (
-        _revision(here.parent, below, tally) if here.name == SNAPSHOTS and (here.parent / BLOBS).is_dir() else None
+        _revision(here.parent, below, tally)
+        if here.name == SNAPSHOTS and stat.S_ISDIR(mode_of(here.parent / BLOBS))
+        else None
     )
     for name in sorted(below):
-        if (here / name).is_symlink() or (of_cache and name in (BLOBS, REFS, NO_EXIST)):
+        if is_link(here / name) or (of_cache and name in (BLOBS, REFS, NO_EXIST)):
             continue
         if revision not in (None, name):
             tally.leave(Reason.REVISION, here / name)
@@ -154,6 +160,22 @@ def _blobs_of(root: Path) -> list[Path]:
     real = root.resolve()
     snapshots = [folder for folder in (real, *real.parents) if folder.name == SNAPSHOTS]
     return [blobs for folder in snapshots if (blobs := folder.parent / BLOBS).is_dir()]
+
+
+def mode_of(path: Path) -> int:
+    """The kind of what is at a place; 0 for nothing, or for what this process may not see."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0
+
+
+def is_link(path: Path) -> bool:
+    """Whether a link is there."""
+    try:
+        return stat.S_ISLNK(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def file_size(path: Path) -> int:

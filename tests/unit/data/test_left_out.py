@@ -264,7 +264,9 @@ def test_a_bad_row_is_named_counted_and_skipped(
         ("b.txt.xz", b"\xfd7zXZ", Reason.PACKED),
         ("b.csv", "id,body\n1,x\n", Reason.NO_COLUMN),
         ("b.csv", "id,text\n1,x,y\n", Reason.BROKEN_ROW),
-        ("b.csv", 'id,text\n1,"never closed\n', Reason.DAMAGED),
+        ("b.csv", 'id,text\n1,"never closed\n', Reason.BROKEN_ROW),
+        ("b.csv", 'id,text\n1,"closed"twice\n2,good\n', Reason.BROKEN_ROW),
+        ("b.json", '{"body": 1}\n{"body": 2}\n', Reason.NO_COLUMN),
         ("b.json", '[{"body": "x"}]', Reason.NO_COLUMN),
         ("b.json", '[{"text": "x"}', Reason.DAMAGED),
     ],
@@ -349,3 +351,25 @@ def test_a_set_beside_the_text_is_no_text(tmp_path: Path) -> None:
     built = build(Source(str(tmp_path)), ByteTokenizer(), "bytes", tmp_path / "out")
     again = build(Source(str(tmp_path)), ByteTokenizer(), "bytes", tmp_path / "out2")
     assert (built.documents, again.documents) == (1, 1)
+
+
+def test_one_small_file_beside_many_rows_asks_nobody(tmp_path: Path) -> None:
+    """A file is one thing, and a file with rows is many."""
+    put(tmp_path, {"a.jsonl": ROWS * 400, "notes.zip": "PK", "config.json": "{}", "gone.txt": ""})
+    (tmp_path / "link.txt").symlink_to("nowhere")
+    built = build(Source(str(tmp_path)), ByteTokenizer(), "bytes", tmp_path / "out")
+    assert built.reading.counts() == {"packed": 1, "dangling": 1, "empty": 1, "about": 1, "own": 1}
+
+
+def test_json_lines_with_a_first_line_longer_than_a_look(tmp_path: Path) -> None:
+    put(tmp_path, {"a.json": json.dumps({"text": "x" * 200_000}) + "\n" + ROWS, "b.json": '\n{"text": "alone"}'})
+    assert [len(text) for text in read(tmp_path)[0]] == [200_000, 5, 5, 5, 5]
+
+
+def test_names_that_are_no_utf_8_are_shown(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / name).write_bytes(b"caf\xe9")
+    (tmp_path / "a.txt").write_text("text")
+    shown = CliRunner().invoke(command.app, ["data", "survey", str(tmp_path)])
+    assert shown.exit_code == 0
+    assert "caf?.txt has byte 0xe9 at offset 3" in shown.stdout
