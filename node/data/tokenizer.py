@@ -170,8 +170,17 @@ class HuggingFaceTokenizer:
         return ids[~np.isin(ids, self._control_ids)]
 
     def _ids(self, text: str) -> npt.NDArray[np.int64]:
-        found = self._inner.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        return np.asarray(found, dtype=np.int64)
+        return np.asarray(self._inner.encode(text, **self._options), dtype=np.int64)
+
+    @cached_property
+    def _options(self) -> dict[str, bool]:
+        """Of `encode`. Some tokenizers never look for control tokens in text, and know no word for it."""
+        plain = {"add_special_tokens": False, "verbose": False}
+        try:
+            self._inner.encode("a", split_special_tokens=True, **plain)
+        except (TypeError, ValueError):
+            return plain
+        return {**plain, "split_special_tokens": True}
 
     @cached_property
     def _control_ids(self) -> npt.NDArray[np.int64]:
