@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from coordinator import __main__ as command
 from coordinator.commands.checking import checked, cost_of, curve
-from coordinator.commands.planning import LayoutFacts
+from coordinator.commands.planning import LayoutFacts, text_of
 from protos.errors import NetworkError, OperatorError
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig
@@ -194,5 +194,5 @@ def test_what_peers_would_leave_out_of_a_text_is_told(tmp_path: Path) -> None:
     assert any("left out: 1 not UTF-8" in note for note in told["notes"])
     assert any("needs --allow-left-out" in note for note in told["notes"])
     (text / "a.txt").unlink()
-    shown = CliRunner().invoke(command.app, ["run", "check", str(file)]).stdout
-    assert "no UTF-8 text file below" in shown.replace("\n", " ")
+    [line] = text_of(str(text)).lines
+    assert "no UTF-8 text file below" in line
