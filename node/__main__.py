@@ -19,9 +19,11 @@ from node.commands.options import (
     EXIT_CODES,
     AllowCode,
     AllowData,
+    AllowLeftOut,
     Announce,
     Bootstrap,
     Checkpointing,
+    Data,
     Device,
     Home,
     InviteLink,
@@ -72,8 +74,10 @@ def doctor(
     bootstrap: Bootstrap = None,
     relays: Relays = None,
     reachability: Reachability = None,
+    data: Data = None,
     allow_code: AllowCode = False,
     allow_data: AllowData = False,
+    allow_left_out: AllowLeftOut = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -95,8 +99,10 @@ def doctor(
         bootstrap=bootstrap,
         relays=relays,
         reachability=reachability,
+        data=data,
         allow_code=allow_code or None,
         allow_data=allow_data or None,
+        allow_left_out=allow_left_out or None,
     )
     raise typer.Exit(examine(settings, None if invite is None else link_from(invite), as_json=as_json))
 
@@ -212,6 +218,7 @@ def demo(
     data: Annotated[
         Path | None, typer.Option(help="A text file or folder (default: this Python's standard library).")
     ] = None,
+    allow_left_out: AllowLeftOut = False,
     output: Annotated[Path, typer.Option(help="Folder of the results; made, or its demo results replaced.")] = Path(
         "swarmentum-out/demo"
     ),
@@ -243,6 +250,7 @@ def demo(
         steps=steps,
         seed=seed,
         data=data,
+        allow_left_out=allow_left_out,
         output=output,
         group_size=group_size,
         strict=strict,

@@ -138,6 +138,9 @@ class PeerSettings(LiveSettings, BaseSettings):
     allow_code: bool = False
     """Let the run name a Python function of this machine (`model.factory`) and call it."""
 
+    allow_left_out: bool = False
+    """Train although more than 1 % of the text on this machine is left out (`swarmentum data survey` lists it)."""
+
     allow_data: bool = False
     """Let the run name files of this machine (`data.source`, a tokenizer's folder) and read them."""
 

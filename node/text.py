@@ -20,7 +20,10 @@ from node.data.mixed import MixedSamples
 from node.data.samples import Samples
 from node.data.shards import ShardedSamples
 from node.data.shelf import Cache, Folder, Shards, manifest_of
+from node.data.survey import left_out_of
+from node.data.tally import Reading
 from node.data.tokenizer import Tokenizer, run_tokenizer
+from node.data.walk import reason_of_name
 from protos.assignment import Range
 from protos.disk import write_bytes, writing
 from protos.mixture import phases
@@ -96,7 +99,13 @@ def _mixture(config: RunConfig, settings: PeerSettings, log: Any, paced: Callabl
 
 def _own(folder: Path, name: str) -> Path:
     """This machine's copy of a source of a mixture: DIR/NAME, or DIR/NAME with an ending."""
-    found = [path for path in (folder / name, *sorted(folder.glob(f"{name}.*"))) if path.exists()]
+    named = [folder / name, *sorted(folder.glob(f"{name}.*"))]
+    found = [path for path in named if path.exists() and reason_of_name(path.name) is None]
+    if len(found) > 1:
+        raise DataError(
+            f"data: --data {folder} has {len(found)} copies of {name!r} ({', '.join(path.name for path in found)}), and one is "
+            "meant: move the others away"
+        )
     if not found:
         raise DataError(
             f"data: --data {folder} has no {name!r}, and the run trains on a mixture: give a folder that has each source under "
@@ -123,9 +132,19 @@ def _one(
         tokenizer=data.tokenizer,
         tokenizer_sha256=data.tokenizer_sha256,
         dtype=data.dtype,
+        allow_left_out=settings.allow_left_out,
     )
+    _tell(corpus.name, corpus.reading, log)
     samples = Samples(corpus.tokens, data.context, config.seed)
     return Text(corpus.name, corpus.tokenizer, samples, corpus.tokens.dtype.name)
+
+
+def _tell(name: str, reading: Reading | None, log: Any) -> None:
+    """What was left out of text on this machine, a line for each reason."""
+    if reading is None:
+        return
+    for line in reading.lines():
+        log.warning("training text", data=name, read=reading.read(), why=line)
 
 
 def _shards(
@@ -138,6 +157,8 @@ def _shards(
     private = settings.allow_data or settings.data is not None
     mirrors = Mirrors(urls, private=private, log=log.warning, paced=paced)
     encoded, manifest = _manifest(source, mirrors, settings.home / "cache", named.sha256)
+    for line in left_out_of(manifest):
+        log.info("training text", data=source, why=line)
     tokenizer = run_tokenizer(data.tokenizer, data.tokenizer_sha256)
     if sha256_of(tokenizer.fingerprint()) != manifest.tokenizer_sha256:
         raise DataError(

@@ -23,11 +23,13 @@ from coordinator.commands.operator import Operator
 from coordinator.commands.options import Json
 from coordinator.commands.planning import (
     LayoutFacts,
+    TextFacts,
     layout_of_run,
     planned,
     recipe_of,
     room_for_snapshots,
     room_for_votes,
+    text_of,
 )
 from protos import toml_file
 from protos.amounts import HOUR, amount, duration
@@ -168,11 +170,14 @@ def check(
 ) -> None:
     """Check a run.toml, and print what the run will cost its peers. Needs no coordinator, and starts nothing."""
     findings = findings_of(file, anchor=anchor)
-    config, facts, notes = findings.config, findings.facts, notes_of(findings)
+    texts = texts_of(findings.config)
+    config, facts = findings.config, findings.facts
+    notes = [*notes_of(findings), *(f"Text {text.place}: {line}" for text in texts for line in text.lines)]
     cost = None if facts is None else cost_of(config, facts, peers, step_seconds)
     if as_json:
         layout = None if facts is None else {**vars(facts), "layout_digest": facts.layout_digest.hex()}
-        print(json.dumps({"name": config.name, "layout": layout, "cost": cost and vars(cost), "notes": notes}))
+        told = {"name": config.name, "layout": layout, "cost": cost and vars(cost), "notes": notes}
+        print(json.dumps(told | {"texts": [{"place": text.place, **(text.values or {})} for text in texts]}))
         return
     _show(config, facts, cost, notes)
 
@@ -181,6 +186,12 @@ def notes_of(findings: Findings) -> list[str]:
     """What `run check` says of a run, besides its costs."""
     unknown = findings.unknown and f"Costs are not known: {findings.unknown}."
     return list(filter(None, (unknown, *findings.said, _own_text(findings.config))))
+
+
+def texts_of(config: RunConfig) -> list[TextFacts]:
+    """The texts that the run names and that this machine has."""
+    named = [source for source, _, _ in config.data.sources()]
+    return [text_of(source) for source in named if source != "stdlib" and Path(source).exists()]
 
 
 def _own_text(config: RunConfig) -> str:

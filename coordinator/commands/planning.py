@@ -1,6 +1,6 @@
 """Decisions of `run create` before a run is made: its parameter layout, and whether peers check each other's votes.
 
-Pure but for `layout_of_run`, which asks the node package in a process of its own (the coordinator needs no torch). Refuses
+Pure but for `layout_of_run` and `text_of`, which ask the node package in a process (the coordinator needs no torch). Refuses
 to change the operator's settings: only settings that run.toml leaves open are decided here, and each decision is printed.
 """
 
@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB, SNAPSHOTS_GB
@@ -20,6 +21,7 @@ from protos.optimizer_config import RECIPES
 from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
 
 LAYOUT_SECONDS_MAX = 300.0
+TEXT_SECONDS_MAX = 120.0
 OWN_A_ROOT_VOTE = 0.177
 """The least `own` of an honest peer in docs/security.md, divided by the root of the votes, because `own` grows with that root.
 The figure is 14, of 6,250 votes, with 4 checked samples of a share of 32. With more samples `own` is larger."""
@@ -44,6 +46,15 @@ class LayoutFacts:
     copies_bytes: int | None = None
 
 
+@dataclass(frozen=True)
+class TextFacts:
+    """What `swarmentum data survey` printed of a text on this machine. `values`: None if it could not look."""
+
+    place: str
+    lines: tuple[str, ...]
+    values: dict[str, Any] | None = None
+
+
 def layout_of_run(file: Path, config: RunConfig | None = None) -> tuple[LayoutFacts | None, str]:
     """The layout of a run.toml's model, or None and why it is not known here. OperatorError if the model cannot be built.
 
@@ -63,6 +74,21 @@ def layout_of_run(file: Path, config: RunConfig | None = None) -> tuple[LayoutFa
         raise OperatorError(done.stderr.strip().removeprefix("error: ") or "model: it cannot be built")
     values = json.loads(done.stdout.splitlines()[-1])
     return LayoutFacts(**{**values, "layout_digest": bytes.fromhex(values["layout_digest"])}), ""
+
+
+def text_of(place: str) -> TextFacts:
+    """What a text of this machine has, and what peers would leave out of it, as the node package counts it."""
+    if any(find_spec(name) is None for name in ("torch", "transformers", "node")):
+        return TextFacts(place, ("not looked at: swarmentum[node] is not installed here",))
+    command = [sys.executable, "-m", "node", "data", "survey", "--json", "--", place]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TEXT_SECONDS_MAX, check=False)
+    except subprocess.TimeoutExpired:
+        return TextFacts(place, (f"not looked at: it took more than {TEXT_SECONDS_MAX:.0f} s",))
+    if done.returncode:
+        return TextFacts(place, tuple(done.stderr.strip().removeprefix("error: ").splitlines()))
+    values = json.loads(done.stdout.splitlines()[-1])
+    return TextFacts(place, tuple(values.pop("lines")), values)
 
 
 def votes_needed(config: RunConfig) -> int:

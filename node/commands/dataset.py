@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from node.commands.options import EXIT_CODES, Json, need_node_extra
+from node.commands.options import EXIT_CODES, AllowLeftOut, Json, need_node_extra
+from protos.errors import StoppedError
 
 app = typer.Typer(help="Prepare training text.", no_args_is_help=True)
+Column = Annotated[str, typer.Option(help="The column of text in .jsonl, .csv, .parquet and datasets.")]
+Split = Annotated[
+    str, typer.Option(help="The split of a dataset, or of a folder that has splits; all takes every file of a folder.")
+]
 
 
 @app.callback()
@@ -29,16 +33,20 @@ def build(
             help="A text file, a folder, a .jsonl, .parquet or .arrow file, or hf://OWNER/NAME for a dataset of the hub.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="A new folder for the shards.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="FOLDER", help="A new folder for the shards, or that of a build that broke off."),
+    ],
     tokenizer: Annotated[
         str,
         typer.Option(help="The run's tokenizer: bytes, a tokenizer.json, or a folder or name of Hugging Face."),
     ] = "bytes",
-    column: Annotated[str, typer.Option(help="The column of text in .jsonl, .parquet and datasets.")] = "text",
+    column: Column = "text",
     subset: Annotated[str | None, typer.Option(help="The subset (configuration) of a dataset.")] = None,
-    split: Annotated[str, typer.Option(help="The split of a dataset.")] = "train",
+    split: Split = "train",
     shard_tokens: Annotated[int, typer.Option(min=1024, max=1 << 30, help="Tokens a shard.")] = 1 << 24,
     seed: Annotated[int, typer.Option(help="Decides the order of the documents.")] = 0,
+    allow_left_out: AllowLeftOut = False,
     as_json: Json = False,
 ) -> None:
     """Turn text into token shards that can lie on any web server, and print what a run needs to name them."""
@@ -50,9 +58,16 @@ def build(
         print(f"{documents:,} documents, {tokens:,} tokens, {shards:,} shards written", file=sys.stderr)
 
     text = Source(source, column, subset, split)
-    built = build(text, load_tokenizer(tokenizer), tokenizer, out, shard_tokens=shard_tokens, seed=seed, told=told)
+    options: dict[str, Any] = {"shard_tokens": shard_tokens, "seed": seed, "allow_left_out": allow_left_out}
+    try:
+        built = build(text, load_tokenizer(tokenizer), tokenizer, out, told=told, **options)
+    except KeyboardInterrupt:
+        raise StoppedError(f"stopped; the same command goes on from the last shard in {out}") from None
+    for line in built.reading.lines():
+        print(line, file=sys.stderr)
     if as_json:
-        print(json.dumps({**asdict(built), "folder": str(built.folder)}))
+        made = {"folder": str(built.folder), "sha256": built.sha256, "documents": built.documents}
+        print(json.dumps({**made, "tokens": built.tokens, "shards": built.shards, **built.reading.values()}))
         return
     print(f"{built.folder}: {built.tokens:,} tokens of {built.documents:,} documents in {built.shards:,} shards.")
     print("Put the folder on a web server, and write this into run.toml:")
@@ -60,6 +75,27 @@ def build(
     print('source = "https://YOUR.SERVER/FOLDER"')
     print(f'sha256 = "{built.sha256}"')
     print(f'tokenizer = "{tokenizer}"')
+
+
+@app.command("survey", epilog=EXIT_CODES)
+def survey(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="As SOURCE of `swarmentum data build`.")],
+    column: Column = "text",
+    subset: Annotated[str | None, typer.Option(help="The subset (configuration) of a dataset.")] = None,
+    split: Split = "train",
+    as_json: Json = False,
+) -> None:
+    """Count what a source of text has, and what would be left out and why. Reads the first 64 MiB, and writes nothing."""
+    need_node_extra()
+    from node.data.sources import Source
+    from node.data.survey import look_at
+
+    found = look_at(Source(source, column, subset, split))
+    if as_json:
+        print(json.dumps({**found.values(), "lines": found.lines()}))
+        return
+    for line in found.lines():
+        print(line)
 
 
 @app.command("tokenizer", epilog=EXIT_CODES)

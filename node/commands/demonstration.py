@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import tomllib
@@ -56,6 +57,7 @@ class DemoOptions:
     strict: bool
     archive: bool
     as_json: bool
+    allow_left_out: bool = False
 
 
 def run_toml(options: DemoOptions, bootstrap: str) -> str:
@@ -94,10 +96,23 @@ def prepare_output(output: Path) -> None:
     (output / MARKER).write_text("{}\n")
 
 
+def _look_at(data: Path, *, allowed: bool) -> None:
+    """Print what of the text is left out, before anything starts. Raises DataError if much is, and it is not allowed."""
+    from node.data.sources import Source
+    from node.data.survey import look_at
+
+    found = look_at(Source(str(data)))
+    for line in found.lines():
+        print(line, file=sys.stderr)
+    found.check(allowed=allowed)
+
+
 def run_demo(options: DemoOptions) -> int:
     """Run the demo. Returns 0 only if every replica is equal and the loss fell."""
     if options.data is not None and not options.data.exists():
         raise OperatorError(f"--data {options.data}: no such file or folder")
+    if options.data is not None:
+        _look_at(options.data, allowed=options.allow_left_out)
     try:
         RunConfig.model_validate(tomllib.loads(run_toml(options, "/ip4/127.0.0.1/tcp/1/p2p/12D3KooW")))
     except ValidationError as error:
@@ -157,10 +172,11 @@ def _start_peers(processes: Processes, homes: Path, options: DemoOptions, invite
         export = ("--export", str(options.output / "model")) if index == 0 else ()
         archive = ("--archive",) if index == 0 and options.archive else ()
         data = () if options.data is None else ("--data", str(options.data.resolve()))
+        allowed = ("--allow-left-out",) if options.allow_left_out else ()
         flags = ("--home", str(homes / f"peer-{index}"), "--listen", "127.0.0.1:0", "--threads", threads, "--json")
         environment = {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         child = processes.start(
-            f"peer-{index}", "node", "join", invite, *flags, *data, *export, *archive, environment=environment
+            f"peer-{index}", "node", "join", invite, *flags, *data, *allowed, *export, *archive, environment=environment
         )
         children.append(child)
     return children

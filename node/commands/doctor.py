@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.config import PeerSettings
-from node.doctor import lines, machine, run_lines, seat, swarm
+from node.doctor import lines, machine, run_lines, seat, swarm, texts
 from node.doctor.facts import Fault, Found
 from node.doctor.lines import Line, Verdict
 from node.doctor.probes import side_by_side
@@ -43,13 +43,14 @@ def examine(settings: PeerSettings, invite: Invite | None) -> tuple[list[Line], 
         "here": lambda: machine.here(settings),
         "owner": lambda: conditions_of(settings),
         "limits": lambda: Live(settings.home, settings).values,
+        "texts": lambda: texts.of_person(settings),
     }
     if invite is not None:
         probes["way"] = lambda: asyncio.run(swarm.way_to(invite))
     facts = side_by_side(probes, MACHINE_SECONDS_MAX)
     device = "" if isinstance(facts["devices"], Fault) else facts["devices"].chosen
     found = lines.of_machine(facts["devices"], facts["here"]) + lines.conditions(facts["owner"])
-    found += lines.limits(device, facts["here"], facts["limits"])
+    found += lines.limits(device, facts["here"], facts["limits"]) + lines.texts(facts["texts"])
     if invite is None:
         return found, None
     of_run = _run(settings, invite, facts["way"])
@@ -82,7 +83,9 @@ def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault) -> Foun
     }
     if not isinstance(first["asks"], Fault):  # else the run's own code could be called without consent
         probes["seat"] = lambda: seat.seat_of(run.config, settings, folder)
-    facts = {"seat": Fault("the run asks for more than was allowed")} | side_by_side(probes, RUN_SECONDS_MAX)
+        probes["texts"] = lambda: texts.of_run(run.config, settings)
+    unasked: dict[str, Any] = {"seat": Fault("the run asks for more than was allowed"), "texts": ()}
+    facts = unasked | side_by_side(probes, RUN_SECONDS_MAX)
     inside = facts["inside"]
     if isinstance(inside, Fault):
         inside = swarm.Inside(inside, inside, inside, inside, inside)
@@ -97,6 +100,7 @@ def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault) -> Foun
         reach=inside.reach,
         download=inside.download,
         upload=inside.upload,
+        texts=facts["texts"],
     )
 
 

@@ -13,10 +13,12 @@ import typer
 from node.commands.options import (
     AllowCode,
     AllowData,
+    AllowLeftOut,
     Announce,
     Archive,
     Bootstrap,
     Checkpointing,
+    Data,
     Device,
     DiskGb,
     DownloadGb,
@@ -113,9 +115,7 @@ def join(
         bool,
         typer.Option("--fit-uplink", help="Adjust the size of the votes to the upload speed that the peer measures."),
     ] = False,
-    data: Annotated[
-        str | None, typer.Option(help="Training text or tokens on this machine (default: what the run says).")
-    ] = None,
+    data: Data = None,
     listen: Listen = None,
     announce: Announce = None,
     bootstrap: Bootstrap = None,
@@ -134,6 +134,7 @@ def join(
     ] = None,
     allow_code: AllowCode = False,
     allow_data: AllowData = False,
+    allow_left_out: AllowLeftOut = False,
     yes: Yes = False,
     export: Annotated[
         Path | None, typer.Option(help="Folder for the Hugging Face model at the end of the run.")
@@ -198,6 +199,7 @@ def join(
         patience_seconds=patience_seconds,
         allow_code=allow_code or None,
         allow_data=allow_data or None,
+        allow_left_out=allow_left_out or None,
         yes=yes or None,
     )
     if launch is not None and launch.rank:

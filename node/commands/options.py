@@ -130,6 +130,13 @@ AllowData = Annotated[
         "Use it only for operators you trust.",
     ),
 ]
+Data = Annotated[str | None, typer.Option(help="Training text or tokens on this machine (default: what the run says).")]
+AllowLeftOut = Annotated[
+    bool,
+    typer.Option(
+        "--allow-left-out", help="Go on although more than 1 % of the text is left out; the command lists it."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Agree to the run's requests without a question.")]
 
 

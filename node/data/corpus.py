@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from node.data.errors import DataError
-from node.data.sources import read_text, standard_library
+from node.data.sources import ARCHIVES, Document, Source, documents, has_rows, standard_library
+from node.data.tally import Reading, Tally
 from node.data.tokenizer import ByteTokenizer, Tokenizer, run_tokenizer
 from node.data.tokens import (
     SCAN_TOKENS,
@@ -20,15 +22,18 @@ from node.data.tokens import (
     open_tokens,
     tokenise,
 )
+from node.data.unpack import PACKED_SUFFIXES
+from node.data.walk import mode_of
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens, and the tokenizer that they belong to."""
+    """Tokens, and the tokenizer that they belong to. `reading`: what was read and left out; None for token files."""
 
     name: str
     tokens: Tokens
     tokenizer: Tokenizer
+    reading: Reading | None = None
 
     def digest(self) -> str:
         """sha256 over the tokens as little-endian uint32, hex: equal where two peers have the same data."""
@@ -46,29 +51,63 @@ def open_corpus(
     tokenizer_sha256: str | None = None,
     dtype: str = "uint16",
     vocabulary: int | None = None,
+    allow_left_out: bool = False,
     progress: Progress = lambda done, name: None,
 ) -> Corpus:
     """Text or tokens at `path` (None: the standard library's sources), every id below `vocabulary` where it is given.
 
     `tokenizer` is 'bytes', a tokenizer.json, or a Hugging Face name or folder; `dtype` is the type of a raw `.bin`. `cache_dir`
-    keeps the tokens that a Hugging Face tokenizer makes.
+    keeps the tokens that a Hugging Face tokenizer makes. Raises LeftOutError if much text is left out, unless that is allowed.
     """
     chosen = run_tokenizer(tokenizer, tokenizer_sha256)
     name = "the Python standard library" if path is None else str(path)
-    if path is not None and not path.exists():
+    if path is not None and not mode_of(path):
         raise DataError(f"data: {path} does not exist; name a text file, a folder of text, or a .npy or .bin of tokens")
-    if path is not None and path.is_file() and path.suffix in TOKEN_SUFFIXES:
+    reading = None
+    if path is not None and is_tokens(path):
         tokens: Tokens = open_tokens(path, dtype)
     else:
-        tokens = _tokens_of_text(path, chosen, cache_dir, progress)
+        tokens, reading = _tokens_of_text(path, chosen, cache_dir, progress)
+        reading.check(name, allowed=allow_left_out)
     check_vocabulary(tokens, chosen.vocabulary if vocabulary is None else vocabulary, name)
-    return Corpus(name, tokens, chosen)
+    return Corpus(name, tokens, chosen, reading)
 
 
-def _tokens_of_text(path: Path | None, tokenizer: Tokenizer, cache_dir: Path, progress: Progress) -> Tokens:
-    if path is not None and path.is_file() and isinstance(tokenizer, ByteTokenizer):
-        return open_text(path)
-    documents = standard_library() if path is None else read_text(path)
-    if isinstance(tokenizer, ByteTokenizer):
-        return bytes_of(documents)
-    return tokenise(documents, tokenizer, cache_dir, progress)
+def is_tokens(path: Path) -> bool:
+    """Whether a file has tokens, not text."""
+    return path.is_file() and path.suffix.lower() in TOKEN_SUFFIXES
+
+
+def _tokens_of_text(
+    path: Path | None, tokenizer: Tokenizer, cache_dir: Path, progress: Progress
+) -> tuple[Tokens, Reading]:
+    tally, as_bytes = Tally(), isinstance(tokenizer, ByteTokenizer)
+    if path is not None and as_bytes and _is_plain(path):
+        found = open_text(path)
+        return found, Reading(1, 1, len(found))
+    if as_bytes:
+        return bytes_of(_documents(path, tally)), tally.reading()
+    tokens = tokenise(lambda tally: _documents(path, tally), tokenizer, cache_dir, tally, progress)
+    return tokens, tally.reading()
+
+
+def _documents(path: Path | None, tally: Tally) -> Iterator[Document]:
+    if path is not None:
+        return documents(Source(str(path)), tally)
+    return _counted(standard_library(), tally)
+
+
+def _counted(found: Iterator[Document], tally: Tally) -> Iterator[Document]:
+    for document in found:
+        tally.files += 1
+        tally.took(len(document.data))
+        yield document
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether a file is its own text, byte for byte."""
+    return (
+        path.is_file()
+        and not has_rows(path, Source.column)
+        and path.suffix.lower() not in (*PACKED_SUFFIXES, *ARCHIVES)
+    )

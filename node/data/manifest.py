@@ -24,6 +24,9 @@ MANIFEST_BYTES_MAX: Final = 32 << 20
 SHARDS_MAX: Final = 1 << 17
 SHARD_BYTES_MAX: Final = 1 << 32
 TEXT_CHARACTERS_MAX: Final = 1000
+REASONS_MAX: Final = 64
+COUNT_MAX: Final = 1 << 62
+REASON: Final = re.compile(r"[a-z0-9_]{1,40}")
 SHARD_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SHA256_HEX: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -49,6 +52,8 @@ class Manifest:
     shards: tuple[Shard, ...]
     source: str = ""
     """For people: the text that the tokens come from."""
+    left_out: tuple[tuple[str, int], ...] = ()
+    """For people: what of the text is not in the tokens, by reason. A manifest without it is as it always was."""
 
     @property
     def width(self) -> int:
@@ -62,7 +67,9 @@ class Manifest:
 
     def encode(self) -> bytes:
         """The file."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode() + b"\n"
+        values = {"format": FORMAT, **asdict(self)}
+        left = dict(values.pop("left_out"))
+        return json.dumps(values | ({"left_out": left} if left else {}), indent=1).encode() + b"\n"
 
 
 def is_url(source: str) -> bool:
@@ -106,7 +113,15 @@ def _manifest(values: dict[str, Any]) -> Manifest:
         dtype,
         made,
         _text(values, "source"),
+        _left_out(values),
     )
+
+
+def _left_out(values: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+    left = values.get("left_out", {})
+    if not isinstance(left, dict) or len(left) > REASONS_MAX or not all(map(REASON.fullmatch, left)):
+        raise ValueError(f"left_out: expected a count for each of at most {REASONS_MAX} reasons")
+    return tuple((reason, _count(left, reason, COUNT_MAX)) for reason in left)
 
 
 def _shard(values: dict[str, Any], width: int) -> Shard:

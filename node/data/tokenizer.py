@@ -1,12 +1,18 @@
 """Text to token ids and back: bytes (the default), or any Hugging Face tokenizer.
 
-Refuses: adding special tokens by itself; guessing a tokenizer from the data; code that comes with a tokenizer.
+Text never becomes control tokens: the string `<|endoftext|>` in a text is encoded as any other text. Refuses: adding special
+tokens by itself; guessing a tokenizer from the data; code that comes with a tokenizer.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +22,16 @@ import numpy.typing as npt
 from node.data.errors import TokenizerError
 
 BYTES_VOCABULARY = 256
+METASPACE = "\u2581"
+"""The sign of SentencePiece tokenizers for a space."""
+
+
+class Fate(Enum):
+    """What a tokenizer does to a character."""
+
+    KEPT = "kept"
+    CHANGED = "changed"
+    DROPPED = "dropped"
 
 
 class Tokenizer(Protocol):
@@ -23,7 +39,18 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """Ids are below it."""
+        """The highest id + 1: the rows that a model needs. Some tokenizers have fewer tokens than that."""
+
+    @property
+    def control(self) -> Mapping[str, int]:
+        """The strings that stand for control tokens, and their ids. `encode` gives none of these ids."""
+
+    @property
+    def unknown(self) -> int | None:
+        """The id that stands for what the tokenizer does not know; None if it has none."""
+
+    def fate(self, character: str) -> Fate:
+        """What becomes of a character."""
 
     @property
     def end(self) -> int | None:
@@ -46,6 +73,14 @@ class ByteTokenizer:
 
     vocabulary = BYTES_VOCABULARY
     end = None
+    unknown = None
+
+    @property
+    def control(self) -> Mapping[str, int]:
+        return {}
+
+    def fate(self, character: str) -> Fate:
+        return Fate.KEPT
 
     def encode(self, text: str) -> npt.NDArray[np.uint8]:
         return np.frombuffer(text.encode(), dtype=np.uint8)
@@ -81,9 +116,9 @@ class HuggingFaceTokenizer:
             self._inner: Any
             if Path(name).is_file():
                 self._inner = PreTrainedTokenizerFast(tokenizer_file=name)  # type: ignore[no-untyped-call]
-                return
-            # without the last word it asks whether it may run what the tokenizer brought, and hears a "y" on stdin
-            self._inner = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            else:
+                # without the last word it asks whether it may run what the tokenizer brought, and hears a "y" on stdin
+                self._inner = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except Exception as error:  # the library of a tokenizer.json raises plain exceptions
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise TokenizerError(
@@ -92,27 +127,90 @@ class HuggingFaceTokenizer:
                 "~/.cache/huggingface from one that has the tokenizer"
             ) from error
 
-    @property
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        # now, because encoding changes what a tokenizer with truncation or padding says of itself
+        self._described = backend.to_str() if backend is not None else repr(sorted(self._inner.get_vocab().items()))
+        self._normalizer = getattr(backend, "normalizer", None)
+
+    @cached_property
     def vocabulary(self) -> int:
-        return len(self._inner)
+        return max(self._inner.get_vocab().values(), default=-1) + 1
+
+    @cached_property
+    def control(self) -> Mapping[str, int]:
+        added = getattr(self._inner, "added_tokens_decoder", {})
+        found = {token.content: number for number, token in added.items() if token.special}
+        found |= dict(zip(self._inner.all_special_tokens, self._inner.all_special_ids, strict=True))
+        # a single character cannot be told from text
+        return {text: number for text, number in found.items() if number != self.unknown and len(text) > 1}
+
+    @cached_property
+    def unknown(self) -> int | None:
+        if self._inner.unk_token_id is not None:
+            return int(self._inner.unk_token_id)
+        if not self._described.startswith("{"):
+            return None
+        model = json.loads(self._described)["model"]  # of a tokenizer.json alone, transformers does not look
+        if model.get("unk_id") is not None:
+            return int(model["unk_id"])
+        return self._inner.get_vocab().get(model.get("unk_token"))  # type: ignore[no-any-return]
 
     @property
     def end(self) -> int | None:
         return self._inner.eos_token_id  # type: ignore[no-any-return]
 
-    def encode(self, text: str) -> npt.NDArray[np.uint32]:
-        return np.asarray(self._inner.encode(text, add_special_tokens=False, verbose=False), dtype=np.uint32)
+    def encode(self, text: str) -> npt.NDArray[np.int64]:
+        ids = self._ids(text)
+        if not np.isin(ids, self._control_ids).any():
+            return ids
+        # The model's own words have the string, too. It is encoded in two parts, and what a normaliser still makes of it goes.
+        cuts = [0, *(found.start() + 1 for found in self._pattern.finditer(text)), len(text)]
+        parts = [self._ids(text[start:stop]) for start, stop in pairwise(cuts)]
+        ids = np.concatenate(parts)
+        return ids[~np.isin(ids, self._control_ids)]
+
+    def _ids(self, text: str) -> npt.NDArray[np.int64]:
+        return np.asarray(self._inner.encode(text, **self._options), dtype=np.int64)
+
+    @cached_property
+    def _options(self) -> dict[str, bool]:
+        """Of `encode`. Some tokenizers never look for control tokens in text, and know no word for it."""
+        plain = {"add_special_tokens": False, "verbose": False}
+        try:
+            self._inner.encode("a", split_special_tokens=True, **plain)
+        except (TypeError, ValueError):
+            return plain
+        return {**plain, "split_special_tokens": True}
+
+    @cached_property
+    def _control_ids(self) -> npt.NDArray[np.int64]:
+        return np.array(sorted(self.control.values()), dtype=np.int64)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return control_pattern(self.control, re.IGNORECASE)
+
+    def fate(self, character: str) -> Fate:
+        if not len(self._ids(character)):
+            return Fate.DROPPED
+        if self._normalizer is None:
+            return Fate.KEPT
+        made = self._normalizer.normalize_str(character).replace(METASPACE, " ").strip()
+        return Fate.KEPT if made == character.strip() else Fate.CHANGED
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._inner.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def fingerprint(self) -> bytes:
-        backend = getattr(self._inner, "backend_tokenizer", None)
-        described = backend.to_str() if backend is not None else repr(sorted(self._inner.get_vocab().items()))
-        return hashlib.sha256(described.encode()).digest()
+        return hashlib.sha256(self._described.encode()).digest()
 
     def huggingface(self) -> Any:
         return self._inner
+
+
+def control_pattern(control: Mapping[str, int], flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
+    """Finds the strings of control tokens in a text, the longest of those that begin at one place."""
+    return re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or "(?!)", flags)
 
 
 def load_tokenizer(name: str) -> Tokenizer:

@@ -15,9 +15,12 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
+from node.data.encoder import Encoder
 from node.data.errors import DataError
 from node.data.files import FileTokens
+from node.data.rows import BOM_BYTES
 from node.data.sources import Document, check_text
+from node.data.tally import Tally
 from node.data.tokenizer import Tokenizer
 from protos.disk import write_atomic
 
@@ -26,6 +29,9 @@ TOKEN_TYPES: Final = ("uint8", "uint16", "uint32")
 SCAN_TOKENS: Final = 1 << 24  # tokens that a check looks at in one go
 PART_CHARS_MAX: Final = 1 << 20  # of text that a tokenizer gets at once
 TEXT_BYTES_MAX: Final = 1 << 31  # of text held in memory as byte tokens
+
+CACHE_FORMAT: Final = b"text 2\n"
+"""Part of a cache file's name: files of older versions have other ids for some texts."""
 
 Tokens = npt.NDArray[Any] | FileTokens
 Progress = Callable[[int, str], None]
@@ -37,7 +43,7 @@ def open_tokens(path: Path, dtype: str = "uint16") -> FileTokens:
     if dtype not in TOKEN_TYPES:
         raise DataError(f"data.dtype = {dtype!r}: expected one of {', '.join(TOKEN_TYPES)}")
     try:
-        if path.suffix != ".npy":
+        if path.suffix.lower() != ".npy":
             return _open_raw(path, dtype)
         tokens = np.load(path, mmap_mode="r")
     except OSError as error:
@@ -66,7 +72,9 @@ def _open_raw(path: Path, dtype: str) -> FileTokens:
 def open_text(path: Path) -> FileTokens:
     """A named text file as byte tokens, uint8, not loaded, so that its size does not matter."""
     check_text(path)
-    return FileTokens(path, np.dtype(np.uint8), path.stat().st_size)
+    with path.open("rb") as file:
+        start = len(BOM_BYTES) if file.read(len(BOM_BYTES)) == BOM_BYTES else 0
+    return FileTokens(path, np.dtype(np.uint8), path.stat().st_size - start, start)
 
 
 def bytes_of(documents: Iterable[Document]) -> Tokens:
@@ -77,37 +85,68 @@ def bytes_of(documents: Iterable[Document]) -> Tokens:
         if len(joined) > TEXT_BYTES_MAX:
             raise DataError(
                 f"data: the text is larger than {TEXT_BYTES_MAX >> 20} MiB at {document.path}; join it into one file, "
-                "which is read as it is needed, or give a token file"
+                "which is read as it is needed, or build token shards of it with `swarmentum data build`"
             )
     return np.frombuffer(joined, dtype=np.uint8)
 
 
 def tokenise(
-    documents: Iterable[Document], tokenizer: Tokenizer, cache_dir: Path, progress: Progress = lambda done, name: None
+    read: Callable[[Tally], Iterable[Document]],
+    tokenizer: Tokenizer,
+    cache_dir: Path,
+    tally: Tally,
+    progress: Progress = lambda done, name: None,
 ) -> Tokens:
-    """The documents through a tokenizer, once: a file in `cache_dir` named by what it was made from."""
-    documents = list(documents)
-    cached = cache_dir / f"{_fingerprint(documents, tokenizer)}.npy"
+    """The documents through a tokenizer, once: a file in `cache_dir` named by what it was made from.
+
+    `read(tally)` gives the documents, each time from the first. `tally` gets what was left out, also if the file is there.
+    """
+    encoder, characters = Encoder(tokenizer, tally), 0
+    hashed = hashlib.sha256(CACHE_FORMAT + tokenizer.fingerprint())
+    for document in _hashed(read(tally), hashed):
+        text = document.text()
+        encoder.see(text, document.path)
+        characters += len(text)
+    key = hashed.hexdigest()[:32]
+    cached = cache_dir / f"{key}.npy"
     if not cached.exists():
         cache_dir.mkdir(parents=True, exist_ok=True)
-        _write_cache(cached, documents, tokenizer, progress)
-    return open_tokens(cached)
+        again = hashlib.sha256(CACHE_FORMAT + tokenizer.fingerprint())
+        _write_cache(cached, _hashed(read(Tally()), again), tokenizer, progress, lambda: again.hexdigest()[:32] == key)
+    tokens = open_tokens(cached)
+    for start in range(0, len(tokens), SCAN_TOKENS):
+        part = tokens[start : start + SCAN_TOKENS]
+        encoder.seen(part, characters * len(part) // max(len(tokens), 1), "in all")
+    return tokens
 
 
-def _write_cache(path: Path, documents: list[Document], tokenizer: Tokenizer, progress: Progress) -> None:
+def _hashed(documents: Iterable[Document], digest: hashlib._Hash) -> Iterator[Document]:
+    """The same documents; `digest` gets each."""
+    for document in documents:
+        digest.update(len(document.data).to_bytes(8, "little"))
+        digest.update(document.data)
+        yield document
+
+
+def _write_cache(
+    path: Path, documents: Iterable[Document], tokenizer: Tokenizer, progress: Progress, unchanged: Callable[[], bool]
+) -> None:
     """Tokens go to a raw file as they come; it gets its header and its name when all are there."""
-    dtype = np.dtype("<u2" if tokenizer.vocabulary <= 1 << 16 else "<u4")
+    encoder = Encoder(tokenizer, Tally(), np.dtype("<u2" if tokenizer.vocabulary <= 1 << 16 else "<u4"))
+    dtype = encoder.dtype
 
     def write(file: BinaryIO) -> None:
         np.lib.format.write_array_header_1_0(file, _header(dtype, 0))
         start, count, done = file.tell(), 0, 0
         for document in documents:
             for part in parts_of(document.text() + "\n"):
-                ids = np.asarray(tokenizer.encode(part), dtype=dtype)
+                ids = encoder.encode(part, document.path)
                 file.write(ids.tobytes())
                 count += len(ids)
                 done += len(part.encode())
                 progress(done, str(document.path))
+        if not unchanged():
+            raise DataError("data: the text was changed while it was read; start again when nobody writes to it")
         file.seek(0)
         np.lib.format.write_array_header_1_0(file, _header(dtype, count))
         assert file.tell() == start, "NumPy pads its header so that it can be written again with another length"
@@ -128,14 +167,6 @@ def parts_of(text: str) -> Iterator[str]:
 
 def _header(dtype: np.dtype[Any], count: int) -> dict[str, Any]:
     return {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
-
-
-def _fingerprint(documents: list[Document], tokenizer: Tokenizer) -> str:
-    digest = hashlib.sha256(tokenizer.fingerprint())
-    for document in documents:
-        digest.update(len(document.data).to_bytes(8, "little"))
-        digest.update(document.data)
-    return digest.hexdigest()[:32]
 
 
 def check_vocabulary(tokens: Tokens, vocabulary: int, name: str = "data") -> None:

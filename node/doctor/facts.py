@@ -74,6 +74,17 @@ class Seat:
 
 
 @dataclass(frozen=True)
+class OwnText:
+    """Training text on this machine, as far as the doctor read it. `left`: what is left out, a line for each reason."""
+
+    place: str
+    read: str
+    left: tuple[str, ...]
+    enough: bool
+    """Whether so little is left out, or so much is allowed, that `join` takes the text."""
+
+
+@dataclass(frozen=True)
 class Others:
     """The run's peers, as the coordinator says."""
 
@@ -136,3 +147,5 @@ class Found:
     reach: Reach | Fault
     download: Download | Fault
     upload: Upload | Fault
+    texts: tuple[OwnText, ...] | Fault = ()
+    """On this machine, if the run may read them."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from node.doctor.facts import Devices, Fault, Here
+from node.doctor.facts import Devices, Fault, Here, OwnText
 from node.donor.conditions import State
 from node.donor.settings import LiveSettings
 from protos.amounts import amount
@@ -208,6 +208,21 @@ def conditions(found: Sequence[State] | Fault) -> list[Line]:
     return [
         Line(it.key, Verdict.OK, it.why) if it.works else Line(it.key, Verdict.WARNING, it.why, todo) for it in found
     ]
+
+
+def texts(found: Sequence[OwnText] | Fault) -> list[Line]:
+    """Training text on this machine: what is read, and what is left out."""
+    if isinstance(found, Fault):
+        return [Line("training text", Verdict.PROBLEM, found.why) if found.refused else unknown("training text", found)]
+    return [_text(each) for each in found]
+
+
+def _text(found: OwnText) -> Line:
+    text = "; ".join((f"{found.place}: {found.read}", *found.left))
+    if found.enough:
+        return Line("training text", Verdict.OK, text)
+    todo = "`join` refuses: mend what is left out, or join with --allow-left-out."
+    return Line("training text", Verdict.PROBLEM, text, todo)
 
 
 def of_machine(devices: Devices | Fault, here: Here | Fault) -> list[Line]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from node.doctor.facts import Fault, Found, InLine, Others, Reach, Seat
-from node.doctor.lines import Line, Verdict, unknown
+from node.doctor.lines import Line, Verdict, texts, unknown
 from node.doctor.predict import SECONDS_AN_HOUR, Prediction, predict
 from protos.address import Scope, scope_of, usable
 from protos.amounts import amount
@@ -26,6 +26,7 @@ def of_run(found: Found) -> list[Line]:
         run(found.facts),
         asks(found.asks),
         admission(found.admitted),
+        *texts(found.texts),
         *seat(found.seat),
         router(found.reach),
         reachable(found.reach),

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from coordinator import __main__ as command
 from coordinator.commands.checking import checked, cost_of, curve
-from coordinator.commands.planning import LayoutFacts
+from coordinator.commands.planning import LayoutFacts, text_of
 from protos.errors import NetworkError, OperatorError
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig
@@ -177,3 +177,22 @@ def test_a_decay_that_is_longer_than_its_run_is_a_mistake(tmp_path: Path) -> Non
         checked(file)
     file.write_text(file.read_text().replace("60", "50"))
     assert checked(file).optimizer.decay_steps == 50
+
+
+def test_what_peers_would_leave_out_of_a_text_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    text, file = tmp_path / "text", tmp_path / "run.toml"
+    text.mkdir()
+    (text / "a.txt").write_text("some text")
+    (text / "b.txt").write_bytes(b"caf\xe9")
+    file.write_text(f'name = "tiny"\n[data]\nsource = "{text}"\n')
+    done = CliRunner().invoke(command.app, ["run", "check", str(file), "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    [found] = told["texts"]
+    assert (found["place"], found["left_out"]["not_utf8"]["count"]) == (str(text), 1)
+    assert any("left out: 1 not UTF-8" in note for note in told["notes"])
+    assert any("needs --allow-left-out" in note for note in told["notes"])
+    (text / "a.txt").unlink()
+    [line] = text_of(str(text)).lines
+    assert "no UTF-8 text file below" in line

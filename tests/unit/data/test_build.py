@@ -90,6 +90,19 @@ def test_parquet_and_a_dataset_of_the_library(tmp_path: Path, lines: Path) -> No
         list(texts(Source(str(folder))))
 
 
+def test_bad_rows_of_parquet_are_skipped_and_named(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="the extra swarmentum[data] is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    halves = arrow.py_buffer(np.array([0, 2, 4], dtype="<i4").tobytes()), arrow.py_buffer(b"\xff\xfeok")
+    values = [*TEXTS, None, "", *TEXTS]
+    parquet.write_table(arrow.table({"text": values}), tmp_path / "a.PARQUET")
+    parquet.write_table(arrow.table({"text": arrow.StringArray.from_buffers(2, *halves)}), tmp_path / "b.parquet")
+    parquet.write_table(arrow.table({"text": arrow.array(["x", "y", "x"]).dictionary_encode()}), tmp_path / "c.parquet")
+    assert list(texts(Source(str(tmp_path)), allow_left_out=True)) == [*TEXTS, *TEXTS, "ok", "x", "y", "x"]
+    with pytest.raises(DataError, match=r"b\.parquet, row 1 is no UTF-8.*\n.*a\.PARQUET, row 41: 'text' is null"):
+        list(texts(Source(str(tmp_path))))
+
+
 def test_a_dataset_that_the_datasets_library_opens(
     tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

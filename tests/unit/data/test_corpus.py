@@ -57,7 +57,14 @@ def test_folder_is_read_in_order_without_what_is_no_text(tmp_path: Path) -> None
     }.items():
         (root / name).write_bytes(data)
     (root / "link.txt").symlink_to("/etc/passwd")
-    assert corpus_text(root, tmp_path).decode() == "first ä\nthird\nsecond\n"
+    with pytest.raises(
+        DataError, match=r"1 not UTF-8 .*latin\.txt.*\n  1 binary .*picture\.png.*\n  1 links out of the folder"
+    ):
+        corpus_text(root, tmp_path)
+    corpus = open_corpus(root, tmp_path / "cache", allow_left_out=True)
+    assert bytes(corpus.tokens[:]).decode() == "first ä\nthird\nsecond\n"
+    assert corpus.reading is not None
+    assert corpus.reading.counts() == {"not_utf8": 1, "binary": 1, "outside": 1, "empty": 1, "hidden": 2}
 
 
 def test_named_file_is_not_loaded(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from node.blobs.testbytes import Upload
 from node.commands.doctor import as_values
-from node.doctor import lines, machine, run_lines
+from node.config import PeerSettings
+from node.data.errors import DataError
+from node.doctor import lines, machine, run_lines, texts
 from node.doctor.facts import Devices, Download, Fault, Found, Here, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Verdict
 from node.doctor.predict import predict
@@ -21,6 +23,7 @@ from node.donor.conditions import Facts, states
 from node.donor.settings import LiveSettings
 from node.model.room import Room
 from protos.errors import NetworkError, RefusedError
+from protos.run_config import RunConfig
 
 GB = 10**9
 CPU = Devices("2.13.0+cpu", "cpu", ("cpu",), "cpu", room=Room(8 * GB, 16 * GB), threads=8)
@@ -253,3 +256,30 @@ def test_cards_and_batteries_are_read_from_the_system(tmp_path: Path) -> None:
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed\nGCC version: 12.2.0\n")
     assert machine.driver_of(driver) == "570.124.06"
     assert machine.driver_of(tmp_path / "none") == ""
+
+
+def test_training_text_says_what_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    assert texts.of_person(PeerSettings()) == ()
+    good = texts.of_person(PeerSettings(data=str(tmp_path)))
+    [line] = lines.texts(good)
+    assert (line.verdict, line.todo) == (Verdict.OK, "")
+    assert line.text.endswith("1 documents of 1 files, 9 B")
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9")
+    [line] = lines.texts(texts.of_person(PeerSettings(data=str(tmp_path))))
+    assert line.verdict is Verdict.PROBLEM
+    assert "left out: 1 not UTF-8" in line.text
+    assert "--allow-left-out" in line.todo
+    [line] = lines.texts(texts.of_person(PeerSettings(data=str(tmp_path), allow_left_out=True)))
+    assert line.verdict is Verdict.OK
+    (tmp_path / "a.txt").unlink()
+    facts = side_by_side({"texts": lambda: texts.of_person(PeerSettings(data=str(tmp_path)))}, 30.0)
+    [line] = lines.texts(facts["texts"])
+    assert line.verdict is Verdict.PROBLEM
+    assert "no UTF-8 text file below" in line.text
+    assert lines.texts(Fault("slow"))[0].verdict is Verdict.UNKNOWN
+    run = RunConfig.model_validate({"data": {"source": str(tmp_path / "b.txt")}})
+    assert texts.of_run(run, PeerSettings()) == (), "the run may not read it"
+    with pytest.raises(DataError, match="is not UTF-8"):
+        texts.of_run(run, PeerSettings(allow_data=True))
+    assert "training text" in [line.name for line in run_lines.of_run(replace(FOUND, texts=good))]

@@ -1,0 +1,239 @@
+"""Rows of text: JSON Lines, JSON, CSV and TSV, packed or not. A bad row is named with its file and line, counted and skipped.
+
+Refuses: a row longer than LINE_BYTES_MAX, one whose text no UTF-8 can hold (half an emoji), one that names its column twice.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+from node.data.tally import Reason, Tally
+from node.data.unpack import PackedError, Unpacked, opened
+
+JSON_LINES: Final = (".jsonl", ".ndjson")
+JSON: Final = ".json"
+TABLES: Final = {".csv": ",", ".tsv": "\t"}
+LINE_BYTES_MAX: Final = 64 << 20
+JSON_BYTES_MAX: Final = 256 << 20
+SNIFF_BYTES: Final = 1 << 16
+BAD_ROWS_MAX: Final = 10_000
+"""Of a file in which no row is good: the rest of it is not read."""
+BOM: Final = "\ufeff"
+BOM_BYTES: Final = BOM.encode()
+
+
+class RowError(ValueError):
+    """A row that is skipped. The text says what is wrong."""
+
+    def __init__(self, reason: Reason, words: str) -> None:
+        super().__init__(words)
+        self.reason = reason
+
+
+def text_of(row: object, column: str, place: str) -> str:
+    """The text of a row, which has some. Raises RowError."""
+    if not isinstance(row, dict) or column not in row:
+        found = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+        raise RowError(
+            Reason.NO_COLUMN, f"{place} has no {column!r}; it has {found}: name a column of text with --column"
+        )
+    text = row[column]
+    if not isinstance(text, str):
+        found = "null" if text is None else type(text).__name__
+        raise RowError(Reason.NOT_TEXT, f"{place}: {column!r} is {found}, expected text")
+    text = text.removeprefix(BOM)
+    if not text:
+        raise RowError(Reason.EMPTY, place)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise RowError(
+            Reason.BROKEN_ROW, f"{place}: {column!r} has half a character (U+{code:04X}) at {error.start}"
+        ) from error
+    return text
+
+
+class Rows:
+    """The good rows of one file, counted; the bad ones go to the tally. `form`: what each row should be."""
+
+    def __init__(self, path: Path, column: str, tally: Tally, form: str = "JSON") -> None:
+        self.path, self._column, self._tally, self.form = path, column, tally, form
+        self._good = self._bad = 0
+        self.hopeless = False
+        """Whether so many rows are bad, and none is good, that the rest is not worth reading."""
+
+    def text(self, row: Callable[[], object], place: str, size: int) -> str | None:
+        """The text of a row of `size` bytes that `row()` gives; None for one that is left out."""
+        try:
+            text = text_of(row(), self._column, place)
+        except RowError as error:
+            self.bad(error.reason, str(error), size)
+            return None
+        except (ValueError, RecursionError) as error:  # of `json`, and of bytes that are no UTF-8
+            self.bad(Reason.BROKEN_ROW, f"{place} is no {self.form}: {error}", size)
+            return None
+        self._good += 1
+        return text
+
+    def bad(self, reason: Reason, words: str, size: int) -> None:
+        """Leave a row out."""
+        self._tally.leave(reason, words, size)
+        self._bad += reason.lost
+        self.hopeless = not self._good and self._bad >= BAD_ROWS_MAX
+
+    def end(self, why: str, unpacked: Unpacked | None, size: int, reason: Reason = Reason.DAMAGED) -> None:
+        """The file ends before its end; `size` bytes of it, or what the unpacker has not read, are left out."""
+        self._tally.leave(reason, f"{self.path} {why}", size if unpacked is None else unpacked.unread)
+
+
+def json_lines(path: Path, column: str, tally: Tally) -> Iterator[str]:
+    """The texts of a JSON Lines file. Raises OSError."""
+    rows, number = Rows(path, column, tally), 0
+    with opened(path) as (file, unpacked):
+        try:
+            while line := file.readline(LINE_BYTES_MAX + 1):
+                number += 1
+                place = f"{path}, line {number}"
+                if len(line) > LINE_BYTES_MAX:
+                    size = len(line) + _skip_line(file, line)
+                    rows.bad(Reason.TOO_LARGE, f"{place} has more than {LINE_BYTES_MAX >> 20} MiB", size)
+                elif line.strip():
+                    text = rows.text(lambda line=line: _parsed(line, column), place, len(line))  # type: ignore[misc]
+                    if text is not None:
+                        yield text
+                if rows.hopeless:
+                    rest = path.stat().st_size - file.tell() if unpacked is None else 0
+                    rows.end(f"has no good row in its first {number:,} lines", unpacked, rest, Reason.BROKEN_ROW)
+                    return
+        except PackedError as error:
+            rows.end(f"breaks off after line {number}: {error}", unpacked, 0)
+
+
+def _skip_line(file: IO[bytes], line: bytes) -> int:
+    """The bytes of the rest of a line."""
+    skipped = 0
+    while line and not line.endswith(b"\n"):
+        line = file.readline(LINE_BYTES_MAX)
+        skipped += len(line)
+    return skipped
+
+
+def _parsed(line: bytes, column: str) -> object:
+    """The row of a line. JSON takes the last of two values of one name, so such a row is refused."""
+    name = json.dumps(column).encode()
+    if line.count(name) < 2 and line.count(column.encode()) < 2:
+        return json.loads(line)
+    return json.loads(line, object_pairs_hook=lambda pairs: _unique(pairs, column))
+
+
+def _unique(pairs: list[tuple[str, Any]], column: str) -> dict[str, Any]:
+    if sum(name == column for name, _ in pairs) > 1:
+        raise ValueError(f"{column!r} is there twice")
+    return dict(pairs)
+
+
+def json_rows(path: Path, column: str, tally: Tally) -> Iterator[str] | None:
+    """The texts of a `.json` file that is a list of rows, or lines of rows; None for another one. Raises OSError."""
+    with opened(path) as (file, _):
+        line = file.readline(LINE_BYTES_MAX).removeprefix(BOM_BYTES).strip()
+        while not line and (more := file.readline(LINE_BYTES_MAX)):
+            line = more.strip()
+        more = file.read(SNIFF_BYTES).strip()
+    if line[:1] == b"{":
+        return json_lines(path, column, tally) if _is_row(line, column, alone=not more) else None
+    return _list(path, column, tally) if line[:1] == b"[" and (line[1:] + more).lstrip()[:1] == b"{" else None
+
+
+def _is_row(line: bytes, column: str, *, alone: bool) -> bool:
+    """Whether the first line of a file is a row. The only line may also be a list of settings."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and (not alone or column in found)
+
+
+def _list(path: Path, column: str, tally: Tally) -> Iterator[str]:
+    rows = Rows(path, column, tally)
+    with opened(path) as (file, _):
+        data = file.read(JSON_BYTES_MAX + 1)
+    if len(data) > JSON_BYTES_MAX:
+        rows.end(f"has more than {JSON_BYTES_MAX >> 20} MiB; write it as JSON Lines", None, len(data), Reason.TOO_LARGE)
+        return
+    try:
+        found = json.loads(data.removeprefix(BOM_BYTES), object_pairs_hook=lambda pairs: _checked(pairs, column))
+    except (ValueError, RecursionError) as error:
+        rows.end(f"is no JSON: {error}", None, len(data))
+        return
+    size = len(data) // max(len(found), 1)
+    for number, row in enumerate(found, 1):
+        text = rows.text(lambda row=row: row, f"{path}, row {number}", size)  # type: ignore[misc]
+        if text is not None:
+            yield text
+
+
+def _checked(pairs: list[tuple[str, Any]], column: str) -> dict[str, Any] | str:
+    """A row, or words about one that names its column twice."""
+    return dict(pairs) if sum(name == column for name, _ in pairs) < 2 else f"{column!r} twice"
+
+
+def table(path: Path, column: str, tally: Tally) -> Iterator[str]:
+    """The texts of a CSV or TSV file, whose first line names the columns. Raises OSError."""
+    rows = Rows(path, column, tally)
+    separator = next(sign for ending, sign in TABLES.items() if ending in path.name.lower())
+    csv.field_size_limit(LINE_BYTES_MAX)
+    with opened(path) as (file, unpacked):
+        lines = _Lines(io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=""))
+        found = csv.reader(lines, delimiter=separator, strict=True)
+        try:
+            names = next(found, [])
+            if column in names:
+                yield from _fields(found, names, rows, lines)
+                return
+            words = f"has no column {column!r}; it has {', '.join(names)}: name one with --column"
+            rows.end(words, None, path.stat().st_size, Reason.NO_COLUMN if names else Reason.EMPTY)
+        except csv.Error as error:
+            rows.end(f"has no line of names: {error}", None, path.stat().st_size)
+        except PackedError as error:
+            rows.end(f"breaks off after line {found.line_num}: {error}", unpacked, 0)
+        finally:
+            lines.file.detach()
+
+
+class _Lines:
+    """The lines of a file, and how many characters they have."""
+
+    def __init__(self, file: io.TextIOWrapper) -> None:
+        self.file, self.characters = file, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self.file:
+            self.characters += len(line)
+            yield line
+
+
+def _fields(found: Any, names: list[str], rows: Rows, lines: _Lines) -> Iterator[str]:
+    """`found`: a reader of `csv`, which goes on after a row that it cannot read."""
+    while True:
+        first, before = found.line_num + 1, lines.characters
+        try:
+            fields = next(found, None)
+            why = "" if not fields or len(fields) == len(names) else f"has {len(fields)} fields, expected {len(names)}"
+        except csv.Error as error:
+            fields, why = [], f"is no row: {error}"
+        if fields is None:
+            return
+        place, size = f"{rows.path}, line {first}", lines.characters - before
+        if why:
+            rows.bad(Reason.BROKEN_ROW, f"{place} {why}", size)
+        elif fields:
+            row = dict(zip(names, fields, strict=True))
+            text = rows.text(lambda row=row: row, place, size)  # type: ignore[misc]
+            if text is not None:
+                yield text

@@ -1,0 +1,213 @@
+"""What a reader of text read, and what it left out, counted by reason. One count for each command that reads text.
+
+Refuses in silence to lose anything: a reader that skips a file or a row tells a `Tally`. If more than SHARE_MAX of the text is
+left out, `Reading.check` raises LeftOutError, unless the person allowed it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from node.data.errors import DataError
+from protos.amounts import amount
+from protos.text import printable
+
+SHARE_MAX: Final = 0.01
+EXAMPLES_KEPT: Final = 3
+EXAMPLE_CHARACTERS_MAX: Final = 200
+ALLOW: Final = "--allow-left-out"
+
+
+class Reason(Enum):
+    """Why something is left out: words, and whether text is lost. What is not lost does not count towards SHARE_MAX."""
+
+    NOT_UTF8 = ("not UTF-8", True)
+    BINARY = ("binary", True)
+    DAMAGED = ("damaged or cut off", True)
+    PACKED = ("packed in a way that is not read (.gz and .zst are)", True)
+    TOO_LARGE = ("too large", True)
+    UNREADABLE = ("unreadable", True)
+    DANGLING = ("links to nothing", True)
+    OUTSIDE = ("links out of the folder", True)
+    POINTER = ("pointers of Git LFS or git-annex, without the data", True)
+    PARTIAL = ("unfinished downloads", True)
+    BROKEN_ROW = ("broken rows", True)
+    NO_COLUMN = ("without the column of text", True)
+    NOT_TEXT = ("rows whose column has no text", True)
+    UNKNOWN_TOKEN = ("parts that the tokenizer turned into its unknown token", True)
+    DROPPED = ("characters that the tokenizer dropped", True)
+    EMPTY = ("empty", False)
+    HIDDEN = ("hidden", False)
+    RUBBISH = ("files of the system, editors and backups", False)
+    SPECIAL = ("pipes, sockets and devices", False)
+    LINK = ("links to text that is read anyway", False)
+    ABOUT = ("about the data set (README, licence, lists)", False)
+    SPLIT = ("of another split", False)
+    REVISION = ("of another revision in the hub's cache", False)
+    OWN = ("token shards", False)
+
+    def __init__(self, words: str, lost: bool) -> None:
+        self.words, self.lost = words, lost
+
+    @property
+    def key(self) -> str:
+        """For programs."""
+        return self.name.lower()
+
+
+REMEDIES: Final = {
+    Reason.NOT_UTF8: "convert it with `iconv -t utf-8`",
+    Reason.PACKED: "unpack it, or pack it with gzip or zstd",
+    Reason.DAMAGED: "copy it again from where it comes from",
+    Reason.TOO_LARGE: "divide it with `split --line-bytes`",
+    Reason.UNREADABLE: "make it readable",
+    Reason.OUTSIDE: "copy the files into the folder, or name the folder that has them",
+    Reason.POINTER: "get the files with `git lfs pull` or `git annex get`",
+    Reason.NO_COLUMN: "name the column with --column of `swarmentum data build`",
+    Reason.NOT_TEXT: "name the column with --column of `swarmentum data build`",
+}
+
+
+class LeftOutError(DataError):
+    """More is left out than a person would expect."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What one reason left out. `examples`: the first few, each with its place."""
+
+    reason: Reason
+    count: int
+    size: int
+    examples: tuple[str, ...]
+
+    def line(self) -> str:
+        """For people."""
+        size = f" ({amount(self.size)})" if self.size else ""
+        shown = f": {'; '.join(self.examples)}" if self.examples else ""
+        more = ", ..." if len(self.examples) < self.count and self.examples else ""
+        return f"{self.count:,} {self.reason.words}{size}{shown}{more}"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read of a source, and what was left out. `whole`: the reading came to the source's end.
+
+    `counted`: the number of documents is known, and counts for the share, too.
+    """
+
+    files: int = 0
+    documents: int = 0
+    size: int = 0
+    left: tuple[Left, ...] = ()
+    notes: tuple[str, ...] = ()
+    whole: bool = True
+    counted: bool = True
+
+    @property
+    def share(self) -> float:
+        """The part of the text that is left out, 0 to 1: of the documents or of the bytes, the larger one."""
+        lost = [left for left in self.left if left.reason.lost and left.reason not in _OF_TOKENS]
+        count, size = sum(left.count for left in lost), sum(left.size for left in lost)
+        tokens = sum(left.size for left in self.left if left.reason in _OF_TOKENS)
+        parts = [(size, self.size + size), (tokens, max(self.size, tokens))]
+        parts += [(count, self.documents + count)] if self.counted else []
+        return max((part / whole for part, whole in parts if whole), default=0.0)
+
+    def read(self) -> str:
+        """One line for people."""
+        part = "" if self.whole else "the first part of the text: "
+        return f"{part}{self.documents:,} documents of {self.files:,} files, {amount(self.size)}"
+
+    def lines(self) -> list[str]:
+        """What was left out and what is to be known, a line each, for people."""
+        return [f"left out: {left.line()}" for left in self.left] + list(self.notes)
+
+    def values(self) -> dict[str, Any]:
+        """For programs."""
+        told = {
+            left.reason.key: {"count": left.count, "bytes": left.size, "examples": list(left.examples)}
+            for left in self.left
+        }
+        read = {"files": self.files, "documents": self.documents, "bytes": self.size, "whole": self.whole}
+        return {"read": read, "left_out": told, "left_out_share": round(self.share, 6), "notes": list(self.notes)}
+
+    def counts(self) -> dict[str, int]:
+        """What a manifest names: a count for each reason."""
+        return {left.reason.key: left.count for left in self.left}
+
+    def check(self, place: str, *, allowed: bool, how: str = f"add {ALLOW}") -> None:
+        """Raises LeftOutError if too much is left out. `how`: how a person allows it."""
+        if allowed or self.share <= SHARE_MAX:
+            return
+        lost = [left for left in self.left if left.reason.lost]
+        todo = list(dict.fromkeys(REMEDIES[left.reason] for left in lost if left.reason in REMEDIES))
+        todo = [f"Else {', or '.join(todo)}."] if todo else []
+        first = f"data: {100 * self.share:.3g} % of {place} would be left out, and more than {SHARE_MAX:.0%} needs your word:"
+        told = [f"  {left.line()}" for left in lost]
+        raise LeftOutError("\n".join([first, *told, f"To go on without it, {how}.", *todo]))
+
+
+_OF_TOKENS: Final = (Reason.UNKNOWN_TOKEN, Reason.DROPPED)
+"""Their size is in bytes of text that was read, so they are no part of what was left unread."""
+
+
+@dataclass
+class Tally:
+    """Counts while a source is read. Each reader of the source gets the same one."""
+
+    files: int = 0
+    documents: int = 0
+    size: int = 0
+    notes: dict[str, int] = field(default_factory=dict)
+    """Sentences with `{}` for a count."""
+    _left: dict[Reason, tuple[int, int, list[str]]] = field(default_factory=dict)
+
+    def took(self, size: int) -> None:
+        """A document of `size` bytes was read."""
+        self.documents += 1
+        self.size += size
+
+    def leave(self, reason: Reason, place: str | Path, size: int = 0, *, count: int = 1) -> None:
+        """`place`: the file, and the row if it is one, with what is wrong. `size`: bytes, as far as they are known."""
+        known, bytes_, examples = self._left.get(reason, (0, 0, []))
+        if len(examples) < EXAMPLES_KEPT and str(place):
+            examples.append(printable(str(place), EXAMPLE_CHARACTERS_MAX))
+        self._left[reason] = (known + count, bytes_ + size, examples)
+
+    def note(self, words: str, count: int = 1) -> None:
+        """Something that a person should know, and that leaves nothing out."""
+        if count:
+            self.notes[words] = self.notes.get(words, 0) + count
+
+    def join(self, other: Tally) -> None:
+        """Add what another tally left out and noted. What it read counts already."""
+        for reason, (count, size, examples) in other._left.items():
+            self.leave(reason, "", size, count=count)
+            kept = self._left[reason][2]
+            kept += examples[: EXAMPLES_KEPT - len(kept)]
+        for words, count in other.notes.items():
+            self.note(words, count)
+
+    def saved(self) -> dict[str, Any]:
+        """What was left out and noted, as JSON values."""
+        left = {reason.key: [count, size, examples] for reason, (count, size, examples) in self._left.items()}
+        return {"left": left, "notes": self.notes}
+
+    @classmethod
+    def restored(cls, values: dict[str, Any]) -> Tally:
+        """The tally that `saved` was called of."""
+        left = {
+            Reason[key.upper()]: (count, size, list(examples))
+            for key, (count, size, examples) in values["left"].items()
+        }
+        return cls(notes=dict(values["notes"]), _left=left)
+
+    def reading(self, *, whole: bool = True) -> Reading:
+        """The counts so far."""
+        left = tuple(Left(why, *self._left[why][:2], tuple(self._left[why][2])) for why in Reason if why in self._left)
+        notes = tuple(words.format(f"{count:,}") for words, count in self.notes.items())
+        return Reading(self.files, self.documents, self.size, left, notes, whole)

@@ -1,0 +1,375 @@
+"""What readers of text leave out, or take in unasked: folders as people have them, for `data build` and `--data` alike."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from typer.testing import CliRunner
+
+from node import __main__ as command
+from node.data import rows, sources, unpack
+from node.data.build import build
+from node.data.corpus import open_corpus
+from node.data.errors import DataError
+from node.data.sources import Source, documents
+from node.data.survey import look_at, survey
+from node.data.tally import LeftOutError, Reason, Tally
+from node.data.tokenizer import ByteTokenizer
+
+ROWS = "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(3))
+ROW_TEXTS = [f"row {number}" for number in range(3)]
+
+
+def read(place: Path, split: str = "train") -> tuple[list[str], dict[str, int]]:
+    """The texts, and the counts of what is left out."""
+    tally = Tally()
+    found = [document.text() for document in documents(Source(str(place), split=split), tally)]
+    return found, tally.reading().counts()
+
+
+def put(root: Path, files: dict[str, str | bytes]) -> Path:
+    """A folder of these files."""
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return root
+
+
+def zstd(text: str) -> bytes:
+    return zstandard.ZstdCompressor().compress(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl", ROWS),
+        ("A.JSONL", ROWS.replace("\n", "\r\n")),
+        ("a.ndjson", "\ufeff" + ROWS + "\n\n"),
+        ("a.jsonl.gz", gzip.compress(ROWS.encode())),
+        ("A.JSONL.GZ", gzip.compress(ROWS[:40].encode()) + gzip.compress(ROWS[40:].encode())),
+        ("a.jsonl.zst", zstd(ROWS)),
+        ("a.jsonl.zst", zstd(ROWS[:40]) + zstd(ROWS[40:])),
+        ("a.jsonl", gzip.compress(ROWS.encode())),
+        ("a.json", ROWS),
+        ("a.json", json.dumps([json.loads(line) for line in ROWS.splitlines()], indent=1)),
+        ("a.json.gz", gzip.compress(ROWS.encode())),
+        ("a.csv", "id,text\n1,row 0\n2,row 1\n3,row 2\n"),
+        ("a.csv", '\ufefftext,id\r\nrow 0,1\r\nrow 1,2\r\n"row 2",3\r\n'),
+        ("a.tsv", "id\ttext\n1\trow 0\n2\trow 1\n3\trow 2\n"),
+        ("a.csv.zst", zstd("text\nrow 0\nrow 1\nrow 2\n")),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 15 else "",
+)
+def test_rows_are_read_from_each_form(name: str, data: str | bytes, tmp_path: Path) -> None:
+    put(tmp_path, {name: data})
+    assert read(tmp_path / name) == (ROW_TEXTS, {})
+    assert read(tmp_path) == (ROW_TEXTS, {})
+    assert bytes(open_corpus(tmp_path / name, tmp_path / "cache").tokens[:]).decode() == "row 0\nrow 1\nrow 2\n"
+
+
+@pytest.mark.parametrize("name", ["b.txt", "B.TXT.GZ", "b.txt.zst", "b.md", "b"])
+def test_text_is_read_beside_rows(name: str, tmp_path: Path) -> None:
+    pack = {".gz": lambda text: gzip.compress(text.encode()), ".zst": zstd}.get(Path(name).suffix.lower(), str.encode)
+    put(tmp_path, {"a.jsonl": ROWS, name: pack("a book")})
+    assert sorted(read(tmp_path)[0]) == ["a book", *ROW_TEXTS]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    put(tmp_path, {"a.txt": "\ufeffone", "b.jsonl": json.dumps({"text": "\ufefftwo"})})
+    assert read(tmp_path)[0] == ["one", "two"]
+    assert bytes(open_corpus(tmp_path / "a.txt", tmp_path).tokens[:]) == b"one"
+
+
+def test_what_others_put_into_a_folder_is_counted_and_not_read(tmp_path: Path) -> None:
+    others = (
+        ".git/config", ".ipynb_checkpoints/a-checkpoint.txt", "__MACOSX/a.txt", "._a.txt", ".DS_Store", "Thumbs.db",
+        "desktop.ini", "a.txt~", ".a.txt.swp", "#a.txt#", "a.bak", "__pycache__/x", "a.lock", ".cache/huggingface/a",
+    )  # fmt: skip
+    put(tmp_path, dict.fromkeys(others, "not text to train on"))
+    put(tmp_path, {"a.txt": "text", "sub/b.txt": "more", "empty.txt": ""})
+    found, counts = read(tmp_path)
+    assert found == ["text", "more"]
+    assert counts == {"empty": 1, "hidden": 5, "rubbish": 9}
+    build(Source(str(tmp_path)), ByteTokenizer(), "bytes", tmp_path / "out")
+
+
+def test_unfinished_downloads_and_pointers_are_no_text(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
+    put(
+        tmp_path,
+        {"a.txt": "text", "b.txt": pointer, "c.jsonl": pointer, "d.jsonl.incomplete": ROWS, "e.txt.part": "ha"},
+    )
+    (tmp_path / "f.txt").symlink_to(".git/annex/objects/aa/bb/KEY/KEY")
+    found, counts = read(tmp_path)
+    assert found == ["text"]
+    assert counts == {"pointer": 3, "partial": 2}
+
+
+def test_pipes_sockets_and_devices_are_never_opened(tmp_path: Path) -> None:
+    put(tmp_path, {"a.txt": "text"})
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "link.txt").symlink_to("pipe.txt")
+    (tmp_path / "null.jsonl").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as door:
+        here = Path.cwd()
+        os.chdir(tmp_path)
+        door.bind("door")
+        os.chdir(here)
+        found, counts = read(tmp_path)
+    assert found == ["text"]
+    assert counts == {"special": 2, "link": 1, "outside": 1}
+    with pytest.raises(DataError, match="is a pipe, socket or device"):
+        read(tmp_path / "pipe.txt")
+    with pytest.raises(DataError, match="is a pipe, socket or device"):
+        open_corpus(tmp_path / "pipe.txt", tmp_path)
+
+
+def test_links_are_read_once_and_never_out_of_the_folder(tmp_path: Path) -> None:
+    root = put(tmp_path / "root", {"a.txt": "one", ".store/x": "two", "sub/c.txt": "three"})
+    put(tmp_path, {"elsewhere/d.txt": "four"})
+    for name, target in {
+        "b.txt": ".store/x",
+        "b2.txt": ".store/x",
+        "again.txt": "a.txt",
+        "loop": ".",
+        "sub/up": "..",
+        "gone.txt": "nowhere",
+        "self.txt": "self.txt",
+        "out.txt": "../elsewhere/d.txt",
+        "outside": "../elsewhere",
+    }.items():
+        (root / name).symlink_to(target)
+    found, counts = read(root)
+    assert found == ["one", "two", "three"]
+    assert counts == {"dangling": 2, "outside": 2, "hidden": 1, "link": 4}
+    with pytest.raises(LeftOutError, match=r"links out of the folder.*elsewhere"):
+        open_corpus(root, tmp_path)
+    assert bytes(open_corpus(root, tmp_path, allow_left_out=True).tokens[:]) == b"one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize("place", ["", "snapshots/abc", "snapshots"])
+def test_the_hub_s_cache_is_read_once(place: str, tmp_path: Path) -> None:
+    root = tmp_path / "hub" / "datasets--ada--books"
+    put(root, {"blobs/1": ROWS, "blobs/2": "# About\n", "blobs/3": "{}", "refs/main": "abc", ".no_exist/abc/x": ""})
+    for name, blob in {"data/train.jsonl": 1, "README.md": 2, "dataset_infos.json": 3}.items():
+        path = root / "snapshots" / "abc" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(os.path.relpath(root / "blobs" / str(blob), path.parent))
+    put(root, {"snapshots/old/data/train.jsonl": '{"text": "old"}\n'})
+    assert read(root / place)[0] == ROW_TEXTS
+    if not place:
+        assert read(tmp_path / "hub")[0] == ROW_TEXTS
+        (root / "refs" / "main").write_text("another")
+        with pytest.raises(DataError, match=r"has 2 revisions.*name one of .*snapshots, such as abc"):
+            read(root)
+
+
+def test_other_splits_are_not_trained_on_unasked(tmp_path: Path) -> None:
+    root = put(
+        tmp_path / "a",
+        {
+            "data/train-00000-of-00001.jsonl": ROWS,
+            "data/test-00000-of-00001.jsonl": '{"text": "test"}',
+            "data/validation-00000-of-00001.jsonl": '{"text": "valid"}',
+            "README.md": "# Card",
+            "LICENSE": "free",
+            "a.py": "the script that loads it",
+            "dataset_infos.json": "{}",
+        },
+    )
+    assert read(root) == (ROW_TEXTS, {"about": 4, "split": 2})
+    assert read(root, "test")[0] == ["test"]
+    assert read(root, "validation")[0] == ["valid"]
+    assert read(root, "all")[0] == ["test", *ROW_TEXTS, "valid"]
+    assert read(root / "data" / "test-00000-of-00001.jsonl")[0] == ["test"], "a named file is asked for"
+    plain = put(tmp_path / "wiki", {"wiki.train.raw": "train", "wiki.test.raw": "test", "wiki.valid.raw": "valid"})
+    assert read(plain) == (["train"], {"split": 2})
+    code = put(tmp_path / "code", {"train.py": "import x", "tests/test_it.py": "assert x", "test.txt": "words"})
+    assert read(code) == (["words", "assert x", "import x"], {}), "code and books have no splits"
+    alone = put(tmp_path / "alone", {"test.jsonl": ROWS})
+    with pytest.raises(DataError, match=r"1 of another split.*test\.jsonl.*--split"):
+        read(alone)
+    saved = put(tmp_path / "saved", {"train/a.jsonl": ROWS, "test/a.jsonl": ROWS, "dataset_dict.json": "{}"})
+    assert read(saved) == (ROW_TEXTS, {"about": 1, "split": 1})
+
+
+def bad(reason: Reason, line: str | bytes, words: str) -> tuple[Reason, bytes, str]:
+    return reason, line if isinstance(line, bytes) else line.encode(), words
+
+
+@pytest.mark.parametrize(
+    ("reason", "line", "words"),
+    [
+        bad(Reason.BROKEN_ROW, r'{"text": "half \ud83d"}', r"'text' has half a character \(U\+D83D\) at 5"),
+        bad(Reason.BROKEN_ROW, "{", "is no JSON"),
+        bad(Reason.BROKEN_ROW, b'{"text": "\xff"}', "is no JSON"),
+        bad(Reason.BROKEN_ROW, '{"text": "a", "text": "b"}', "'text' is there twice"),
+        bad(Reason.BROKEN_ROW, "[" * 3000, "is no JSON"),
+        bad(Reason.BROKEN_ROW, '{"n": ' + "1" * 5000 + ', "text": "a"}', "is no JSON"),
+        bad(Reason.NO_COLUMN, '{"body": "x"}', "has no 'text'; it has body"),
+        bad(Reason.NO_COLUMN, "[1]", "it has list"),
+        bad(Reason.NO_COLUMN, "null", "it has NoneType"),
+        bad(Reason.NOT_TEXT, '{"text": null}', "'text' is null, expected text"),
+        bad(Reason.NOT_TEXT, '{"text": 7}', "'text' is int, expected text"),
+        bad(Reason.NOT_TEXT, '{"text": ["a"]}', "'text' is list, expected text"),
+        bad(Reason.TOO_LARGE, '{"text": "' + "x" * 10_000 + '"}', "has more than 0 MiB"),
+        bad(Reason.EMPTY, '{"text": ""}', ""),
+    ],
+)
+def test_a_bad_row_is_named_counted_and_skipped(
+    reason: Reason, line: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "LINE_BYTES_MAX", 9000 if reason is Reason.TOO_LARGE else 1 << 20)
+    path = tmp_path / "a.jsonl"
+    text = "a good row " * 90
+    good = json.dumps({"text": text}).encode() + b"\n"
+    path.write_bytes(good * 2 + line + b"\n" + good)
+    assert read(path) == ([text] * 3, {reason.key: 1})
+    if reason is Reason.EMPTY:
+        build(Source(str(path)), ByteTokenizer(), "bytes", tmp_path / "out")
+        return
+    with pytest.raises(LeftOutError, match=rf"a\.jsonl, line 3.*{words}"):
+        build(Source(str(path)), ByteTokenizer(), "bytes", tmp_path / "out")
+    with pytest.raises(LeftOutError, match="--allow-left-out"):
+        open_corpus(path, tmp_path)
+    path.write_bytes(good * 1500 + line + b"\n" + good)
+    built = build(Source(str(path)), ByteTokenizer(), "bytes", tmp_path / "out")
+    assert built.documents == 1501
+    assert built.reading.counts() == {reason.key: 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("b.jsonl.gz", gzip.compress(os.urandom(500).hex().encode() * 40)[:-40], Reason.DAMAGED),
+        ("b.txt.gz", gzip.compress(b"words " * 400)[:-9], Reason.DAMAGED),
+        ("b.txt.zst", zstd("words " * 400)[:-4], Reason.DAMAGED),
+        ("b.jsonl.zst", zstd("words " * 400)[:-4], Reason.DAMAGED),
+        ("b.txt.gz", b"plain words", Reason.DAMAGED),
+        ("b.jsonl.gz", gzip.compress(ROWS.encode()) + b"garbage", Reason.DAMAGED),
+        ("b.txt", b"caf\xe9", Reason.NOT_UTF8),
+        ("b.txt", "words".encode("utf-16"), Reason.NOT_UTF8),
+        ("b.txt", b"words" * 9000 + b"\0", Reason.BINARY),
+        ("b.zip", b"PK", Reason.PACKED),
+        ("b.tar.gz", gzip.compress(b"a"), Reason.PACKED),
+        ("b.txt.xz", b"\xfd7zXZ", Reason.PACKED),
+        ("b.csv", "id,body\n1,x\n", Reason.NO_COLUMN),
+        ("b.csv", "id,text\n1,x,y\n", Reason.BROKEN_ROW),
+        ("b.csv", 'id,text\n1,"never closed\n', Reason.BROKEN_ROW),
+        ("b.csv", 'id,text\n1,"closed"twice\n2,good\n', Reason.BROKEN_ROW),
+        ("b.json", '{"body": 1}\n{"body": 2}\n', Reason.NO_COLUMN),
+        ("b.json", '[{"body": "x"}]', Reason.NO_COLUMN),
+        ("b.json", '[{"text": "x"}', Reason.DAMAGED),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_and_asks(
+    name: str, data: str | bytes, reason: Reason, tmp_path: Path
+) -> None:
+    root = put(tmp_path / "root", {"a.txt": "text", name: data})
+    found, counts = read(root)
+    assert "text" in found
+    assert reason.key in counts
+    for reader in (
+        lambda: build(Source(str(root)), ByteTokenizer(), "bytes", tmp_path / "out"),
+        lambda: open_corpus(root, tmp_path),
+    ):
+        with pytest.raises(LeftOutError, match=rf"{re.escape(reason.words)}.*{name}"):
+            reader()
+    assert not (tmp_path / "out").exists(), "the first look says it before anything is written"
+
+
+def test_a_column_that_no_row_has_ends_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "BAD_ROWS_MAX", 3)
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "x"}\n' * 1000)
+    tally = Tally()
+    with pytest.raises(DataError, match="has no good row in its first 3 lines"):
+        list(documents(Source(str(path)), tally))
+    assert tally.reading().counts() == {"no_column": 3, "broken_row": 1}
+
+
+def test_what_unpacks_to_very_much_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpack, "UNPACKED_FREE_BYTES", 1 << 16)
+    monkeypatch.setattr(sources, "DOCUMENT_BYTES_MAX", 1 << 20)
+    put(
+        tmp_path,
+        {"a.txt": "text", "bomb.txt.gz": gzip.compress(b"x" * (1 << 22)), "bomb.jsonl.zst": zstd("y" * (1 << 22))},
+    )
+    put(tmp_path, {"large.txt": "z" * ((1 << 20) + 1)})
+    found, counts = read(tmp_path)
+    assert found == ["text"]
+    assert counts == {"damaged": 2, "too_large": 1}
+
+
+def test_a_folder_that_nobody_may_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = put(tmp_path / "root", {"a.txt": "text", "shut/b.txt": "b", "c.txt": "c"})
+    (root / "shut").chmod(0)
+    (root / "c.txt").chmod(0)
+    if os.geteuid() == 0:
+        for folder in (root, *list(root.parents)[:-2]):
+            folder.chmod(folder.stat().st_mode | 0o055)
+        os.seteuid(65534)
+    try:
+        found, counts = read(root)
+    finally:
+        if os.getuid() == 0:
+            os.seteuid(0)
+        (root / "shut").chmod(0o755)
+    assert found == ["text"]
+    assert counts == {"unreadable": 2}
+
+
+def test_every_face_shows_the_same_count(tmp_path: Path) -> None:
+    root = put(
+        tmp_path / "root", {"a.txt": "text " * 99, "b.txt": b"caf\xe9", "c.jsonl.gz": gzip.compress(ROWS.encode())}
+    )
+    invoke: Callable[..., object] = CliRunner().invoke
+    looked = json.loads(invoke(command.app, ["data", "survey", str(root), "--json"]).stdout)  # type: ignore[attr-defined]
+    assert looked["read"] == {"files": 3, "documents": 4, "bytes": 510, "whole": True}
+    assert looked["left_out"]["not_utf8"]["count"] == 1
+    assert looked["left_out_share"] > 0.01
+    args = ["data", "build", str(root), "--out", str(tmp_path / "out"), "--json"]
+    assert isinstance(invoke(command.app, args).exception, LeftOutError)  # type: ignore[attr-defined]
+    made = json.loads(invoke(command.app, [*args, "--allow-left-out"]).stdout.splitlines()[-1])  # type: ignore[attr-defined]
+    assert made["left_out"] == looked["left_out"]
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["left_out"] == {"not_utf8": 1}
+    assert open_corpus(root, tmp_path, allow_left_out=True).reading == survey(Source(str(root))).inside
+    assert look_at(Source(str(tmp_path / "out"))).lines()[1] == "left out when the shards were built: 1 not UTF-8"
+
+
+def test_a_set_beside_the_text_is_no_text(tmp_path: Path) -> None:
+    put(tmp_path, {"a.txt": "text"})
+    built = build(Source(str(tmp_path)), ByteTokenizer(), "bytes", tmp_path / "out")
+    again = build(Source(str(tmp_path)), ByteTokenizer(), "bytes", tmp_path / "out2")
+    assert (built.documents, again.documents) == (1, 1)
+
+
+def test_one_small_file_beside_many_rows_asks_nobody(tmp_path: Path) -> None:
+    """A file is one thing, and a file with rows is many."""
+    put(tmp_path, {"a.jsonl": ROWS * 400, "notes.zip": "PK", "config.json": "{}", "gone.txt": ""})
+    (tmp_path / "link.txt").symlink_to("nowhere")
+    built = build(Source(str(tmp_path)), ByteTokenizer(), "bytes", tmp_path / "out")
+    assert built.reading.counts() == {"packed": 1, "dangling": 1, "empty": 1, "about": 1, "own": 1}
+
+
+def test_json_lines_with_a_first_line_longer_than_a_look(tmp_path: Path) -> None:
+    put(tmp_path, {"a.json": json.dumps({"text": "x" * 200_000}) + "\n" + ROWS, "b.json": '\n{"text": "alone"}'})
+    assert [len(text) for text in read(tmp_path)[0]] == [200_000, 5, 5, 5, 5]
+
+
+def test_names_that_are_no_utf_8_are_shown(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / name).write_bytes(b"caf\xe9")
+    (tmp_path / "a.txt").write_text("text")
+    shown = CliRunner().invoke(command.app, ["data", "survey", str(tmp_path)])
+    assert shown.exit_code == 0
+    assert "caf?.txt has byte 0xe9 at offset 3" in shown.stdout
