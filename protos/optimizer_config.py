@@ -69,7 +69,15 @@ PAPER_HAS_NOT: dict[str, tuple[Any, str]] = {
 
 
 class BaseOptimizerConfig(Section):
-    """The rule that changes the parameters, given the votes of all peers (arXiv 2411.19870v2). Its state is replicated."""
+    """The rule that changes the parameters, given the votes of all peers (arXiv 2411.19870v2). Its state is replicated.
+
+    A name alone (`base = "muon"`) is that base with its defaults.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        return {"name": values} if isinstance(values, str) else values
 
     name: Literal["sign", "sgd", "adamw", "muon"] = "sign"
     """`sign` (Signum, no state), `sgd`, `adamw` (second moment of the aggregate), `muon` (orthogonalised matrices)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from protos import toml_file
 from protos.errors import OperatorError, Reason, Refusal
@@ -146,3 +147,10 @@ def test_a_rule_about_a_setting_that_is_wrong_says_nothing(tmp_path: Path) -> No
         with pytest.raises(OperatorError) as told:
             load(tmp_path, text)
         assert len(str(told.value).splitlines()) == 2
+
+
+def test_a_base_is_a_name_or_a_table() -> None:
+    named, table = (RunConfig.model_validate({"optimizer": {"base": it}}) for it in ("muon", {"name": "muon"}))
+    assert named.optimizer == table.optimizer
+    with pytest.raises(ValidationError, match=r"optimizer\.base\.name\n  Input should be 'sign', 'sgd', 'adamw' or 'muon'"):
+        RunConfig.model_validate({"optimizer": {"base": "moun"}})
