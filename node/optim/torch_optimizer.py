@@ -2,7 +2,7 @@
 
 With torch.distributed every rank votes and applies everybody's votes: one `all_gather` of uint8 a step, gloo or nccl. The
 optimizer refuses to average gradients: do not wrap the model in `DistributedDataParallel`, and start all ranks from the same
-weights. Each step looks whether parameters and state are what they were, and whether all ranks make the same step.
+weights. Each step looks whether parameters and state are what they were, and whether all ranks make the same step (ADR 69).
 """
 
 from __future__ import annotations
