@@ -313,6 +313,7 @@ def layout(
     file: Annotated[
         Path, typer.Argument(metavar="RUN_TOML", help="A run's configuration, or - for one as JSON on stdin.")
     ],
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Show the parameter layout of a run.toml's model; `swarmentum-coordinator run create` fixes it in the run."""
@@ -327,7 +328,8 @@ def layout(
 
     bound_memory()
     given = sys.stdin.read(CONFIG_JSON_BYTES_MAX + 1) if str(file) == "-" else None
-    facts = layout_of(toml_file.load(file, RunConfig) if given is None else config_from_json(given))
+    config = toml_file.load(file, RunConfig) if given is None else config_from_json(given)
+    facts = layout_of(config, allow_code=allow_code)
     if as_json:
         print(json.dumps(asdict(facts)))
         return
@@ -347,6 +349,7 @@ def start_from(
         Path | None, typer.Option(help="Home of the peer that will serve the state (default: ~/.swarmentum/peer).")
     ] = None,
     out: Annotated[Path, typer.Option(help="The file for `run create --from`.")] = Path("start.json"),
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Store a model as the state that a new run starts from; `swarmentum-coordinator run create --from` names it in the run."""
@@ -358,7 +361,7 @@ def start_from(
     from protos.disk import write_bytes
     from protos.run_config import RunConfig
 
-    settings = load_settings(home=home)
+    settings = load_settings(home=home, allow_code=allow_code or None)
     values = started(toml_file.load(file, RunConfig), model, settings).values()
     write_bytes(out, json.dumps(values, indent=1).encode())
     if as_json:

@@ -44,7 +44,7 @@ def _data(source: str) -> str:
 def card_text(card: Mapping[str, object], *, huggingface: bool = True, licence: str = NO_LICENCE) -> str:
     """The model card: a description, the code to load the model, the facts as a table, and how to verify them."""
     how = (
-        "model = AutoModelForCausalLM.from_pretrained(path)"
+        "model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False)"
         if huggingface
         else 'safetensors.torch.load_model(model, f"{path}/model.safetensors")  # model: your own module'
     )
@@ -68,7 +68,7 @@ votes). All peers applied the same update, bit for bit.
 from transformers import {needs}
 {"" if huggingface else "import safetensors.torch" + chr(10)}
 {how}
-tokenizer = AutoTokenizer.from_pretrained(path)
+tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 ```
 
 ## How it was trained

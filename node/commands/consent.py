@@ -73,7 +73,7 @@ def request(
     wants = []
     tokenizer, factory = config.data.tokenizer, config.model.factory
     if factory is not None:
-        _check_code(factory, settings)
+        _check_code(factory, settings.allow_code)
         wants.append(f"import and call {_shown(factory)} on this machine")
     if trains and settings.data is None:
         wants += _data_wants(config, settings)
@@ -118,11 +118,17 @@ def must_ask(asked: Request, settings: PeerSettings, can_ask: bool) -> bool:
     return can_ask
 
 
-def _check_code(factory: str, settings: PeerSettings) -> None:
-    if not settings.allow_code:
+def check_code(config: RunConfig, allowed: bool) -> None:
+    """Raises OperatorError if the run has a model of its own code, and the person has not agreed to that."""
+    if config.model.factory is not None:
+        _check_code(config.model.factory, allowed)
+
+
+def _check_code(factory: str, allowed: bool) -> None:
+    if not allowed:
         raise OperatorError(
-            f"the run wants to call {_shown(factory)} on this machine; if you trust the run's operator and know this "
-            "module, join with --allow-code"
+            f"model.factory: the run wants to call {_shown(factory)} on this machine; if you trust the run's operator and know "
+            "this module, use --allow-code"
         )
 
 
