@@ -261,6 +261,10 @@ def verify(
     model: Annotated[
         Path | None, typer.Option(help="Exported model to compare with (default: `model` beside the archive).")
     ] = None,
+    expected: Annotated[
+        str | None,
+        typer.Option("--run", metavar="INVITE|ID", help="The run that it has to be: an invite link, or its id."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Replay an archived run and check every signature, hash and digest, and the exported weights, bit for bit."""
@@ -268,8 +272,10 @@ def verify(
     configure_logging(as_json=as_json)
     with many_imports():
         from node.archive.verify import show, verify
+    from protos.invite import run_named
 
-    verdict = show(lambda told: verify(run, from_step, model, told), as_json=as_json)
+    named = "" if expected is None else run_named(expected)
+    verdict = show(lambda told: verify(run, from_step, model, told, expected=named), as_json=as_json)
     raise typer.Exit(0 if verdict.ok else 1)
 
 

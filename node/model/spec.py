@@ -109,7 +109,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def _config_maker(spec: ModelSpec, vocabulary: int | None, context: int | None) -> Callable[[], nn.Module]:
-    config = _auto_config(SMALL_LLAMA if spec.config is None else spec.config)
+    config = configuration(SMALL_LLAMA if spec.config is None else spec.config)
     text = config.get_text_config()
     ids, positions = getattr(text, "vocab_size", None), getattr(text, "max_position_embeddings", None)
     if vocabulary is not None and ids is not None and ids < vocabulary:
@@ -122,7 +122,8 @@ def _config_maker(spec: ModelSpec, vocabulary: int | None, context: int | None) 
     return lambda: _from_config(config)
 
 
-def _auto_config(config: Mapping[str, Any]) -> Any:
+def configuration(config: Mapping[str, Any]) -> Any:
+    """A transformers configuration of these keys. Raises ModelError for one that the library cannot use, or that names code."""
     with many_imports():
         from transformers import CONFIG_MAPPING, AutoConfig
 
