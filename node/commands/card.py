@@ -12,6 +12,7 @@ from protos.disk import write_bytes
 from protos.mistakes import NO_LICENCE
 from protos.run_config import RunConfig
 from protos.text import printable
+from protos.web_address import is_web
 
 CARD: Final = "README.md"
 MARK: Final = "swarmentum.json"
@@ -38,7 +39,7 @@ def _data(source: str) -> str:
     """A source without the folders of the machine that it was on."""
     if source == "stdlib":
         return "the Python standard library"
-    return source if source.startswith(("https://", "http://")) else f"{Path(source).name} (each peer had a copy)"
+    return source if is_web(source) else f"{Path(source).name} (each peer had a copy)"
 
 
 def card_text(card: Mapping[str, object], *, huggingface: bool = True, licence: str = NO_LICENCE) -> str:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from node.config import PeerSettings
-from node.data.manifest import is_url
 from protos.errors import OperatorError
 from protos.run_config import ModelConfig, RunConfig
+from protos.web_address import is_web
 
 STANDARD_LIBRARY = "stdlib"
 BYTES = "bytes"
@@ -98,7 +98,7 @@ def _data_wants(config: RunConfig, settings: PeerSettings) -> list[str]:
     """For each source of the run that this program does not have itself."""
     wants = []
     for source, mirrors, _ in config.data.sources():
-        if is_url(source):
+        if is_web(source):
             addresses = ", ".join(_shown(address) for address in (source, *mirrors))
             wants.append(f"download training text from {addresses}, and keep up to {settings.data_gb:g} GB of it")
         elif source != STANDARD_LIBRARY:
