@@ -205,6 +205,7 @@ class Hub:
             self._described[run.run_id] = run, made, now_ms
         answer = pb.GetRunResponse()
         answer.CopyFrom(made)
+        answer.reason = runtime.trouble.why or answer.reason
         answer.failures.extend(self.failures.of(run.run_id))
         answer.in_line = len(waiting(self.lines.of(run.run_id), run, now_ms))
         return answer

@@ -44,6 +44,15 @@ class Metrics:
             "swarmentum_tokens_total", "Tokens of accepted votes since the start", run, registry=self.registry
         )
         self.entries = Counter("swarmentum_entries_total", "Log entries committed", run, registry=self.registry)
+        self.journal_failures = Counter(
+            "swarmentum_journal_failures_total", "Writes to the journal that failed", run, registry=self.registry
+        )
+        self.journal_failing = Gauge(
+            "swarmentum_journal_failing",
+            "1: the journal takes no writes, as on a full disk",
+            run,
+            registry=self.registry,
+        )
         self.resyncs = Counter("swarmentum_resyncs_total", "Peers told to re-sync", run, registry=self.registry)
         self.refused = Counter(
             "swarmentum_refused_total", "Requests that did not get through the door", ["reason"], registry=self.registry
