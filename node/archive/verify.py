@@ -173,9 +173,11 @@ def text(result: Verification) -> str:
 def _derived(result: Verification) -> str:
     if not result.derived_steps:
         return ""
+    count = result.derived_steps
+    last = "The last step is" if count == 1 else f"The last {count} steps are"
     return (
-        f"The last {result.derived_steps} steps are only derived: the log's votes lead to their states from the one after step "
-        f"{result.confirmed_step}, which is confirmed, and no entry of this archive names a digest of them.\n"
+        f"{last} only derived: the log's votes lead there from the state after step {result.confirmed_step}, which is "
+        "confirmed, and no entry of this archive names a later digest.\n"
     )
 
 
