@@ -19,7 +19,7 @@ from rich.text import Text
 
 from coordinator.commands import anchors, backups, checking, forks, health, invites, life, peers, showing, snapshots
 from coordinator.commands import web as web_commands
-from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
+from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, settings
 from protos import toml_file
 from protos.console import configure_logging, exit_with
 from protos.run_config import RunConfig, config_from_json
@@ -153,6 +153,7 @@ def create(
             "--layout/--no-layout", help="Fix the model's parameter layout now, if swarmentum[node] is installed."
         ),
     ] = True,
+    allow_code: AllowCode = False,
     start: Annotated[
         Path | None,
         typer.Option(
@@ -171,7 +172,7 @@ def create(
     operator = Operator(settings(home=home).home)
     if named is not None:
         checking.refuse_second(operator, named.name, given)  # before the model is built, which takes seconds
-    findings = checking.findings_of(file, anchor=anchor, layout=layout)
+    findings = checking.findings_of(file, anchor=anchor, layout=layout, allow_code=allow_code)
     made, config = create_run(operator, findings, start), findings.config
     if as_json:
         print_created(made.invite, config, made.anchor_link, layout=made.layout, fork=fork_values(made.genesis))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
+
+from protos.safe_path import python_command
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "demo.svg"
@@ -25,7 +26,7 @@ FONTS = re.compile(r"@font-face \{.*?\}\s*", re.S)
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "node", "demo", "--output", str(Path(folder) / "out")]
+        command = python_command("-m", "node", "demo", "--output", str(Path(folder) / "out"))
         done = subprocess.run(
             command,
             cwd=ROOT,

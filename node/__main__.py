@@ -269,6 +269,10 @@ def verify(
     model: Annotated[
         Path | None, typer.Option(help="Exported model to compare with (default: `model` beside the archive).")
     ] = None,
+    expected: Annotated[
+        str | None,
+        typer.Option("--run", metavar="INVITE|ID", help="The run that it has to be: an invite link, or its id."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Replay an archived run and check every signature, hash and digest, and the exported weights, bit for bit."""
@@ -276,8 +280,10 @@ def verify(
     configure_logging(as_json=as_json)
     with many_imports():
         from node.archive.verify import show, verify
+    from protos.invite import run_named
 
-    verdict = show(lambda told: verify(run, from_step, model, told), as_json=as_json)
+    named = "" if expected is None else run_named(expected)
+    verdict = show(lambda told: verify(run, from_step, model, told, expected=named), as_json=as_json)
     raise typer.Exit(0 if verdict.ok else 1)
 
 
@@ -321,6 +327,7 @@ def layout(
     file: Annotated[
         Path, typer.Argument(metavar="RUN_TOML", help="A run's configuration, or - for one as JSON on stdin.")
     ],
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Show the parameter layout of a run.toml's model; `swarmentum-coordinator run create` fixes it in the run."""
@@ -335,7 +342,8 @@ def layout(
 
     bound_memory()
     given = sys.stdin.read(CONFIG_JSON_BYTES_MAX + 1) if str(file) == "-" else None
-    facts = layout_of(toml_file.load(file, RunConfig) if given is None else config_from_json(given))
+    config = toml_file.load(file, RunConfig) if given is None else config_from_json(given)
+    facts = layout_of(config, allow_code=allow_code)
     if as_json:
         print(json.dumps(asdict(facts)))
         return
@@ -355,6 +363,7 @@ def start_from(
         Path | None, typer.Option(help="Home of the peer that will serve the state (default: ~/.swarmentum/peer).")
     ] = None,
     out: Annotated[Path, typer.Option(help="The file for `run create --from`.")] = Path("start.json"),
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Store a model as the state that a new run starts from; `swarmentum-coordinator run create --from` names it in the run."""
@@ -366,7 +375,7 @@ def start_from(
     from protos.disk import write_bytes
     from protos.run_config import RunConfig
 
-    settings = load_settings(home=home)
+    settings = load_settings(home=home, allow_code=allow_code or None)
     values = started(toml_file.load(file, RunConfig), model, settings).values()
     write_bytes(out, json.dumps(values, indent=1).encode())
     if as_json:

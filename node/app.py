@@ -183,7 +183,7 @@ class _Peer:
                 summary.digest = replica.whole_digest().hex()
                 if export_to is not None:
                     summary.checkpoint = str(self._export(replica, text, config, export_to))
-            except (NetworkError, RefusedError, StoppedError):
+            except (NetworkError, RefusedError, StoppedError, DiskError):
                 self._keep_momentum(trainer)
                 raise
         summary.copy_counters(swarm.counters)

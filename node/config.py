@@ -24,6 +24,7 @@ from protos.run_config import Address
 
 PORT_MAX = 65535
 BYTES_A_MBIT = 125_000
+CONSENTS = ("allow_code", "allow_data", "yes")
 MULTIADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/[^\s]*)?")
 
 
@@ -212,6 +213,8 @@ def load_settings(**flags: Any) -> PeerSettings:
         raise OperatorError(f"SWARMENTUM_CONFIG={path}: no such file; correct the path, or unset the variable")
     given = {name: value for name, value in flags.items() if value is not None and value != []}
     try:
+        if "SWARMENTUM_CONFIG" not in os.environ and path.is_file():
+            _refuse_consent_of(path)
         return PeerSettings(**given)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OperatorError(f"{path} is not TOML: {error}; correct the file, or move it away") from error
@@ -223,6 +226,21 @@ def load_settings(**flags: Any) -> PeerSettings:
             error, lambda loc: f"{path}:{toml_file.line_of(text, loc)}: " if _in(text, loc) else ""
         )
         raise OperatorError(f"wrong settings:\n{lines}") from error
+
+
+def _refuse_consent_of(path: Path) -> None:
+    """Raises OperatorError if a settings file that lies in the working folder agrees to something in the person's place.
+
+    The folder may be somebody else's. Flags, the environment, and a file that SWARMENTUM_CONFIG names are the person's own.
+    """
+    text = path.read_text(encoding="utf-8")
+    for name in CONSENTS:
+        if name in tomllib.loads(text):
+            flag = "--" + name.replace("_", "-")
+            raise OperatorError(
+                f"{path}:{toml_file.line_of(text, (name,))}: {name}: a file of the working folder cannot agree for you; "
+                f"remove the line, and use {flag} or SWARMENTUM_{name.upper()}, or name the file in SWARMENTUM_CONFIG"
+            )
 
 
 def _in(text: str, loc: tuple[int | str, ...]) -> bool:

@@ -15,7 +15,7 @@ from node.commands.consent import STANDARD_LIBRARY
 from node.config import PeerSettings
 from node.data.corpus import open_corpus
 from node.data.errors import DataError
-from node.data.manifest import MANIFEST, Manifest, is_url, parse, sha256_of
+from node.data.manifest import MANIFEST, Manifest, parse, sha256_of
 from node.data.mixed import MixedSamples
 from node.data.samples import Samples
 from node.data.shards import ShardedSamples
@@ -28,6 +28,7 @@ from protos.assignment import Range
 from protos.disk import write_bytes, writing
 from protos.mixture import phases
 from protos.run_config import RunConfig
+from protos.web_address import is_web
 
 if TYPE_CHECKING:
     from node.data.download import Mirrors
@@ -118,7 +119,7 @@ def _one(
     named: Named, config: RunConfig, settings: PeerSettings, log: Any, paced: Callable[[int], None], step: int | None
 ) -> Text:
     data, source = config.data, named.source
-    if is_url(source) or (Path(source) / MANIFEST).is_file():
+    if is_web(source) or (Path(source) / MANIFEST).is_file():
         return _shards(named, config, settings, log, paced, step)
     if named.sha256 is not None:
         raise DataError(
@@ -153,7 +154,9 @@ def _shards(
     from node.data.download import Mirrors  # the HTTP client takes 0.2 s to import
 
     data, source = config.data, named.source
-    urls = [source, *(named.mirrors if settings.data is None else ())] if is_url(source) else []
+    urls = [source, *(named.mirrors if settings.data is None else ())] if is_web(source) else []
+    if urls and named.sha256 is None and settings.data is None:
+        raise DataError(f"data: the run names {source} without a hash, so its server could give each peer another text")
     private = settings.allow_data or settings.data is not None
     mirrors = Mirrors(urls, private=private, log=log.warning, paced=paced)
     encoded, manifest = _manifest(source, mirrors, settings.home / "cache", named.sha256)

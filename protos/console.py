@@ -13,6 +13,7 @@ import structlog
 from structlog.typing import Processor
 
 from protos.errors import OperatorError, StoppedError, SwarmentumError
+from protos.safe_path import keep_path_safe
 from protos.signals import EXIT_INTERRUPTED, leave
 from protos.text import printable
 
@@ -78,7 +79,11 @@ def lock_home(home: Path, who: str) -> IO[str]:
 
 
 def exit_with(command: Callable[[], None]) -> None:
-    """Run a typer app; a SwarmentumError becomes one message on stderr and its exit code, Ctrl-C becomes 130."""
+    """Run a typer app; a SwarmentumError becomes one message on stderr and its exit code, Ctrl-C becomes 130.
+
+    A process that it starts, or that a library starts for it, imports nothing from the working folder.
+    """
+    keep_path_safe()
     try:
         command()
     except StoppedError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import re
 from dataclasses import dataclass
 
 from protos.envelope import parse
@@ -19,6 +20,8 @@ AROUND_A_LINK = "\"'`<>()[]{}.,;:!?\u00ab\u00bb\u2018\u2019\u201c\u201d"
 SCHEME = "swarmentum://"
 # More addresses than this make a link that nobody wants to copy.
 COORDINATORS_MAX = 8
+ID_DIGITS_MIN = 16
+"""Of a run's id: with fewer, somebody can make another run whose id begins so."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,9 @@ class Invite:
         A link that was copied out of a chat or a page may have line breaks, spaces, quotes or a full stop: none is of the link.
         """
         text = "".join(link.split()).strip(AROUND_A_LINK)
-        if not text.startswith(SCHEME) or len(text) > INVITE_BYTES_MAX:
+        if not is_link(text) or len(text) > INVITE_BYTES_MAX:
             raise OperatorError(f"not an invite link: it starts with {SCHEME}, got {text[:32]!r}")
-        coded = text.removeprefix(SCHEME)
+        coded = text[len(SCHEME) :]
         try:
             data = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError) as error:
@@ -85,3 +88,20 @@ class Invite:
             run_name=body.run_name,
             ticket=body.ticket,
         )
+
+
+def is_link(text: str) -> bool:
+    """Whether a text is meant as an invite link, and not as a path or a name. Schemes have any case (RFC 3986)."""
+    return "".join(text.split()).lstrip(AROUND_A_LINK)[: len(SCHEME)].lower() == SCHEME
+
+
+def run_named(text: str) -> str:
+    """The run that a person means by an invite link or an id: its id in hex, or the start of it. Raises OperatorError."""
+    plain = text.strip().lower()
+    if re.fullmatch(rf"[0-9a-f]{{{ID_DIGITS_MIN},{2 * HASH_BYTES}}}", plain):
+        return plain
+    if is_link(text):
+        return Invite.parse(text).run_id.hex()
+    raise OperatorError(
+        f"--run {text[:80]!r}: expected an invite link, or {ID_DIGITS_MIN} to {2 * HASH_BYTES} hex digits of an id"
+    )

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from protos.web_address import is_web, web_problem
+
 PEER = "12D3KooWBU5jnp4mGFF8nVLZyiH22cX9W8ta8yFtjVBuaS9t2vUq"
 RUN_NAME: Final = r"^[\w .-]+$"
 FACTORY: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 SOURCE_NAME: Final = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 SHA256: Final = r"^[0-9a-f]{64}$"
-WEB: Final = r"^https?://"
+WEB: Final = r"^(?i:https?)://"
 PEER_ADDRESS: Final = r"^/.+/p2p/[1-9A-HJ-NP-Za-km-z]+$"
 PEER_LISTEN: Final = r"^(\[[0-9a-fA-F:]+\]|\d+\.\d+\.\d+\.\d+):\d{1,5}$"
 PEER_LISTEN_OR_ALL: Final = rf"{PEER_LISTEN}|^\*:\d{{1,5}}$"
@@ -63,8 +65,12 @@ def expected(pattern: str) -> str:
 
 
 def check_web(source: str, sha256: str | None, mirrors: tuple[str, ...]) -> None:
-    """Mistake for a source on the web without a hash, and for mirrors of another source."""
-    on_the_web = source.startswith(("https://", "http://"))
+    """Mistake for a source on the web without a hash, for addresses that no peer can use, and for mirrors of another source."""
+    for number, address in enumerate((source, *mirrors)):
+        if why := web_problem(address):
+            key = f"mirrors.{number - 1}" if number else "source"
+            raise Mistake(f"`{key}` = {address!r} is no address that a peer can use: {why}", key.partition(".")[0])
+    on_the_web = is_web(source)
     if on_the_web and sha256 is None:
         raise Mistake(
             "`source` is on the web: give `sha256` too, which `swarmentum data build` prints", "source", "sha256"

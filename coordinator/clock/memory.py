@@ -228,7 +228,8 @@ def _remember_entry(run: Run, record: EntryCommitted, now_ms: int) -> Run:
         peers[c.public_key] = replace(peer, votes_accepted=peer.votes_accepted + 1, loss=c.loss)
     run = transitions.bounded(_remember_trust(replace(run, electors=None, peers=peers), record))
     loss = figures.loss_of(entry.contributions, run.loss)
-    agreed = {s: d for s, d in run.agreed_digests.items() if s >= entry.step - DIGEST_STEPS_KEPT}
+    newest = max(run.agreed_digests, default=0)  # it tells how long no state has been agreed on
+    agreed = {s: d for s, d in run.agreed_digests.items() if s >= entry.step - DIGEST_STEPS_KEPT or s == newest}
     if entry.parent_state_digest:
         agreed[entry.step - 1] = entry.parent_state_digest
     run = replace(

@@ -317,6 +317,11 @@ class Run:
         return step % (clock.snapshot_every if every is None else int(every)) == 0 or step == self.last_step
 
     @property
+    def unconfirmed_steps(self) -> int:
+        """How many of the newest steps have no agreed state digest."""
+        return self.head_step - max(self.agreed_digests, default=0)
+
+    @property
     def is_paused(self) -> bool:
         """Whether the operator paused the run."""
         return self.pause is not None

@@ -20,7 +20,7 @@ from rich.table import Table
 from coordinator.clock.rules import learning_rate
 from coordinator.commands.mistakes import mistakes
 from coordinator.commands.operator import Operator
-from coordinator.commands.options import Json
+from coordinator.commands.options import AllowCode, Json
 from coordinator.commands.planning import (
     LayoutFacts,
     TextFacts,
@@ -49,7 +49,7 @@ def checked(file: Path) -> RunConfig:
     return surveyed(file, layout=False)[0]
 
 
-def surveyed(file: Path, *, layout: bool) -> tuple[RunConfig, LayoutFacts | None, str]:
+def surveyed(file: Path, *, layout: bool, allow_code: bool = False) -> tuple[RunConfig, LayoutFacts | None, str]:
     """The run of a file; with `layout`, its layout too, or why it is not known. OperatorError lists every mistake."""
     read = toml_file.read(file, RunConfig)
     if read.value is None:
@@ -58,7 +58,7 @@ def surveyed(file: Path, *, layout: bool) -> tuple[RunConfig, LayoutFacts | None
     facts, unknown = None, ""
     if layout and not any(wrong.place[:1] in (("model",), ("data",)) for wrong in (*read.wrong, *found)):
         try:
-            facts, unknown = layout_of_run(file, read.value if read.wrong else None)
+            facts, unknown = layout_of_run(file, read.value if read.wrong else None, allow_code=allow_code)
         except OperatorError as error:
             found += [_of_layout(line) for line in str(error).splitlines()]
     if found or read.wrong:
@@ -103,16 +103,19 @@ class Findings:
     said: tuple[str, ...]
 
 
-def findings_of(file: Path, *, anchor: bool, layout: bool = True, local: bool = True) -> Findings:
+def findings_of(
+    file: Path, *, anchor: bool, layout: bool = True, local: bool = True, allow_code: bool = False
+) -> Findings:
     """Check a run.toml. OperatorError lists every mistake with its line.
 
-    `layout`: build its model to know the layout. `local`: also with what the run names on this machine, code or a tokenizer.
+    `layout`: build its model to know the layout. `local`: also with a tokenizer that the run names on this machine.
+    `allow_code`: also with code that the run names, which the operator trusts.
     """
     unknown = ""
-    if layout and not local:
+    if layout and not (local and allow_code):
         here = toml_file.read(file, RunConfig).value
-        unknown = "" if here is None else _of_this_machine(here)
-    config, facts, more = surveyed(file, layout=layout and not unknown)
+        unknown = "" if here is None else _not_to_build(here, local=local)
+    config, facts, more = surveyed(file, layout=layout and not unknown, allow_code=allow_code)
     unknown = unknown or more
     config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
     room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
@@ -120,12 +123,17 @@ def findings_of(file: Path, *, anchor: bool, layout: bool = True, local: bool = 
     return Findings(config, facts, unknown, tuple(filter(None, (recipe_of(config), said, room, states))))
 
 
-def _of_this_machine(config: RunConfig) -> str:
-    """What a run needs of this machine to be built, and that a caller elsewhere may not use; empty for nothing."""
+def _not_to_build(config: RunConfig, *, local: bool) -> str:
+    """What a run needs of this machine to be built, and its caller may not use; empty for nothing.
+
+    `local`: the caller is in a shell of this machine, and has not agreed to code.
+    """
     shell = "`run check` and `run create` in a shell build it"
     if config.model.factory is not None:
-        return f"model.factory names code, and this page runs no code; {shell}"
-    if config.data.tokenizer != "bytes" and Path(config.data.tokenizer).exists():
+        if not local:
+            return f"model.factory names code, and this page runs no code; {shell} with --allow-code"
+        return "model.factory names code, and none was run; if you know and trust it, use --allow-code"
+    if not local and config.data.tokenizer != "bytes" and Path(config.data.tokenizer).exists():
         return f"data.tokenizer names a folder of this machine, and this page reads none; {shell}"
     return ""
 
@@ -166,10 +174,11 @@ def check(
     peers: Annotated[int, typer.Option(min=1, help="For how many peers.")] = PEERS_SHOWN,
     step_seconds: Annotated[float, typer.Option(min=0.001, help="For steps of so many seconds.")] = 10.0,
     anchor: Annotated[bool, typer.Option("--anchor", help="As `run create --anchor`.")] = False,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Check a run.toml, and print what the run will cost its peers. Needs no coordinator, and starts nothing."""
-    findings = findings_of(file, anchor=anchor)
+    findings = findings_of(file, anchor=anchor, allow_code=allow_code)
     texts = texts_of(findings.config)
     config, facts = findings.config, findings.facts
     notes = [*notes_of(findings), *(f"Text {text.place}: {line}" for text in texts for line in text.lines)]

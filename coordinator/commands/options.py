@@ -21,6 +21,13 @@ Home = Annotated[
     typer.Option(help="Folder of the key, the certificate and the journal (default: ~/.swarmentum/coordinator)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help="Call the Python code that the file names (`model.factory`) to know the layout. Use it only for code you trust.",
+    ),
+]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name, or the start of its id.")]
 
 

@@ -15,7 +15,7 @@ import grpc
 from coordinator.commands.operator import Operator
 from protos.changes import in_force
 from protos.errors import NetworkError, OperatorError, RefusedError
-from protos.invite import SCHEME, Invite
+from protos.invite import Invite, is_link
 from protos.limits import HASH_BYTES
 from protos.log import open_entry, run_id_of
 from protos.pinned import TLS_NAME, fetch_certificate
@@ -58,7 +58,7 @@ class Parent:
 
 def parent(operator: Operator, run: str) -> Parent:
     """A run of this home by name or id, or the run of an invite link. Raises SwarmentumError."""
-    if run.startswith(SCHEME):
+    if is_link(run):
         return _of_invite(Invite.parse(run))
     facts = operator.find(run)
     answer = operator.states(facts.genesis)

@@ -14,6 +14,7 @@ from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settin
 from protos.errors import OperatorError
 from protos.identity import peer_id, public_key_of
 from protos.limits import DEVICE_CHARACTERS_MAX
+from protos.run_facts import peer_phase_word
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 
@@ -123,7 +124,7 @@ def rows_of(run: pb.GetRunResponse) -> list[dict[str, Any]]:
     rows = [
         {
             "peer": peer_id(peer.public_key),
-            "phase": pb.PeerPhase.Name(peer.phase).removeprefix("PEER_PHASE_").lower(),
+            "phase": peer_phase_word(peer.phase),
             "standing": printable(peer.standing),
             "reason": printable(peer.standing_reason),
             "by_operator": peer.public_key in excluded and excluded.pop(peer.public_key).by_operator,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +18,7 @@ from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB, SNAPSHOTS_GB
 from protos.optimizer_config import RECIPES
 from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
+from protos.safe_path import python_command
 
 LAYOUT_SECONDS_MAX = 300.0
 TEXT_SECONDS_MAX = 120.0
@@ -55,14 +55,19 @@ class TextFacts:
     values: dict[str, Any] | None = None
 
 
-def layout_of_run(file: Path, config: RunConfig | None = None) -> tuple[LayoutFacts | None, str]:
+def layout_of_run(
+    file: Path, config: RunConfig | None = None, *, allow_code: bool = False
+) -> tuple[LayoutFacts | None, str]:
     """The layout of a run.toml's model, or None and why it is not known here. OperatorError if the model cannot be built.
 
-    `config`: what to take in place of the file, in which other settings are wrong.
+    `config`: what to take in place of the file, in which other settings are wrong. `allow_code`: the operator trusts the code
+    that `model.factory` names.
     """
     if any(find_spec(name) is None for name in ("torch", "transformers", "node")):
         return None, "swarmentum[node] is not installed here"
-    command = [sys.executable, "-m", "node", "layout", str(file) if config is None else "-", "--json"]
+    command = python_command(
+        "-m", "node", "layout", str(file) if config is None else "-", "--json", *["--allow-code"] * allow_code
+    )
     given = "" if config is None else config.canonical_json()
     try:
         done = subprocess.run(
@@ -80,7 +85,7 @@ def text_of(place: str) -> TextFacts:
     """What a text of this machine has, and what peers would leave out of it, as the node package counts it."""
     if any(find_spec(name) is None for name in ("torch", "transformers", "node")):
         return TextFacts(place, ("not looked at: swarmentum[node] is not installed here",))
-    command = [sys.executable, "-m", "node", "data", "survey", "--json", "--", place]
+    command = python_command("-m", "node", "data", "survey", "--json", "--", place)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TEXT_SECONDS_MAX, check=False)
     except subprocess.TimeoutExpired:

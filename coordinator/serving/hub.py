@@ -30,13 +30,12 @@ from protos.address import is_relayed
 from protos.identity import Identity
 from protos.log import run_id_of
 from protos.owner import owner_body
+from protos.run_facts import STATUS_EXCLUSIONS_MAX, STATUS_PEERS_MAX
 from protos.start import StartingState
 from protos.tracing import Tracing
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2
 
-STATUS_PEERS_MAX = 1024
-STATUS_EXCLUSIONS_MAX = 256
 # A run of many peers changes with each report. The description takes milliseconds, and strangers may ask for it.
 DESCRIBED_PEERS_MIN = 64
 DESCRIBED_MS_MAX = 1_000
@@ -206,6 +205,7 @@ class Hub:
             self._described[run.run_id] = run, made, now_ms
         answer = pb.GetRunResponse()
         answer.CopyFrom(made)
+        answer.reason = runtime.trouble.why or answer.reason
         answer.failures.extend(self.failures.of(run.run_id))
         answer.in_line = len(waiting(self.lines.of(run.run_id), run, now_ms))
         return answer
@@ -229,6 +229,7 @@ class Hub:
             withdrawn=facts.withdrawn_of(run),
             anchored=run.anchored,
             parameters=run.parameters,
+            unconfirmed_steps=run.unconfirmed_steps,
             paused=run.is_paused,
             end=facts.end_of(run, self.identity),
             archived=run.archived,

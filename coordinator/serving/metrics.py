@@ -44,6 +44,15 @@ class Metrics:
             "swarmentum_tokens_total", "Tokens of accepted votes since the start", run, registry=self.registry
         )
         self.entries = Counter("swarmentum_entries_total", "Log entries committed", run, registry=self.registry)
+        self.journal_failures = Counter(
+            "swarmentum_journal_failures_total", "Writes to the journal that failed", run, registry=self.registry
+        )
+        self.journal_failing = Gauge(
+            "swarmentum_journal_failing",
+            "1: the journal takes no writes, as on a full disk",
+            run,
+            registry=self.registry,
+        )
         self.resyncs = Counter("swarmentum_resyncs_total", "Peers told to re-sync", run, registry=self.registry)
         self.refused = Counter(
             "swarmentum_refused_total", "Requests that did not get through the door", ["reason"], registry=self.registry
@@ -155,6 +164,7 @@ def _figures(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
         "steps": "Steps of the whole run",
         "loss_nats": "Mean loss a token of the last step",
         "payload_bytes_accepted": "Bytes of all accepted payloads",
+        "unconfirmed_steps": "Newest steps without an agreed state digest: more than a few while the anchor is away",
         "peers_needed": "Peers that a step needs",
         "samples_per_second": "Samples that the peers of the next step compute in a second",
         "snapshot_step": "Step of the newest agreed snapshot; -1 without one",
@@ -169,6 +179,7 @@ def _figures(runs: list[tuple[str, Run]]) -> Iterator[Metric]:
             "steps": run.steps,
             **({"loss_nats": run.loss} if run.head_step else {}),  # without a step there is no loss
             "payload_bytes_accepted": run.payload_bytes_total,
+            "unconfirmed_steps": run.unconfirmed_steps,
             "peers_needed": run.config.clock.min_peers,
             "samples_per_second": sum(peer.samples_per_second for peer in run.ready),
             "snapshot_step": -1 if run.snapshot is None else run.snapshot.step,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -20,6 +19,7 @@ import structlog
 
 from coordinator.config import CoordinatorSettings
 from protos.invite import Invite
+from protos.safe_path import python_command
 
 NO_PAGE: Final = "none"
 MODULE: Final = "node.web"
@@ -69,7 +69,7 @@ class Page:
 
     def __init__(self, what: str, ready: str, listen: str, command: tuple[str, ...], lines: Lines) -> None:
         self._what, self._ready, self._listen = what, ready, listen
-        self._command = (sys.executable, "-m", *command)
+        self._command = python_command("-m", *command)
         self._lines = lines
         self._log = structlog.get_logger("coordinator")
 

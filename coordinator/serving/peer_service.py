@@ -67,10 +67,11 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
     ) -> pb.GetChallengeResponse:
         """A single-use challenge for Join."""
         self.runtime(request.run_id)
-        if context.peer() and not self.sessions.may_ask(site(network_of(context.peer())), clocks.monotonic_ms()):
+        where = site(network_of(context.peer())) if context.peer() else ""
+        if where and not self.sessions.may_ask(where, clocks.monotonic_ms()):
             raise BusyError("too many peers join from your network address; try again in a minute")
         seen = network_of(context.peer())
-        challenge = self.sessions.challenge(clocks.monotonic_ms())
+        challenge = self.sessions.challenge(clocks.monotonic_ms(), where)
         return pb.GetChallengeResponse(challenge=challenge, seen_from="" if seen is None else str(seen))
 
     @answered

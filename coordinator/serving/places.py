@@ -3,6 +3,7 @@
 Each kind of call (`Lane`) has places of its own, so that calls of strangers do not delay peers. Each lane limits the calls
 of one network address, and of all together. An address of a peer with a session always finds room up to its own limit. The
 newest connection of a peer with a session has its own places. No stranger takes these, not even one at the same address.
+An operator on the coordinator's own machine finds room, too.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class Places:
             return f"{SESSION_CALLS_MAX} calls of your connection are under way; try again in a second"
         if not own and self._taken[key] >= (limits.loopback_max if caller.site == LOOPBACK else limits.address_max):
             return f"{self._taken[key]} calls of your network address are under way; try again in a second"
-        if not own and self._all[lane] >= limits.all_max and not caller.known:
+        here = lane is Lane.OPERATOR and caller.site == LOOPBACK
+        if not own and self._all[lane] >= limits.all_max and not (caller.known or here):
             return f"{self._all[lane]} calls are under way; try again in a second"
         if not self._rates[lane].may(caller.connection if own else caller.site, now_ms):
             return "too many calls from your network address; try again in a second"

@@ -36,6 +36,7 @@ from coordinator.serving.metrics import Metrics
 from coordinator.serving.reading import Page, Reading
 from coordinator.serving.streams import BehindError, Events, FullError, NotJoinedError, Streams
 from coordinator.serving.traces import StepTraces
+from coordinator.serving.trouble import FAILING, Trouble
 from coordinator.store.folded import Folded
 from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalError
 from protos.errors import Refusal
@@ -45,7 +46,8 @@ from protos.log import seal_tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 
-JOURNAL_RETRY_MS = 1_000
+EVENT_RETRY_MS = 1_000
+BUG = "the coordinator has a bug: an event failed; please report this traceback"
 STANDS_BY = "this coordinator no longer acts; another one does"
 
 T = TypeVar("T")
@@ -91,6 +93,7 @@ class RunRuntime:
         self._tasks: set[asyncio.Task[Refusals]] = set()
         self._log = structlog.get_logger("coordinator").bind(run=run.run_id.hex()[:16])
         self._caused = CausedLines(self._log)
+        self.trouble = Trouble(self._log, metrics, run.run_id.hex()[:16])
         self._arm_restored()
 
     async def handle(self, event: Event) -> Refusals:
@@ -115,7 +118,8 @@ class RunRuntime:
     def _at_once(self, event: Event) -> Refusals | machine.Verdict | None:
         """The event, if no other one waits and nothing is to be written, as for most reports. If something is to be written,
         what the machine said; None: other events come first."""
-        if self._tasks or self._lock.locked() or self._stale or self._abandoned or not isinstance(event, Reported):
+        waits = self._tasks or self._lock.locked() or self._stale or self._abandoned or self.trouble.why
+        if waits or not isinstance(event, Reported):
             return None  # events are taken in the order in which they came
         verdict = machine.judge(self.run, event, monotonic_ms())
         if any(isinstance(effect, Append) for effect in verdict.effects):
@@ -135,15 +139,16 @@ class RunRuntime:
     async def _handle(self, event: Event, verdict: machine.Verdict | None = None) -> Refusals:
         """`verdict`: what the machine said of the event, if the run has not changed since."""
         async with self._lock:
+            self._check_acts()
+            self.trouble.check(monotonic_ms())
             try:
-                self._check_acts()
                 if self._stale:
                     await self._restore()
                 if isinstance(event, Disconnected) and not event.leaving and event.public_key in self.streams.newest:
                     return Refusals()  # the peer has a newer stream
                 if verdict is None or verdict.before is not self.run:
                     verdict = machine.judge(self.run, event, monotonic_ms())
-                return await self._carry_out(event, verdict)
+                refusals = await self._carry_out(event, verdict)
             except FencedError as error:
                 self._log.warning(
                     "the database refused a write, because another coordinator acts",
@@ -153,9 +158,13 @@ class RunRuntime:
                 )
                 self._fenced()
                 raise
-            except JournalError:
-                self._arm(monotonic_ms() + JOURNAL_RETRY_MS)
-                raise
+            except JournalError as error:
+                self._check_acts()
+                self._arm(self.trouble.failed(error, monotonic_ms(), self.run.head_step))
+                raise JournalError(self.trouble.why) from error
+            if refusals and self.trouble.why:  # it reads the journal after a failed write, so no peer is connected
+                raise JournalError(self.trouble.why)
+            return refusals
 
     async def _carry_out(self, event: Event, verdict: machine.Verdict) -> Refusals:
         run, effects, refusals = verdict.run, verdict.effects, Refusals()
@@ -163,6 +172,7 @@ class RunRuntime:
         records = [effect.record for effect in effects if isinstance(effect, Append)]
         if records:  # an entry and the next tick are one write
             await self._in_thread(lambda: self._journal.append(run.run_id, *records))
+            self.trouble.over(monotonic_ms(), self.run.head_step)
         for effect in effects:
             self._tell(effect, run, refusals)
         self.streams.flush()
@@ -251,7 +261,7 @@ class RunRuntime:
                     self._metrics.not_admitted(run, effect.denial)
                 peer = short(effect.public_key) if effect.public_key else "-"
                 why = {"step": run.head_step, "peer": peer, "reason": effect.reason}
-                self._caused.info("a request was refused", effect.public_key, **why)
+                self.trouble.refused(self._caused, effect.public_key, why)
             case EndStream():
                 self.streams.end(effect.public_key)
 
@@ -319,7 +329,7 @@ class RunRuntime:
                 queue.put_nowait(None)
                 return True
             if self._stale:
-                raise JournalError("the last write to the journal failed; the coordinator reads it again in a second")
+                raise JournalError(self.trouble.why or FAILING)
             if sent < self.run.head_step:
                 return False
             self.streams.following[key] = queue
@@ -363,24 +373,13 @@ class RunRuntime:
         """A bug of ours is logged with its traceback, and the clock goes on."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error(
-                "the coordinator has a bug: an event failed; please report this traceback",
-                step=self.run.head_step,
-                peer="-",
-                exc_info=error,
-            )
-            self._arm(monotonic_ms() + JOURNAL_RETRY_MS)
+            self._log.error(BUG, step=self.run.head_step, peer="-", exc_info=error)
+            self._arm(monotonic_ms() + EVENT_RETRY_MS)
 
     async def _handle_logged(self, event: Event) -> Refusals:
         try:
             return await self.handle(event)
-        except JournalError as error:
-            self._log.error(
-                "the journal failed; the coordinator tries again in a second",
-                step=self.run.head_step,
-                peer="-",
-                error=str(error),
-            )
+        except JournalError:  # `trouble` has said it, or another coordinator acts
             return Refusals()
 
     async def _in_thread(self, function: Callable[[], T]) -> T:

@@ -32,6 +32,13 @@ CONNECTION_REPORT_MS = 5
 SEQUENCE_WINDOW = 64
 
 
+def _fewer(counted: Counter[str], where: str) -> None:
+    """Count one less; nothing is kept of a site without any."""
+    counted[where] -= 1
+    if not counted[where]:
+        del counted[where]
+
+
 @dataclass
 class _Session:
     run_id: bytes
@@ -45,7 +52,8 @@ class Sessions:
     """Single-use challenges, one session a peer and run, single-use sequence numbers and operator nonces."""
 
     def __init__(self) -> None:
-        self._challenges: OrderedDict[bytes, int] = OrderedDict()
+        self._challenges: OrderedDict[bytes, tuple[int, str]] = OrderedDict()  # when it was given, and to which site
+        self._challenged: Counter[str] = Counter()
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._ids: dict[tuple[bytes, bytes], bytes] = {}
         self._networks: dict[bytes, dict[bytes, Network]] = {}  # by run and peer
@@ -62,17 +70,26 @@ class Sessions:
         """Whether one more report may come over a connection. Call it before the check of the report's signature."""
         return self._reporting.may(connection, now_ms)
 
-    def challenge(self, now_ms: int) -> bytes:
-        """A new challenge; the oldest unanswered one is forgotten when there are too many."""
+    def challenge(self, now_ms: int, where: str = "") -> bytes:
+        """A new challenge for a site. If there are too many, the site with the most forgets its oldest unanswered one."""
         value = secrets.token_bytes(CHALLENGE_BYTES)
-        self._challenges[value] = now_ms
+        self._challenges[value] = now_ms, where
+        self._challenged[where] += 1
         while len(self._challenges) > CHALLENGES_MAX:
-            self._challenges.popitem(last=False)
+            most = self._challenged.most_common(1)[0][0]
+            self._used(next(key for key, (_, asked) in self._challenges.items() if asked == most))
         return value
+
+    def _used(self, challenge: bytes) -> int | None:
+        """When the challenge was given; None if it is not known. It is forgotten."""
+        given, where = self._challenges.pop(challenge, (None, ""))
+        if given is not None:
+            _fewer(self._challenged, where)
+        return given
 
     def answer(self, challenge: bytes, now_ms: int) -> None:
         """Use a challenge up. Raises Refusal REPLAYED if the challenge is unknown, used or too old."""
-        given = self._challenges.pop(challenge, None)
+        given = self._used(challenge)
         if given is None or now_ms - given > CHALLENGE_MS_MAX:
             raise Refusal(Reason.REPLAYED, "the challenge is unknown, used or too old; ask for a new one")
 
@@ -85,7 +102,8 @@ class Sessions:
         self._networks.setdefault(run_id, {})[public_key] = network
         self._sites[site(network)] += 1
         while len(self._sessions) > SESSIONS_MAX:
-            self._drop(next(iter(self._sessions)))
+            most = self._sites.most_common(1)[0][0]
+            self._drop(next(key for key, held in self._sessions.items() if site(held.network) == most))
         return session_id
 
     def end(self, run_id: bytes, public_key: bytes) -> None:
@@ -100,10 +118,7 @@ class Sessions:
         del self._networks[session.run_id][session.public_key]
         if not self._networks[session.run_id]:
             del self._networks[session.run_id]
-        at = site(session.network)
-        self._sites[at] -= 1
-        if not self._sites[at]:
-            del self._sites[at]
+        _fewer(self._sites, site(session.network))
 
     def networks(self, run_id: bytes) -> Mapping[bytes, Network]:
         """The network address of each peer of a run that has a session."""
@@ -130,6 +145,7 @@ class Sessions:
     def forget(self) -> None:
         """Another coordinator acted meanwhile: every peer joins again."""
         self._challenges.clear()
+        self._challenged.clear()
         for session_id in list(self._sessions):
             self._drop(session_id)
 

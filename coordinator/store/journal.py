@@ -321,4 +321,4 @@ def failing_as_journal_error(
         with begin() as connection:
             yield connection
     except SQLAlchemyError as error:
-        raise JournalError(f"the journal cannot be {what}: {error}") from error
+        raise JournalError(f"the journal cannot be {what}: {getattr(error, 'orig', None) or error}") from error

@@ -10,7 +10,6 @@ import asyncio
 import json
 import math
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -19,6 +18,7 @@ import structlog
 
 from coordinator.serving.caused import CausedLines
 from coordinator.web.requests import Answer, Requests
+from protos.safe_path import python_command
 
 MODULE: Final = "node.operator_page"
 REQUEST_BYTES_MAX: Final = 1 << 20
@@ -40,7 +40,7 @@ class Child:
 
     def __init__(self, listen: str, hosts: tuple[str, ...], requests: Requests) -> None:
         named = [word for host in hosts for word in ("--host", host)]
-        self._command = (sys.executable, "-m", MODULE, "--json", "--listen", listen, *named)
+        self._command = python_command("-m", MODULE, "--json", "--listen", listen, *named)
         self._requests = requests
         self._log = structlog.get_logger("operator-page")
         self._caused = CausedLines(self._log)

@@ -25,7 +25,7 @@ from protos.accounts import Account, Accounts, Excluded
 from protos.envelope import parse
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
-from protos.invite import SCHEME, Invite
+from protos.invite import Invite, is_link
 from protos.log import Chain, SignedEntry, run_id_of
 from protos.owner import NOBODY, Owner, groups, owners_of
 from protos.text import printable
@@ -103,7 +103,7 @@ def ledger(run_id: bytes, entries: Iterable[SignedEntry], owners: Mapping[bytes,
 
 def of(run: str) -> Ledger:
     """The ledger of an archive's folder, of a file of `export-log`, or of the log that an invite's coordinator gives."""
-    if run.startswith(SCHEME):
+    if is_link(run):
         invite = Invite.parse(run)
         entries, owners = asyncio.run(read(invite))
         return ledger(invite.run_id, entries, owners)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from node.archive import files
+from node.archive.confirmed import Confirmed
 from node.archive.files import Segment
-from node.optim.digest import state_digest
+from node.optim.digest import part_of, state_digest
 from node.optim.layout import Layout
 from node.snapshot.pieces import Manifest, check_piece, describe, iterate_pieces, load, open_manifest, pack
 from node.snapshot.start import is_start
@@ -81,6 +82,8 @@ class Genesis:
     layout: Layout
     start: StartingState | None = None
     end: End | None = None
+    layout_named: bool = False
+    """Whether the genesis itself names the layout. `layout` is then that one."""
 
     @classmethod
     def read(cls, folder: Path) -> Genesis:
@@ -94,7 +97,14 @@ class Genesis:
             raise OperatorError(why)
         config = config_from_json(genesis.config_json)
         run_id, coordinator = run_id_of(genesis), genesis.coordinator_public_key
-        return cls(run_id, config, coordinator, layout, start_of(genesis), _end_of(folder, run_id, coordinator))
+        named = genesis.layout_digest
+        if named and named != layout.digest():
+            raise Refusal(
+                Reason.WRONG_LAYOUT,
+                f"{files.LAYOUT} is layout {layout.digest().hex()[:16]}; the genesis names {named.hex()[:16]}",
+            )
+        end = _end_of(folder, run_id, coordinator)
+        return cls(run_id, config, coordinator, layout, start_of(genesis), end, bool(named))
 
 
 def _end_of(folder: Path, run_id: bytes, coordinator: bytes) -> End | None:
@@ -114,6 +124,9 @@ class Replay:
     segments: Sequence[Segment]
     step: int = 0
     state: Mapping[str, Tensor] = field(default_factory=dict)
+    confirmed: Confirmed = field(default_factory=Confirmed)
+    began: bytes = b""
+    """The digest of the whole state that the replay began with."""
 
     @classmethod
     def of(cls, folder: Path, from_step: int | None = None) -> Replay:
@@ -140,6 +153,8 @@ class Replay:
         self._door = UpdateDoor(
             self.genesis.run_id, self.genesis.layout.digest(), self.demo.layout.chunks, self.demo.form
         )
+        self.confirmed.layout = self.genesis.layout_named
+        self._bytes = 4 * sum(tensor.numel() for tensor in self.demo.replicated)
         base = {f"{BASE_PREFIX}{name}": tensor for name, tensor in self.demo.base_state.items()}
         self.state = {name: tensor.detach() for name, tensor in tensors} | base
 
@@ -172,6 +187,8 @@ class Replay:
             raise BadStepError(segment.step, f"the archived state's manifest: {error}") from error
         if manifest.run_id != self.genesis.run_id or manifest.step != segment.step:
             raise BadStepError(segment.step, "the archived state is of another run or step")
+        if manifest.layout_digest != self.genesis.layout.digest():
+            raise BadStepError(segment.step, f"the archived state has another parameter layout than {files.LAYOUT}")
         return manifest
 
     def _begin(self, segment: Segment, manifest: Manifest) -> None:
@@ -185,6 +202,7 @@ class Replay:
             load(data, self.state)
         except (Refusal, OSError) as error:
             raise BadStepError(segment.step, f"the archived state: {error}") from error
+        self.began = self.digest
         if self.genesis.start is not None and segment.step == 0:
             self._check_start(self.genesis.start, manifest)
 
@@ -199,6 +217,7 @@ class Replay:
                 f"the starting state has digest {digest.hex()[:16]}; the genesis says {start.state_digest.hex()[:16]}",
                 self.genesis.coordinator,
             )
+        self.confirmed.by_genesis(0)
 
     def _root(self, like: Manifest) -> bytes:
         """The root that a snapshot of the present state has."""
@@ -233,6 +252,8 @@ class Replay:
                 f"signed, says {entry.parent_state_digest.hex()[:16]}",
                 self.genesis.coordinator,
             )
+        if entry.parent_state_digest:
+            self.confirmed.by_entry(self.step, *part_of(self._bytes, self.step))
         excluded_proven, changed = _check_exclusions(self.genesis, signed), self._changed(signed)
         updates, proven = [], 0
         for contribution in entry.contributions:
@@ -296,9 +317,12 @@ class Replay:
                 step, f"{name} does not have the hash that the coordinator signed", self.genesis.coordinator
             )
         try:
-            return self._door.open(data, step, contribution.payload_bytes), proven
+            update = self._door.open(data, step, contribution.payload_bytes)
         except Refusal:
+            self.confirmed.votes_misfit += 1
             return None, proven
+        self.confirmed.votes_fit += 1
+        return update, proven
 
 
 def _check_exclusions(genesis: Genesis, signed: SignedEntry) -> int:

@@ -6,27 +6,22 @@ The result names the first step that does not hold, and the signer of the wrong 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
 
+from node.archive.exported import WEIGHTS, compare
 from node.archive.files import find
 from node.archive.replay import BadStepError, Replay, Replayed
-from node.commands.card import MARK
-from node.training.replica import BASE_PREFIX
+from node.archive.seeded import confirmed_by_seed
 from protos.changes import values_of, words
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
 from protos.start import RUN_DIGITS_SHOWN
-
-WEIGHTS = "model.safetensors"
-
 
 CHANGES_SHOWN_MAX = 64
 
@@ -62,15 +57,26 @@ class Verification:
     """Settings that the operator changed, each with the first step that it counts for; the first CHANGES_SHOWN_MAX changes."""
     from_start: bool = False
     """Whether the replay began with the state that the genesis of a fork names."""
+    confirmed_step: int | None = None
+    """The last step after which an entry, or the genesis, confirms the whole state. None: nothing confirms the archive."""
+    derived_steps: int = 0
+    """How many steps come after that one: the log's votes lead to their states, and no entry names a digest of them."""
 
     def json(self) -> str:
         return json.dumps(asdict(self))
 
 
 def verify(
-    run: Path, from_step: int | None, model: Path | None, told: Callable[[Replayed, int], None] = lambda step, of: None
+    run: Path,
+    from_step: int | None,
+    model: Path | None,
+    told: Callable[[Replayed, int], None] = lambda step, of: None,
+    *,
+    expected: str = "",
 ) -> Verification:
     """Replay the archive in or at `run`. `told` gets each step that holds, and the number of steps.
+
+    `expected`: the start of the run's id in hex, if the person knows which run this has to be.
 
     The exported model is that of `model`, or the folder `model` beside the archive if there is one. Raises OperatorError
     if there is nothing to verify.
@@ -83,11 +89,15 @@ def verify(
     try:
         replay = Replay.of(folder, from_step)
         result.run = replay.genesis.run_id.hex()
+        if not result.run.startswith(expected):
+            result.reason = f"{folder} is an archive of run {result.run}, and --run names {expected}"
+            return result
         if (start := replay.genesis.start) is not None:
             result.fork_of, result.fork_step = start.run_id.hex(), start.step
         _replay(replay, result, told)
-        if (exported / WEIGHTS).is_file():
-            result.weights = _compare(replay, exported)
+        result.reason = _unconfirmed(replay, result)
+        if not result.reason and (exported / WEIGHTS).is_file():
+            result.weights = compare(replay, exported)
     except BadStepError as bad:
         result.first_bad_step, result.reason = bad.step, bad.reason
         result.signed_by = None if bad.signer is None else peer_id(bad.signer)
@@ -95,9 +105,20 @@ def verify(
     except Refusal as refusal:
         result.first_bad_step, result.reason = (result.last_step or 0) + 1, f"the archive: {refusal}"
         return result
-    result.ok = True
-    result.reason = f"{result.steps} steps hold"
+    result.ok = not result.reason
+    result.reason = result.reason or f"{result.steps} steps hold"
     return result
+
+
+def _unconfirmed(replay: Replay, result: Verification) -> str:
+    """Why nothing confirms the states of an archive whose steps hold; empty if they are confirmed."""
+    began, confirmed = replay.segments[0].step, replay.confirmed
+    if confirmed.state is None and confirmed_by_seed(replay):
+        confirmed.by_genesis(began)
+        confirmed.layout = True
+    result.confirmed_step = confirmed.state
+    result.derived_steps = 0 if confirmed.state is None else replay.step - confirmed.state
+    return confirmed.lacks(began, replay.step)
 
 
 def show(work: Callable[[Callable[[Replayed, int], None]], Verification], *, as_json: bool) -> Verification:
@@ -138,13 +159,26 @@ def text(result: Verification) -> str:
     """The result, for people."""
     if result.ok:
         return (
-            f"OK: steps {result.first_step} to {result.last_step} of run {result.run[:16]} hold: {result.votes} payloads "
+            f"OK: steps {result.first_step} to {result.last_step} of run {result.run} hold: {result.votes} payloads "
             f"({result.votes_signed_by_author} signed by their author), {result.digests_checked} digests as the log says.\n"
-            f"{_fork(result)}{_ended(result)}{_changes(result)}{_exclusions(result)}"
+            f"{_derived(result)}{_fork(result)}{_ended(result)}{_changes(result)}{_exclusions(result)}"
             f"State digest {result.state_digest[:16]}; weights: {result.weights}."
         )
+    if result.first_bad_step is None:
+        return f"FAILED: {result.reason}."
     signer = f" Signed by {result.signed_by}." if result.signed_by else ""
     return f"FAILED at step {result.first_bad_step}: {result.reason}.{signer} {result.steps} steps before it hold."
+
+
+def _derived(result: Verification) -> str:
+    if not result.derived_steps:
+        return ""
+    count = result.derived_steps
+    last = "The last step is" if count == 1 else f"The last {count} steps are"
+    return (
+        f"{last} only derived: the log's votes lead there from the state after step {result.confirmed_step}, which is "
+        "confirmed, and no entry of this archive names a later digest.\n"
+    )
 
 
 def _fork(result: Verification) -> str:
@@ -208,39 +242,3 @@ def _replay(replay: Replay, result: Verification, told: Callable[[Replayed, int]
     if not result.steps:
         raise OperatorError("the archive holds no step to verify; name the archive of a run that has made steps")
     result.state_digest = replay.digest.hex()
-
-
-def _compare(replay: Replay, exported: Path) -> str:
-    """Check that the exported weights are the replayed ones bit for bit. Raises BadStepError if they are not."""
-    step = json.loads((exported / MARK).read_text()).get("steps") if (exported / MARK).is_file() else replay.step
-    if step != replay.step:
-        raise BadStepError(replay.step, f"{exported} is the model after step {step}; the archive ends at {replay.step}")
-    difference = first_difference(replay.state, exported)
-    if difference is not None:
-        raise BadStepError(replay.step, f"{exported}: {difference}")
-    return f"bit-identical to {exported}"
-
-
-def first_difference(state: Mapping[str, Tensor], exported: Path) -> str | None:
-    """How the weights of a folder differ from the parameters of `state`, or None. The folder may hold tied weights once."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        weights: Mapping[str, Any] = load_file(exported / WEIGHTS)
-    except (SafetensorError, OSError) as error:
-        return f"{WEIGHTS} cannot be read: {error}"
-    parameters = {name: tensor for name, tensor in state.items() if not name.startswith(BASE_PREFIX)}
-    for name, tensor in parameters.items():
-        if name not in weights:
-            return f"lacks {name}"
-        if not same_bits(tensor, weights[name]):
-            return f"{name} differs from the replayed weights"
-    return None
-
-
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Equal bit for bit: -0 is not 0, and a NaN is itself."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return torch.equal(one.contiguous().view(torch.int32), other.contiguous().view(torch.int32))

@@ -1,4 +1,6 @@
-"""The audience of a blob server: it serves members of the roster at once, and strangers from the rest. Pure: the time is given.
+"""The audience of a server: it serves members of the roster at once, and strangers from the rest. Pure: the time is given.
+
+A blob server has one, and the server of pushes has another with its own limits (`node/swarm/pushes.py`).
 
 A member of the open step's roster has streams of its own. Every other peer is a stranger, also a peer that still loads a
 snapshot and replays the log. So strangers get the same blobs. All strangers together have a limit of streams, of bytes in
@@ -31,6 +33,16 @@ MEMBERS_SLOW_SECONDS = 0.25
 MEMBERS_BUSY_SECONDS = 0.05
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Of streams: of one member, of one stranger, of all strangers together, and of everybody (None: members have no limit)."""
+
+    of_a_member: int
+    of_a_stranger: int
+    of_strangers: int
+    of_all: int | None = None
+
+
 @dataclass(eq=False)
 class Seat:
     """One stream. `waits_since`: when the server began to wait for the other side; None while the other side waits."""
@@ -42,10 +54,11 @@ class Seat:
 
 
 class Audience:
-    """One server's. Without `members` (None) every peer is a member."""
+    """One server's. Without `members` (None) every peer is a member. Without `limits` they are those of a blob server."""
 
-    def __init__(self, members: frozenset[str] | None = None) -> None:
+    def __init__(self, members: frozenset[str] | None = None, limits: Limits | None = None) -> None:
         self.members = members
+        self._limits = limits or Limits(STREAMS_A_PEER_MAX, STREAMS_A_STRANGER_MAX, STRANGERS_STREAMS_MAX)
         self._seats: dict[Seat, None] = {}
         self._free_at = 0.0
         self._member_at = -MEMBERS_SLOW_SECONDS
@@ -60,13 +73,18 @@ class Audience:
     def admit(self, remote: str, end: Callable[[], None], now: float) -> Seat | None:
         """A seat for one more stream of a peer; None: no room. The audience calls `end` if it needs the seat later."""
         member = self.is_member(remote)
-        most = STREAMS_A_PEER_MAX if member else STREAMS_A_STRANGER_MAX
+        most = self._limits.of_a_member if member else self._limits.of_a_stranger
         own = [seat for seat in self._seats if seat.remote == remote]
         if len(own) >= most and not (not member and self._evict(own)):
             return None
         strangers = self._strangers()
-        if not member and len(strangers) >= STRANGERS_STREAMS_MAX and not self._make_room(strangers, len(own)):
+        if not member and len(strangers) >= self._limits.of_strangers and not self._make_room(strangers, len(own)):
             return None
+        if self._limits.of_all is not None and len(self._seats) >= self._limits.of_all:
+            if not member or not strangers:
+                return None
+            if not self._evict(strangers):
+                self._end(strangers[0])
         seat = Seat(remote, end, now)
         self._seats[seat] = None
         return seat

@@ -12,6 +12,7 @@ from protos.disk import write_bytes
 from protos.mistakes import NO_LICENCE
 from protos.run_config import RunConfig
 from protos.text import printable
+from protos.web_address import is_web
 
 CARD: Final = "README.md"
 MARK: Final = "swarmentum.json"
@@ -38,18 +39,18 @@ def _data(source: str) -> str:
     """A source without the folders of the machine that it was on."""
     if source == "stdlib":
         return "the Python standard library"
-    return source if source.startswith(("https://", "http://")) else f"{Path(source).name} (each peer had a copy)"
+    return source if is_web(source) else f"{Path(source).name} (each peer had a copy)"
 
 
 def card_text(card: Mapping[str, object], *, huggingface: bool = True, licence: str = NO_LICENCE) -> str:
     """The model card: a description, the code to load the model, the facts as a table, and how to verify them."""
     how = (
-        "model = AutoModelForCausalLM.from_pretrained(path)"
+        "model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False)"
         if huggingface
         else 'safetensors.torch.load_model(model, f"{path}/model.safetensors")  # model: your own module'
     )
     needs = "AutoModelForCausalLM, AutoTokenizer" if huggingface else "AutoTokenizer"
-    facts = _rows(card)
+    facts, run = _rows(card), _cell(card.get("run_id", "ID"))
     return f"""---
 license: {licence}
 tags:
@@ -68,7 +69,7 @@ votes). All peers applied the same update, bit for bit.
 from transformers import {needs}
 {"" if huggingface else "import safetensors.torch" + chr(10)}
 {how}
-tokenizer = AutoTokenizer.from_pretrained(path)
+tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 ```
 
 ## How it was trained
@@ -80,9 +81,9 @@ tokenizer = AutoTokenizer.from_pretrained(path)
 ## How to verify it
 
 The coordinator's signed log of the run names, for each step, the votes that count and the digest of the state. An archive
-of a peer (`swarmentum join --archive`) holds this log and all votes. `swarmentum verify ARCHIVE --model FOLDER` replays the
-run from the archive alone, and compares these weights with the replayed ones, bit for bit. Compare the `run_id` above with
-the archive's. `swarmentum ledger` shows from the same log who contributed.
+of a peer (`swarmentum join --archive`) holds this log and all votes. `swarmentum verify ARCHIVE --model FOLDER --run {run}`
+replays the run from the archive alone, and compares these weights with the replayed ones, bit for bit. Take the run's id (or
+its invite link) from the run's operator: this card may be forged. `swarmentum ledger` shows from the same log who contributed.
 """
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from node.config import PeerSettings
-from node.data.manifest import is_url
 from protos.errors import OperatorError
 from protos.run_config import ModelConfig, RunConfig
+from protos.web_address import is_web
 
 STANDARD_LIBRARY = "stdlib"
 BYTES = "bytes"
@@ -73,7 +73,7 @@ def request(
     wants = []
     tokenizer, factory = config.data.tokenizer, config.model.factory
     if factory is not None:
-        _check_code(factory, settings)
+        _check_code(factory, settings.allow_code)
         wants.append(f"import and call {_shown(factory)} on this machine")
     if trains and settings.data is None:
         wants += _data_wants(config, settings)
@@ -98,7 +98,7 @@ def _data_wants(config: RunConfig, settings: PeerSettings) -> list[str]:
     """For each source of the run that this program does not have itself."""
     wants = []
     for source, mirrors, _ in config.data.sources():
-        if is_url(source):
+        if is_web(source):
             addresses = ", ".join(_shown(address) for address in (source, *mirrors))
             wants.append(f"download training text from {addresses}, and keep up to {settings.data_gb:g} GB of it")
         elif source != STANDARD_LIBRARY:
@@ -118,11 +118,17 @@ def must_ask(asked: Request, settings: PeerSettings, can_ask: bool) -> bool:
     return can_ask
 
 
-def _check_code(factory: str, settings: PeerSettings) -> None:
-    if not settings.allow_code:
+def check_code(config: RunConfig, allowed: bool) -> None:
+    """Raises OperatorError if the run has a model of its own code, and the person has not agreed to that."""
+    if config.model.factory is not None:
+        _check_code(config.model.factory, allowed)
+
+
+def _check_code(factory: str, allowed: bool) -> None:
+    if not allowed:
         raise OperatorError(
-            f"the run wants to call {_shown(factory)} on this machine; if you trust the run's operator and know this "
-            "module, join with --allow-code"
+            f"model.factory: the run wants to call {_shown(factory)} on this machine; if you trust the run's operator and know "
+            "this module, use --allow-code"
         )
 
 

@@ -362,6 +362,6 @@ def _sample(checkpoint: Path, seed: int) -> str:
     from node.data.tokenizer import ByteTokenizer
 
     with no_progress_bar():
-        model = AutoModelForCausalLM.from_pretrained(checkpoint)
+        model = AutoModelForCausalLM.from_pretrained(checkpoint, trust_remote_code=False)
     device = torch.device("cpu")
     return sample_text(model, ByteTokenizer(), "def ", SAMPLE_TOKENS, seed=seed, device=device)

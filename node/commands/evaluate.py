@@ -1,12 +1,13 @@
 """`swarmentum evaluate`: tasks of EleutherAI's lm-eval on an export, by `python -m lm_eval` in a process of its own.
 
 lm-eval may be in another environment than this program (`--python`). Refuses an export that transformers cannot load, and any
-code that comes with a model. lm-eval downloads the texts of its tasks itself, unless the tasks are files here.
+code that comes with a model or lies beside it. lm-eval downloads the texts of its tasks itself, unless they are files here.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,11 +22,14 @@ from node.commands.card import MARK
 from node.commands.options import Json, need_node_extra
 from protos.disk import write_bytes
 from protos.errors import OperatorError, SwarmentumError
+from protos.safe_path import python_command, safe_environment
 
 RESULTS: Final = "evaluation.json"
 _HERE: Final = "import importlib.util, sys; sys.exit(importlib.util.find_spec('lm_eval') is None)"
 _SEPARATORS: Final = ",="
 """lm-eval separates the arguments of a model by these, so no path may have them."""
+_A_FILE: Final = re.compile(r"/|\.ya?ml$")
+"""In `--tasks`, a path and no name. lm-eval stands in another folder, so it gets the absolute path."""
 
 
 class EvaluationError(SwarmentumError):
@@ -47,13 +51,17 @@ def evaluate(
         Path | None, typer.Option(help="A folder with more tasks, as YAML files of lm-eval.")
     ] = None,
     python: Annotated[
-        Path, typer.Option(help="The Python that has lm-eval (default: the one that runs this program).")
-    ] = Path(sys.executable),
+        Path | None, typer.Option(help="The Python that has lm-eval (default: the one that runs this program).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate an export on tasks of lm-eval. The results are printed, and written to evaluation.json in FOLDER."""
     need_node_extra()
-    results = evaluated(folder, python, _options(tasks, limit, fewshot, device, batch_size, include_path))
+    results = evaluated(
+        folder,
+        None if python is None else str(python),
+        _options(tasks, limit, fewshot, device, batch_size, include_path),
+    )
     write_bytes(folder / RESULTS, (json.dumps(results, indent=2) + "\n").encode())
     if as_json:
         print(json.dumps(results))
@@ -68,38 +76,64 @@ def evaluate(
 def _options(
     tasks: str, limit: int | None, fewshot: int | None, device: str, batch_size: int, include_path: Path | None
 ) -> list[str]:
-    options = ["--tasks", tasks, "--device", device, "--batch_size", str(batch_size)]
+    named = ",".join(str(Path(task).absolute()) if _A_FILE.search(task) else task for task in tasks.split(","))
+    options = ["--tasks", named, "--device", device, "--batch_size", str(batch_size)]
+    include_path = None if include_path is None else include_path.absolute()
     for name, value in (("--limit", limit), ("--num_fewshot", fewshot), ("--include_path", include_path)):
         if value is not None:
             options += [name, str(value)]
     return options
 
 
-def evaluated(folder: Path, python: Path, options: list[str]) -> dict[str, Any]:
-    """Run lm-eval; its figures by task and metric, with what the export says of itself. OperatorError, EvaluationError."""
+def evaluated(folder: Path, python: str | None, options: list[str]) -> dict[str, Any]:
+    """Run lm-eval; its figures by task and metric, with what the export says of itself. OperatorError, EvaluationError.
+
+    lm-eval stands in an empty folder of its own, and no Python of it imports from a folder in which it stands.
+    """
     folder = folder.absolute()
     if not (folder / "config.json").is_file():
         raise OperatorError(f"{folder}: holds no config.json, so neither transformers nor lm-eval can load it")
     if any(mark in str(folder) for mark in _SEPARATORS):
         raise OperatorError(f"{folder}: lm-eval takes no path with a comma or an equals sign; move the folder")
-    try:
-        found = subprocess.run([str(python), "-c", _HERE], check=False, capture_output=True)
-    except OSError as error:
-        raise OperatorError(f"--python {python}: cannot be run: {error.strerror}") from error
-    if found.returncode:
-        raise OperatorError(
-            f"{python} has no lm-eval: pip install '.[evaluate]' in the folder of the repository, or install lm-eval[hf] in an "
-            "environment of its own and name its Python with --python"
-        )
-    with tempfile.TemporaryDirectory(prefix="swarmentum-lm-eval-") as out:
-        model = ["--model", "hf", "--model_args", _model_args(folder), "--output_path", out]
-        done = subprocess.run(
-            [str(python), "-m", "lm_eval", *model, *options], check=False, stdout=sys.stderr, cwd=folder.parent
-        )
-        written = sorted(Path(out).rglob("results_*.json"))
+    _refuse_kernels(folder / "config.json")
+    _need_lm_eval(python)
+    with tempfile.TemporaryDirectory(prefix="swarmentum-lm-eval-") as made:
+        out, stands = Path(made) / "results", Path(made) / "empty"
+        stands.mkdir()
+        model = ("--model", "hf", "--model_args", _model_args(folder), "--output_path", str(out))
+        command = python_command("-m", "lm_eval", *model, *options, python=python)
+        done = subprocess.run(command, check=False, stdout=sys.stderr, cwd=stands, env=safe_environment())
+        written = sorted(out.rglob("results_*.json"))
         if done.returncode or not written:
             raise EvaluationError(f"lm-eval ended with exit code {done.returncode} and no results; it says why above")
         return _facts(folder) | _figures(json.loads(written[-1].read_bytes()))
+
+
+def _refuse_kernels(file: Path) -> None:
+    """Raises OperatorError for a configuration that would have transformers fetch code."""
+    from node.model.kernels import foreign_attention
+
+    try:
+        config = json.loads(file.read_bytes())
+        foreign = foreign_attention(config) if isinstance(config, dict) else "it holds no table"
+    except (OSError, ValueError, RecursionError) as error:
+        raise OperatorError(f"{file}: cannot be read: {error}; export the model again") from error
+    if foreign:
+        raise OperatorError(f"{file}: {foreign}; correct it, if you trust the model")
+
+
+def _need_lm_eval(python: str | None) -> None:
+    """Raises OperatorError if the Python cannot be run, or has no lm-eval."""
+    named = python or sys.executable
+    try:
+        found = subprocess.run(python_command("-c", _HERE, python=python), check=False, capture_output=True)
+    except OSError as error:
+        raise OperatorError(f"--python {named}: cannot be run: {error.strerror}") from error
+    if found.returncode:
+        raise OperatorError(
+            f"{named} has no lm-eval: pip install '.[evaluate]' in the folder of the repository, or install lm-eval[hf] in an "
+            "environment of its own (Python 3.11 or newer) and name its Python with --python"
+        )
 
 
 def _model_args(folder: Path) -> str:
@@ -107,10 +141,10 @@ def _model_args(folder: Path) -> str:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise OperatorError(f"{folder}: its tokenizer cannot be loaded: {str(error).splitlines()[0]}") from error
-    args = f"pretrained={folder},dtype=float32"
+    args = f"pretrained={folder},dtype=float32,trust_remote_code=False"
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         newline: int = tokenizer("\n")["input_ids"][0]
         args += f",prefix_token_id={newline}"

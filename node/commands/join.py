@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import structlog
 import typer
 
 from node.commands.options import (
@@ -236,10 +237,13 @@ def _take_part(
 ) -> NoReturn:
     """Show the person what the run requests, take part, and print the result."""
     with many_imports():
+        from node.app import Outcome
         from node.app import join as join_run
     from node.commands import person
     from node.commands.consent import Request, must_ask
     from node.control import words
+    from node.full_disk import outlasting
+    from node.ranks.launch import launched
 
     def agree(asked: Request) -> None:
         if not as_json:
@@ -247,7 +251,14 @@ def _take_part(
         if must_ask(asked, settings, can_ask=not as_json and person.can_be_asked()):
             person.ask(asked)
 
-    outcome = join_run(link, settings, export, agree, anchor=anchor, stage=stage)
+    def take_part(first: bool) -> Outcome:
+        asks = agree if first else person.agreed_before
+        return join_run(link, settings, export, asks, anchor=anchor, stage=stage)
+
+    if launched(os.environ) is None:
+        outcome = outlasting(take_part, settings.home, structlog.get_logger("peer"), settings.metrics_listen)
+    else:
+        outcome = take_part(True)  # the other ranks have ended, and torchrun ends this one
     summary = outcome.summary
     if summary.checkpoint and outcome.exit_code == 0:
         from node.commands.credits import add_credits

@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from node.commands.consent import check_code
 from node.commands.fit import need_of_run
-from node.config import PeerSettings
+from node.config import load_settings
 from node.data.tokenizer import load_tokenizer
 from node.model.spec import ModelSpec, build_meta, parameter_count
 from node.training.methods import form_of
@@ -52,8 +53,9 @@ def bound_memory() -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, hard))
 
 
-def layout_of(config: RunConfig) -> LayoutFacts:
-    """The layout of a run's model. Raises OperatorError as `join` does."""
+def layout_of(config: RunConfig, *, allow_code: bool = False) -> LayoutFacts:
+    """The layout of a run's model. Raises OperatorError as `join` does, also for code without `allow_code`."""
+    check_code(config, allow_code)
     spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
     vocabulary = load_tokenizer(config.data.tokenizer).vocabulary
     if spec.config is not None and "vocab_size" not in spec.config:
@@ -68,7 +70,7 @@ def layout_of(config: RunConfig) -> LayoutFacts:
     layout, form = form_of(model, config.optimizer)
     size = config.optimizer.vote_size
     votes, payload = form.votes(layout.chunks, size), form.bytes_max(layout.chunks, size)
-    need = need_of_run(config, PeerSettings())
+    need = need_of_run(config, load_settings())
     facts = LayoutFacts(layout.digest().hex(), parameter_count(model), votes, payload)
     if need is None:
         return facts

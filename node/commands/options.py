@@ -118,7 +118,7 @@ AllowCode = Annotated[
     bool,
     typer.Option(
         "--allow-code",
-        help="Allow the run to call Python code that is installed on this machine (`model.factory`). "
+        help="Allow the run to call Python code of this machine, installed or in the working folder (`model.factory`). "
         "Use it only for operators you trust.",
     ),
 ]

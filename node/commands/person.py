@@ -65,6 +65,10 @@ def fitted(line: str) -> str:
     return textwrap.fill(line, max(os.get_terminal_size(sys.stdout.fileno()).columns, COLUMNS_MIN))
 
 
+def agreed_before(asked: Request) -> None:
+    """The person has agreed to this run already: a peer takes part again after its disk was full."""
+
+
 def ask(asked: Request) -> None:
     """Ask the person to join. Raises StoppedError unless the answer is yes; an empty line is a yes."""
     print("Join this run? [Y/n] ", end="", file=sys.stderr, flush=True)

@@ -9,12 +9,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import IO, Any
 
 from protos.errors import NetworkError
+from protos.safe_path import python_command
 
 READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 10.0
@@ -31,7 +31,7 @@ class Processes:
         """Start `python -m ...`; stderr goes to <name>.log, stdout is the caller's."""
         log = (self._logs / f"{name}.log").open("w")
         child = subprocess.Popen(
-            [sys.executable, "-m", *command],
+            python_command("-m", *command),
             stdout=subprocess.PIPE,
             stderr=log,
             stdin=subprocess.DEVNULL,

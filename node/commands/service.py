@@ -17,6 +17,7 @@ import typer
 from node.commands.options import EXIT_CODES, Json
 from protos.disk import replace_bytes, writing
 from protos.errors import OperatorError
+from protos.safe_path import python_command
 
 PRIVATE = 0o600
 KEPT_VARIABLES = ("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES")
@@ -51,7 +52,7 @@ def install(
         file.parent.mkdir(parents=True, exist_ok=True)
         home.mkdir(parents=True, exist_ok=True)
         replace_bytes(file, link.encode() + b"\n", mode=PRIVATE)
-    command = (sys.executable, "-m", "node", "join", "--invite-file", str(file), *context.args)
+    command = python_command("-m", "node", "join", "--invite-file", str(file), *context.args)
     kept = (*KEPT_VARIABLES, *(name for name in os.environ if name.startswith(KEPT_PREFIX)))
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     service = Service(run_id, told.run_name, command, home, Path.cwd(), {"PYTHONUNBUFFERED": "1", **environment})

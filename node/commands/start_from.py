@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from node.archive import files
 from node.assemble import PIECES, folder_of
 from node.commands import hub
+from node.commands.consent import check_code
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
 from node.model.spec import ModelError, ModelSpec, build
@@ -58,6 +59,7 @@ def start_from(config: RunConfig, model: str | Path, settings: PeerSettings) -> 
 
     Downloads a model of the hub first. Raises NetworkError or RefusedError if it cannot be had.
     """
+    check_code(config, settings.allow_code)
     source = ""
     if hub.is_hub_id(str(model)):
         found = hub.download(str(model))

@@ -31,6 +31,7 @@ from protos.log import open_entry
 from protos.owner import NOBODY, groups, owners_of
 from protos.phases import phase_word
 from protos.run_config import RunConfig
+from protos.run_facts import peer_phase_word, unconfirmed_words
 from protos.start import fork_values, fork_words
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
@@ -67,6 +68,7 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
         "head": facts.head_hash.hex(),
         "payload_bytes": facts.payload_bytes_total,
         "anchored": facts.anchored,
+        "unconfirmed_steps": facts.unconfirmed_steps,
         "fork": fork_values(facts.genesis),
         "changed": changed_values(facts.changed),
         "held_out": [{**it.values(), "text": str(it)} for it in figures(facts.evaluations[:FIGURES_READ_MAX], run_id)],
@@ -79,7 +81,7 @@ def as_values(facts: pb.GetRunResponse, config: RunConfig, run_id: bytes) -> dic
                 "anchor": peer.anchor,
                 "paused": peer.paused,
                 "relayed": peer.relayed,
-                "phase": pb.PeerPhase.Name(peer.phase).removeprefix("PEER_PHASE_").lower(),
+                "phase": peer_phase_word(peer.phase),
                 "device": printable(peer.device, DEVICE_CHARACTERS_MAX),
                 "step": peer.applied_step,
                 "digest": peer.state_digest.hex(),
@@ -139,6 +141,8 @@ def show(values: dict[str, Any]) -> None:
     console.print(
         f"step {values['step']} of {values['steps']}, loss {loss}, head {values['head'][:16]}", highlight=False
     )
+    if unconfirmed := unconfirmed_words(values["unconfirmed_steps"], anchored=values["anchored"]):
+        console.print(unconfirmed, style="yellow", highlight=False, soft_wrap=True)
     if values["fork"] is not None:
         console.print(fork_words(values["fork"]), highlight=False)
     if values["held_out"]:

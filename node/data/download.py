@@ -19,10 +19,11 @@ from typing import Final
 import httpx
 
 from node.data.errors import DataError
-from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, SCHEMES, Shard, sha256_of
+from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Shard, sha256_of
 from node.data.shelf import PART, matches
 from protos.errors import NetworkError
 from protos.version import software_version
+from protos.web_address import SCHEMES
 
 RATE_SECONDS: Final = 30.0
 RATE_BYTES_MIN: Final = 1 << 16

@@ -10,7 +10,6 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from node.data.errors import DataError
 from node.data.tokens import TOKEN_TYPES
 
 MANIFEST: Final = "manifest.json"
-SCHEMES: Final = ("https", "http")
 FORMAT: Final = 1
 MANIFEST_BYTES_MAX: Final = 32 << 20
 SHARDS_MAX: Final = 1 << 17
@@ -70,11 +68,6 @@ class Manifest:
         values = {"format": FORMAT, **asdict(self)}
         left = dict(values.pop("left_out"))
         return json.dumps(values | ({"left_out": left} if left else {}), indent=1).encode() + b"\n"
-
-
-def is_url(source: str) -> bool:
-    """Whether a source is on the web, and no path."""
-    return urlsplit(source).scheme in SCHEMES
 
 
 def sha256_of(data: bytes) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from node.commands.consent import STANDARD_LIBRARY
 from node.config import PeerSettings
-from node.data.manifest import is_url
 from node.data.sources import Source
 from node.data.survey import look_at
 from node.data.tally import SHARE_MAX
 from node.doctor.facts import OwnText
 from protos.run_config import RunConfig
+from protos.web_address import is_web
 
 
 def of_person(settings: PeerSettings) -> tuple[OwnText, ...]:
     """The text of `--data`. Raises DataError."""
-    return () if settings.data is None or is_url(settings.data) else (_look(settings.data, settings),)
+    return () if settings.data is None or is_web(settings.data) else (_look(settings.data, settings),)
 
 
 def of_run(config: RunConfig, settings: PeerSettings) -> tuple[OwnText, ...]:
@@ -22,7 +22,7 @@ def of_run(config: RunConfig, settings: PeerSettings) -> tuple[OwnText, ...]:
     if settings.data is not None or not settings.allow_data:
         return ()
     named = [source for source, _, _ in config.data.sources()]
-    return tuple(_look(source, settings) for source in named if source != STANDARD_LIBRARY and not is_url(source))
+    return tuple(_look(source, settings) for source in named if source != STANDARD_LIBRARY and not is_web(source))
 
 
 def _look(place: str, settings: PeerSettings) -> OwnText:

@@ -27,6 +27,7 @@ from protos.log import FORMAT_VERSION, run_id_of
 from protos.packing import unpack
 from protos.pinned import TLS_NAME, fetch_certificate
 from protos.run_config import RunConfig, UnknownSetting, config_from_json
+from protos.run_facts import bounded
 from protos.start import start_of
 from protos.status import BusyError, error_of
 from protos.v1 import coordinator_pb2 as pb
@@ -185,7 +186,7 @@ class CoordinatorClient:
     async def get_run(self) -> tuple[pb.GetRunResponse, RunConfig]:
         """Public facts of the run; RefusedError if they are not the invite's run."""
         response: pb.GetRunResponse = await self._call("GetRun", pb.GetRunRequest(run_id=self._invite.run_id))
-        return response, check_genesis(response.genesis, self._invite)
+        return bounded(response), check_genesis(response.genesis, self._invite)
 
     async def bootstrap(self) -> list[str]:
         """Addresses of some connected peers, and nothing else of the run."""

@@ -1,8 +1,8 @@
 """The definition of a model, and its build: every machine gets the same bits from the same seed.
 
 Refuses weights from the internet or from disk, because a run starts from its seed or from a snapshot. Refuses code from the
-hub, and values that would fail later in the model library. A `factory` runs local code that the spec names. A caller that
-takes a spec from a stranger decides beforehand whether a factory may run (`ModelSpec.runs_code`).
+hub, and values that would fail later in the model library. A `factory` runs local code that the spec names; its module may lie
+in the working folder. A caller that takes a spec from a stranger decides beforehand whether a factory may run.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import torch
 from torch import nn
 
 from node.imports import many_imports
+from node.model.kernels import foreign_attention
 from node.model.loss import logits_of
 from node.model.portable import Mode, portable_random
 from protos.errors import OperatorError
+from protos.safe_path import import_from_working_folder
 
 # A small Llama over bytes: 885,888 parameters. Widths are multiples of 64, so that no chunk of the layout is padded.
 SMALL_LLAMA: Final[Mapping[str, Any]] = {
@@ -38,10 +40,6 @@ SMALL_LLAMA: Final[Mapping[str, Any]] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-
-# The library fetches and runs a kernel from the hub when this names a repository.
-ATTENTION_CHOICES: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
-ATTENTION_KEYS: Final = ("attn_implementation", "_attn_implementation")
 
 # transformers raises these errors for values that it cannot use: an unknown activation is a KeyError, no heads a division by 0.
 REFUSALS: Final = (TypeError, ValueError, KeyError, AttributeError, ImportError, RuntimeError, ArithmeticError)
@@ -61,11 +59,6 @@ class ModelSpec:
     """`module:function`; the function returns an `nn.Module`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the factory."""
-
-    @property
-    def runs_code(self) -> bool:
-        """Whether building imports and calls a module that the spec names."""
-        return self.factory is not None
 
 
 def build(spec: ModelSpec, seed: int, *, vocabulary: int | None = None, context: int | None = None) -> nn.Module:
@@ -116,7 +109,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def _config_maker(spec: ModelSpec, vocabulary: int | None, context: int | None) -> Callable[[], nn.Module]:
-    config = _auto_config(SMALL_LLAMA if spec.config is None else spec.config)
+    config = configuration(SMALL_LLAMA if spec.config is None else spec.config)
     text = config.get_text_config()
     ids, positions = getattr(text, "vocab_size", None), getattr(text, "max_position_embeddings", None)
     if vocabulary is not None and ids is not None and ids < vocabulary:
@@ -129,13 +122,13 @@ def _config_maker(spec: ModelSpec, vocabulary: int | None, context: int | None) 
     return lambda: _from_config(config)
 
 
-def _auto_config(config: Mapping[str, Any]) -> Any:
+def configuration(config: Mapping[str, Any]) -> Any:
+    """A transformers configuration of these keys. Raises ModelError for one that the library cannot use, or that names code."""
     with many_imports():
         from transformers import CONFIG_MAPPING, AutoConfig
 
-    for key in ATTENTION_KEYS:
-        if config.get(key) is not None and config[key] not in ATTENTION_CHOICES:
-            raise ModelError(f"model.config.{key} = {config[key]!r}: expected one of {', '.join(ATTENTION_CHOICES)}")
+    if foreign := foreign_attention(config):
+        raise ModelError(f"model.config.{foreign}")
     kind = config.get("model_type")
     if kind is None:
         raise ModelError("model.config.model_type is missing: name a transformers model type, as 'llama' or 'gpt2'")
@@ -169,7 +162,7 @@ def _from_config(config: Any) -> nn.Module:
         _refusal_of_transformers(f"model.config: no causal language model comes from {config.model_type!r}"),
     ):
         model: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.float32
+            config, dtype=torch.float32, trust_remote_code=False
         )
     return model
 
@@ -239,11 +232,14 @@ def _resolve(factory: str, where: str) -> Callable[..., Any]:
     name, colon, attribute = factory.partition(":")
     if not (name and colon and attribute):
         raise ModelError(f"{where}: expected 'module:function'")
+    import_from_working_folder()
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise ModelError(f"{where}: no module {name!r} can be imported; put its folder on PYTHONPATH") from error
+            raise ModelError(
+                f"{where}: no module {name!r} can be imported; start in its folder, or put that on PYTHONPATH"
+            ) from error
         raise ModelError(f"{where}: importing {name!r} failed: it needs {error.name!r}") from error
     function = getattr(module, attribute, None)
     if function is None:

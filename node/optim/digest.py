@@ -34,13 +34,18 @@ def state_digest(
     assert bytes_max % _FP32_BYTES == 0, "a part is whole elements"
     assert bytes_max > 0, "a part is whole elements"
     size = _FP32_BYTES * sum(tensor.numel() for tensor in tensors)
-    parts = 1 if step is None else max(1, -(-size // bytes_max))
-    part = 0 if step is None else step % parts
+    part, parts = part_of(size, step, bytes_max)
     whole = size if step is None else bytes_max
     hasher = hashlib.sha256(_LABEL + struct.pack("<QQQ", size, part, parts))
     for piece in _elements(tensors, part * whole // _FP32_BYTES, (part + 1) * whole // _FP32_BYTES):
         hasher.update(piece.cpu().numpy().astype("<f4", copy=False).data)
     return hasher.digest()
+
+
+def part_of(size: int, step: int | None, bytes_max: int = DIGEST_BYTES_MAX) -> tuple[int, int]:
+    """The part of a state of `size` bytes that the digest of a step covers, and the number of parts."""
+    parts = 1 if step is None else max(1, -(-size // bytes_max))
+    return (0 if step is None else step % parts), parts
 
 
 def _elements(tensors: Sequence[Tensor | Pieces], first: int, last: int) -> Iterator[Tensor]:

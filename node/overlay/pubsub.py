@@ -28,6 +28,8 @@ from protos.rate import Rate
 GOSSIP_SECONDS_MAX = 5.0
 # How many messages a peer sends at once to peers behind relays, and how many hashes of messages it remembers.
 PUSHES_MAX = 64
+# Streams of peers that are no members, which may be silent: a message of theirs waits for one of these places.
+STRANGERS_PUSHES_MAX = 16
 HEARD_MAX = 4096
 # Gossip of one member of the roster (and of all other peers together): so many messages at once, and one more each so many ms.
 # A peer publishes one or two messages a step.
@@ -49,6 +51,7 @@ class Pubsub:
         self._tasks, self._refused = tasks, refused
         self._topics: dict[str, MessageHandler] = {}
         self._pushes, self._takes = asyncio.Semaphore(PUSHES_MAX), asyncio.Semaphore(PUSHES_MAX)
+        self._takes_of_strangers = asyncio.Semaphore(STRANGERS_PUSHES_MAX)
         self._heard: dict[bytes, bool] = {}
         self._members: frozenset[bytes] = frozenset()
         self._rate = Rate(ORIGIN_MESSAGES_MAX, ORIGIN_MESSAGE_MS, ORIGINS_KEPT)
@@ -149,7 +152,9 @@ class Pubsub:
 
     async def _on_push(self, remote: str, reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         """A pushed message goes through the same door as a gossiped one; the stream is closed on return."""
-        async with asyncio.timeout(GOSSIP_SECONDS_MAX), self._takes:
+        origin = PeerID.from_base58(remote).to_bytes()
+        places = self._takes if origin in self._members else self._takes_of_strangers
+        async with asyncio.timeout(GOSSIP_SECONDS_MAX), places:
             name = await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big"))
             size = int.from_bytes(await reader.readexactly(4), "big")
             if size > GOSSIP_MESSAGE_BYTES_MAX:
@@ -157,7 +162,7 @@ class Pubsub:
             data = await reader.readexactly(size)
         topic = name.decode(errors="replace")
         if topic in self._topics:
-            self._hear(topic, PeerID.from_base58(remote).to_bytes(), data, pushed=True)
+            self._hear(topic, origin, data, pushed=True)
 
     def _hear(self, topic: str, origin: bytes, data: bytes, *, pushed: bool) -> None:
         """Pass a message on, unless it has come the other way already. The inbox decides about repetitions on one way.

@@ -17,6 +17,7 @@ from typing import Protocol
 from node.service.definitions import LABEL, Service, launch_agent, systemd_unit
 from protos.disk import write_bytes
 from protos.errors import OperatorError
+from protos.safe_path import python_command
 
 CALL_SECONDS_MAX = 30.0
 
@@ -133,7 +134,7 @@ class Launchd:
     def install(self, service: Service, *, start: bool) -> tuple[Path, list[str]]:
         """See `Manager`."""
         file, log = self._folder / f"{service.label}.plist", service.home / "service.log"
-        supervisor = (sys.executable, "-m", "node.service.supervise", str(log))
+        supervisor = python_command("-m", "node.service.supervise", str(log))
         file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(file, launch_agent(service, supervisor))
         if start:

@@ -122,6 +122,13 @@ class Inbox:
         )
         return self._kept(announced)
 
+    def _made_room_for(self, announced: Announced) -> bool:
+        """Forget an announcement of a later step, whose author nobody knows yet, for one of a member of the open step."""
+        if not self.may_pull(announced):
+            return False
+        later = next((key for key in self._seen if key[0] > self._open[0]), None)
+        return later is not None and self._seen.pop(later) is not None
+
     def _is_evidence(self, author: bytes, body: update_pb2.Announcement) -> bool:
         """Whether an announcement of the last decided step contradicts an announcement of its author that is here."""
         said = [value for key, value in self._seen.items() if key[:2] == (body.step, author)]
@@ -134,7 +141,7 @@ class Inbox:
         others = sum(key[:2] == (step, author) for key in self._seen)
         if others >= PAYLOADS_AN_AUTHOR_MAX:
             raise Refusal(Reason.REPLAYED, f"step {step} announced with {others + 1} payloads")
-        if len(self._seen) >= limits.ROSTER_PEERS_MAX * (STEPS_AHEAD_MAX + 1):
+        if len(self._seen) >= limits.ROSTER_PEERS_MAX * (STEPS_AHEAD_MAX + 1) and not self._made_room_for(announced):
             raise Refusal(Reason.OUT_OF_RANGE, "more announcements than a roster can send")
         self._seen[step, author, announced.payload_sha256] = announced
         return announced

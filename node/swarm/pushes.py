@@ -6,7 +6,8 @@ step: gossip meets the same door. ADR 66.
 
 Refuses a payload that its sender did not announce itself, and a sender that is not in the open step's roster. Refuses payloads
 beyond PUSHED_BYTES_MAX, more than one each PUSH_MS, and more than PUSHERS_MAX streams at a time. An announcement that the
-inbox refuses ends the stream before the receiver reads the payload.
+inbox refuses ends the stream before the receiver reads the payload. Members of the open step's roster come first: all other
+peers share STRANGERS_MAX places, and lose one after STRANGER_SECONDS_MAX of silence, or to a member.
 
 On the stream, per push: uint32 + announcement (a SignedEnvelope), uint32 + payload; then one byte back: TAKEN, or a code of
 REFUSED before the stream ends. The author keeps the reason for its owner, who asks why votes do not count.
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from node.blobs import blobs
+from node.blobs.audience import Audience, Limits, Seat
 from node.blobs.blobs import Arrivals, WireBytes, drained
 from node.overlay import streams
 from node.overlay.host import Host
@@ -31,6 +33,7 @@ from protos import limits as contract
 from protos.announcement import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of, short
+from protos.log import Tick
 from protos.rate import Rate
 
 # Payloads up to PUSHED_BYTES_MAX travel with their announcement: a round trip less, and no gossip. `Pusher.publish` waits for
@@ -40,6 +43,9 @@ PUSHED_BYTES_MAX = 64 * 1024
 PUSH_PATIENCE_SECONDS = 0.5
 PUSHERS_MAX = 256
 PUSHES_A_PEER_MAX = 2
+# A peer that is not in the open step's roster can push nothing yet: it waits at most until the next tick.
+STRANGERS_MAX = 16
+STRANGER_SECONDS_MAX = 10.0
 # One author may send PUSHES_MAX_AT_ONCE pushes at once, and one more each PUSH_MS.
 PUSHES_MAX_AT_ONCE = 32
 PUSH_MS = 20
@@ -67,38 +73,54 @@ class PushServer:
     ) -> None:
         self._announcements, self._view, self._keep = announcements, view, keep
         self._wire, self._refused = wire, refused
-        self._streams: dict[str, int] = {}
+        self._audience = Audience(frozenset(), Limits(PUSHES_A_PEER_MAX, 1, STRANGERS_MAX, PUSHERS_MAX))
+        self._tick: Tick | None = None
         self._rate = Rate(PUSHES_MAX_AT_ONCE, PUSH_MS, contract.ROSTER_PEERS_MAX)
 
     async def handle(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One author's stream, until the author closes it, is silent for too long, or sends something wrong."""
-        streams = self._streams
-        if len(streams) >= PUSHERS_MAX or streams.get(remote, 0) >= PUSHES_A_PEER_MAX:
-            self._refused(Refusal(Reason.TOO_MANY, f"one more stream of pushes of {remote[-8:]}"))
-            return
-        streams[remote] = streams.get(remote, 0) + 1
         try:
             author = public_key_of(remote)
+        except OperatorError:
+            return  # the remote has no Ed25519 key, so it is no peer of a run
+        audience = self._of_now()
+        seat = audience.admit(author.hex(), writer.transport.abort, _now())
+        if seat is None:
+            self._refused(Refusal(Reason.TOO_MANY, f"one more stream of pushes of {remote[-8:]}"))
+            return
+        try:
             while True:
-                async with asyncio.timeout(blobs.STREAM_KEPT_SECONDS):
-                    first = await reader.readexactly(4)
-                async with asyncio.timeout(blobs.STREAM_IDLE_SECONDS_MAX):
-                    await self._one(author, int.from_bytes(first, "big"), reader)
+                await self._next(author, seat, reader)
                 writer.write(TAKEN)
                 await drained(writer)
                 self._wire.sent += len(TAKEN)
         except Refusal as refusal:
             self._refused(refusal)
             writer.write(_CODES[refusal.reason])  # best effort: the author may not read it before the end of the stream
-        except (OperatorError, asyncio.IncompleteReadError):
-            pass  # the remote has no Ed25519 key, so it is no peer of a run; or the author closed the stream
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the author closed the stream, or this peer gave its place to a member
         except TimeoutError:
             writer.transport.abort()
             raise
         finally:
-            streams[remote] -= 1
-            if not streams[remote]:
-                del streams[remote]
+            audience.leave(seat)
+
+    def _of_now(self) -> Audience:
+        """The places, with the members of the step that is open now."""
+        if self._view.tick is not self._tick:
+            self._tick = self._view.tick
+            self._audience.members = frozenset(key.hex() for key in self._view.roster)
+        return self._audience
+
+    async def _next(self, author: bytes, seat: Seat, reader: asyncio.StreamReader) -> None:
+        """Wait for one push, and take it. A stranger is waited for until the next tick or so, a member for minutes."""
+        seat.waits_since = _now()
+        member = self._of_now().is_member(seat.remote)
+        async with asyncio.timeout(blobs.STREAM_KEPT_SECONDS if member else STRANGER_SECONDS_MAX):
+            first = await reader.readexactly(4)
+        seat.waits_since = None
+        async with asyncio.timeout(blobs.STREAM_IDLE_SECONDS_MAX):
+            await self._one(author, int.from_bytes(first, "big"), reader)
 
     async def _one(self, author: bytes, size: int, reader: asyncio.StreamReader) -> None:
         """One announcement and its payload. A push that this peer refuses ends the stream before its payload is read."""
@@ -127,6 +149,10 @@ class PushServer:
                 raise Refusal(Reason.HASH_MISMATCH, "a pushed payload has other bytes than its announcement names")
             self._wire.blob_received += length
             self._keep(announced.step, announced.payload_sha256, data)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 @dataclass

@@ -21,6 +21,7 @@ from typing import Any
 
 from node.control.recent import Recent
 from node.terminal.logfile import LOG_FILE, LogFile
+from protos.safe_path import python_command
 
 CLOSE_SECONDS_MAX = 3.0
 COLUMNS_MIN, ROWS_MIN = 40, 12
@@ -94,8 +95,8 @@ class Stage:
             sys.stderr.flush()
             self._kept = {number: os.dup(number) for number in (STDOUT, STDERR) if os.isatty(number)}
             read, self._life = os.pipe()
-            command = [sys.executable, "-m", "node.terminal", "--home", str(home)]
-            command += ["--life", str(read), "--peer", str(os.getpid())]
+            home_and_life = ("--home", str(home), "--life", str(read), "--peer", str(os.getpid()))
+            command = python_command("-m", "node.terminal", *home_and_life)
             screen = self._kept[STDERR]
             self._child = subprocess.Popen(command, stdout=screen, stderr=screen, pass_fds=(read,))
             os.close(read)

@@ -10,7 +10,6 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 
 from node.watch.frames import MESSAGE, STATUS, FrameReader
 from node.watch.net import CHUNK_BYTES, EXIT_NO_LIBP2P
+from protos.safe_path import python_command
 
 RESTARTS_MAX = 100
 RESTART_SECONDS_MIN = 0.2
@@ -89,7 +89,7 @@ class Overlay(threading.Thread):
 
     def _one_life(self) -> int:
         """Run one process from start to end. Returns its exit code."""
-        command = [sys.executable, "-m", "node.watch.net"]
+        command = python_command("-m", "node.watch.net")
         pipe = subprocess.PIPE
         self._last_words = b""
         try:

@@ -196,6 +196,10 @@ class Run(Answer):
     peers_known: int
     written: Written | None
     """The newest sample of the model's text; null in a run without `evaluation.sample_tokens`."""
+    unconfirmed_steps: int
+    """The newest steps after which no state digest is agreed, as the coordinator says."""
+    unconfirmed: str
+    """The same for people, and why; empty while it is usual."""
     in_line: int
     """Peers that wait for a place of a full run."""
     events: list[Happened]

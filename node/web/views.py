@@ -20,6 +20,7 @@ from protos.limits import DEVICE_CHARACTERS_MAX, HASH_BYTES, SAMPLE_TEXT_BYTES_M
 from protos.owner import NOBODY, Owner, groups, owners_of
 from protos.phases import phase_word
 from protos.run_config import RunConfig
+from protos.run_facts import peer_phase_word, unconfirmed_words
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.version import VERSION_CHARACTERS_MAX
@@ -36,11 +37,6 @@ OWNERS_MAX: Final = 256
 SAMPLE_LINES_MAX: Final = 64
 SAMPLES_MAX: Final = 24
 STEPS_OF_A_RUN_MAX: Final = 1 << 40
-_PEER_PHASES = {
-    pb.PeerPhase.PEER_PHASE_SYNCING: "syncing",
-    pb.PeerPhase.PEER_PHASE_READY: "ready",
-    pb.PeerPhase.PEER_PHASE_ABSENT: "absent",
-}
 _ADMITS = ("open",)
 
 
@@ -94,6 +90,8 @@ def run_of(run: Followed) -> answers.Run:
         tokens_per_second=None if speed is None else speed[1],
         seconds_left=left,
         anchored=facts.anchored,
+        unconfirmed_steps=facts.unconfirmed_steps,
+        unconfirmed=unconfirmed_words(facts.unconfirmed_steps, anchored=facts.anchored),
         admission="" if run.config is None else run.config.admission.mode,
         snapshot_step=facts.snapshot.step if facts.HasField("snapshot") else None,
         fork_of=fork,
@@ -137,7 +135,7 @@ def peers(run: Followed, facts: pb.GetRunResponse) -> list[answers.Peer]:
     return [
         answers.Peer(
             id=peer_id(peer.public_key),
-            phase=_PEER_PHASES.get(peer.phase, "unknown"),
+            phase=peer_phase_word(peer.phase),
             device=printable(peer.device, DEVICE_CHARACTERS_MAX),
             version=printable(peer.software_version, VERSION_CHARACTERS_MAX),
             owner=owners.get(peer.public_key, NOBODY).name,

@@ -13,7 +13,9 @@ CHECKS_A_CALL = 20
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--layers", type=int, default=7, help="layers of 3.2 million parameters (default 7: 26 million)")
+    parser.add_argument(
+        "--layers", type=int, default=7, help="layers of 3.2 million parameters (default 7: 26 million)"
+    )
     parser.add_argument("--rounds", type=int, default=15, help="timed rounds; medians are reported (default 15)")
 
 

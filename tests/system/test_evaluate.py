@@ -73,7 +73,7 @@ def test_lm_eval_evaluates_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_an_evaluation_that_fails_says_so(tmp_path: Path) -> None:
     folder = export(build(ModelSpec(TINY), 3), ByteTokenizer(), tmp_path / "model", {})
-    fails = program(tmp_path / "python", '[ "$1" = -c ] || { echo "no such task" >&2; exit 3; }')
+    fails = program(tmp_path / "python", '[ "$2" = -c ] || { echo "no such task" >&2; exit 3; }')
     code, out, err = swarmentum("evaluate", str(folder), "--tasks", "none", "--python", str(fails))
     assert (code, out) == (1, "")
     assert "no such task" in err

@@ -95,7 +95,7 @@ def test_the_model_of_now_goes_to_a_hub_with_its_ledger(tmp_path: Path, hub: Hub
         assert json.loads(files[MARK])["state_digest"] == told["digest"]
         card = files[CARD].decode()
         assert told["digest"] in card
-        assert "swarmentum verify ARCHIVE --model FOLDER" in card
+        assert "swarmentum verify ARCHIVE --model FOLDER --run " in card
         ledger = card.partition("## Who trained it")[2]
         assert "1 identities, 0 exclusions" in ledger
         assert "| 12D3KooW" in ledger.replace("`", "")

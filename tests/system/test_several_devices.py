@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,6 +42,7 @@ samples = 4
 bootstrap = [BOOTSTRAP]
 """
 RANKS = 2
+INSTALLED = ("--no-python", str(Path(sys.executable).with_name("swarmentum")))
 Make = Callable[..., LocalSwarm]
 
 
@@ -67,7 +69,7 @@ def join_with_ranks(swarm: LocalSwarm, name: str, *flags: str) -> Process:
     """As `LocalSwarm.join`, by torchrun."""
     home = ("--home", str(swarm.folder / name), "--listen", "127.0.0.1:0", "--threads", "1")
     ranks = ("torch.distributed.run", "--nproc-per-node", str(RANKS), "--master-port", "0", "--standalone")
-    return swarm.start(name, *ranks, "-m", "node", "join", swarm.link, *home, "--json", *flags)
+    return swarm.start(name, *ranks, *INSTALLED, "join", swarm.link, *home, "--json", *flags)
 
 
 def children(pid: int) -> list[int]:
@@ -232,7 +234,7 @@ def test_a_method_for_one_device_is_refused_and_nobody_waits(make: Make) -> None
 def test_devices_that_are_not_a_ranks_own_are_refused(tmp_path: Path) -> None:
     coordinator = Identity.from_seed(bytes(32)).public_key
     link = Invite(bytes(32), ("127.0.0.1:1",), coordinator, bytes(32), (), "nowhere").link()
-    command = ("torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "node", "join", link)
+    command = ("torch.distributed.run", "--nproc-per-node", "2", "--standalone", *INSTALLED, "join", link)
     process = Process(tmp_path / "log", *command, "--home", str(tmp_path / "duo"), "--device", "cuda:1")
     code, _ = process.finish(60)
     assert code != 0

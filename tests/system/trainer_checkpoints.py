@@ -82,7 +82,8 @@ def lightning(folder: Path, first: int, last: int) -> str:
 
     model = Module()
     trainer = Trainer(
-        accelerator="cpu", devices=1, max_epochs=2 * last // STEPS, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", devices=1, max_epochs=2 * last // STEPS,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip
     # Lightning does not go on in the middle of an epoch: the first four steps are one

@@ -144,8 +144,9 @@ class Page {
     by("name").textContent = facts.name;
     const why = facts.reason.replace(`${facts.phase}: `, "");
     by("phase").textContent = `${facts.phase}${why ? `: ${why}` : ""}`;
-    by("problem").hidden = facts.problem === "";
-    by("problem").textContent = facts.problem;
+    const problems = [facts.problem, facts.unconfirmed].filter(Boolean).join("; ");
+    by("problem").hidden = problems === "";
+    by("problem").textContent = problems;
     by("progress").max = Math.max(facts.steps, 1);
     by("progress").value = facts.step;
     const left = facts.seconds_left === null ? "" : `, ${span(facts.seconds_left)} left at this speed`;

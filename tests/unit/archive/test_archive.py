@@ -52,6 +52,8 @@ class Life:
     config: RunConfig = field(default_factory=RunConfig)
     entries: list[SignedEntry] = field(default_factory=list)
     false_digest_at: int = 0
+    silent: range = range(0)
+    """Steps whose entries have no digest, as while an anchor is away."""
     exclusions: dict[int, Exclusion] = field(default_factory=dict)
     readmitted: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     settings: Settings = ()
@@ -93,7 +95,7 @@ class Life:
         contributions = tuple(
             Contribution(key, files.sha256(payloads[key]), len(payloads[key]), 2, 10 * step, 1.0) for key in keys
         )
-        digest = self.ada.digest() if step > 1 else b""
+        digest = self.ada.digest() if step > 1 and step not in self.silent else b""
         if step == self.false_digest_at:
             digest = bytes(32)
         out = (self.exclusions[step],) if step in self.exclusions else ()

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from coordinator.clock.events import Disconnected, TimerFired
 from coordinator.clock.records import EntryCommitted, TickOpened
 from coordinator.clock.state import PeerPhase, Phase
-from coordinator.serving import reflection, sessions, streams
+from coordinator.serving import reflection, sessions, streams, trouble
 from coordinator.serving import runtime as runtime_module
 from protos import limits, packing
 from protos.envelope import NO_RUN, Kind, seal
@@ -511,7 +511,7 @@ async def test_failing_disk_stops_nothing_for_good(tmp_path: Path, kind: str, mo
 
     An entry and the tick after it are one transaction: whichever of them fails, neither is written.
     """
-    monkeypatch.setattr(runtime_module, "JOURNAL_RETRY_MS", 20)
+    monkeypatch.setattr(trouble, "RETRY_MS_MIN", 20)
     async with served(tmp_path, WAITS) as here, peers(here, 2) as swarm:
         await begin(here, swarm)
         await one_step(swarm)

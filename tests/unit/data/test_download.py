@@ -16,8 +16,9 @@ import pytest
 from node.data import download
 from node.data.download import Mirrors, is_public
 from node.data.errors import DataError
-from node.data.manifest import MANIFEST, Shard, is_url, sha256_of
+from node.data.manifest import MANIFEST, Shard, sha256_of
 from protos.errors import NetworkError
+from protos.web_address import is_web
 
 DATA = bytes(range(256)) * 4000
 SHARD = Shard("0.bin", len(DATA), sha256_of(DATA))
@@ -193,7 +194,7 @@ def test_nor_by_sending_it_there(server: Server, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_an_address() -> None:
-    assert [is_url(it) for it in ("https://x/y", "http://x", "/x", "x", "stdlib", "file:///x", "ftp://x")] == [
+    assert [is_web(it) for it in ("https://x/y", "http://x", "/x", "x", "stdlib", "file:///x", "ftp://x")] == [
         True, True, False, False, False, False, False,
     ]  # fmt: skip
 

@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_the_export_is_refused_before_the_peer_joins(tmp
 
 
 def test_card_says_how_to_load() -> None:
-    assert "AutoModelForCausalLM.from_pretrained(path)" in card_text(CARD)
+    assert "AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False)" in card_text(CARD)
 
 
 def test_sample_is_decided_by_its_seed_and_may_be_longer_than_the_context() -> None:

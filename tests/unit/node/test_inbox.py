@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.swarm.inbox import Inbox
+from protos import limits
 from protos.envelope import Kind, seal
 from protos.equivocation import prove
 from protos.errors import Reason, Refusal
@@ -128,6 +129,18 @@ def test_strangers_cannot_fill_it_for_good() -> None:
     box.move_head(1, b"h" * 32)
     assert box.open_step(2, [ADA.public_key]) == []
     assert box.offer(announcement(step=2, parent=b"h" * 32), BYTES_MAX).author == ADA.public_key
+
+
+def test_strangers_of_a_later_step_keep_no_member_of_the_open_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows the next roster, so everybody may announce for it: 6,144 of them filled the inbox until the step ended."""
+    monkeypatch.setattr(limits, "ROSTER_PEERS_MAX", 3)
+    box = inbox()
+    for number in range(10, 19):
+        box.offer(announcement(Identity.from_seed(number.to_bytes(32, "big")), step=2), BYTES_MAX)
+    assert reason(box, announcement(EVE, step=2)) is Reason.OUT_OF_RANGE
+    for member in (ADA, BOB):
+        assert box.may_pull(box.offer(announcement(member), BYTES_MAX))
+    assert len(box._seen) == 9
 
 
 @given(st.binary(max_size=1500))

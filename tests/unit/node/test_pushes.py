@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -310,3 +310,88 @@ async def test_an_author_keeps_who_refused_its_last_payload_and_why() -> None:
     more = VOTES + b"more"
     await ada.publish(announced(ADA, more), more)
     assert "somebody" not in ada._doors
+
+
+class Silent:
+    """A stream that says nothing until it is ended."""
+
+    def __init__(self, bob: Receiver, remote: Identity) -> None:
+        self.reader, self.ended = asyncio.StreamReader(), False
+        writer = mock.Mock(drain=mock.AsyncMock())
+        writer.transport.abort.side_effect = self._end
+        self.task = asyncio.ensure_future(bob.server.handle(remote.peer_id, self.reader, writer))
+
+    def _end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self.reader.set_exception(ConnectionResetError())
+
+
+async def silent(bob: Receiver, remotes: list[Identity]) -> list[Silent]:
+    streams = [Silent(bob, remote) for remote in remotes]
+    await asyncio.sleep(0)
+    return streams
+
+
+async def ended(streams: list[Silent]) -> None:
+    for stream in streams:
+        stream.reader.feed_eof() if not stream.ended else None
+    await asyncio.gather(*(stream.task for stream in streams))
+
+
+def strangers(count: int) -> list[Identity]:
+    return [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1000, 1000 + count)]
+
+
+async def test_silent_strangers_keep_no_member_out(tmp_path: Path) -> None:
+    """256 of them held every place for 15 minutes."""
+    async with receiving(tmp_path) as bob:
+        streams = await silent(bob, strangers(pushes.PUSHERS_MAX))
+        assert sum(not stream.ended for stream in streams) == pushes.STRANGERS_MAX
+        assert await bob.push(ADA, framed(announced(ADA), VOTES)) == TAKEN
+        await ended(streams)
+
+
+async def test_peers_that_are_in_the_roster_no_more_make_room_for_a_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were members once, and hold every place."""
+    monkeypatch.setattr(pushes, "PUSHERS_MAX", 4)
+    async with receiving(tmp_path) as bob:
+        former = strangers(4)
+        tick = bob.server._view.tick
+        assert tick is not None
+        bob.server._view.tick = replace(tick, roster=tuple(Share(it.public_key, 1) for it in former))
+        streams = await silent(bob, former)
+        assert not any(stream.ended for stream in streams)
+        bob.server._view.tick = tick
+        assert await bob.push(ADA, framed(announced(ADA), VOTES)) == TAKEN
+        assert [stream.ended for stream in streams] == [True, False, False, False], "the one that is silent for longest"
+        await ended(streams)
+
+
+async def test_a_silent_stranger_is_waited_for_a_short_time_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushes, "STRANGER_SECONDS_MAX", 0.01)
+    async with receiving(tmp_path) as bob:
+        [stranger, member] = await silent(bob, [EVE, ADA])
+        async with asyncio.timeout(SECONDS_MAX):
+            with pytest.raises(TimeoutError):
+                await stranger.task
+        assert stranger.ended
+        assert not member.ended
+        await ended([member])
+
+
+async def test_a_stranger_with_many_streams_holds_one_place(tmp_path: Path) -> None:
+    async with receiving(tmp_path) as bob:
+        streams = await silent(bob, [EVE] * 9)
+        assert [stream.ended for stream in streams] == [True] * 8 + [False]
+        await ended(streams)
+
+
+async def test_a_host_without_a_key_of_a_peer_takes_no_place(tmp_path: Path) -> None:
+    async with receiving(tmp_path) as bob:
+        await bob.server.handle("QmNoEd25519", asyncio.StreamReader(), mock.Mock())
+        assert not len(bob.server._audience)

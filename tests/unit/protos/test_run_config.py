@@ -152,5 +152,7 @@ def test_a_rule_about_a_setting_that_is_wrong_says_nothing(tmp_path: Path) -> No
 def test_a_base_is_a_name_or_a_table() -> None:
     named, table = (RunConfig.model_validate({"optimizer": {"base": it}}) for it in ("muon", {"name": "muon"}))
     assert named.optimizer == table.optimizer
-    with pytest.raises(ValidationError, match=r"optimizer\.base\.name\n  Input should be 'sign', 'sgd', 'adamw' or 'muon'"):
+    with pytest.raises(
+        ValidationError, match=r"optimizer\.base\.name\n  Input should be 'sign', 'sgd', 'adamw' or 'muon'"
+    ):
         RunConfig.model_validate({"optimizer": {"base": "moun"}})

@@ -1,0 +1,57 @@
+"""A coordinator's facts about a run, made safe to show: a hostile coordinator, or one of a newer version, ends no command.
+
+An answer may have 23 MB. Each owner's signature takes 0.1 ms, so a reader takes as many rows as an honest coordinator sends,
+and leaves out rows whose keys are none. Refuses nothing: words and numbers that this version does not know are shown as
+`unknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from protos.limits import PUBLIC_KEY_BYTES
+from protos.phases import UNKNOWN
+from protos.v1 import coordinator_pb2 as pb
+
+STATUS_PEERS_MAX: Final = 1024
+STATUS_EXCLUSIONS_MAX: Final = 256
+ROWS_MAX: Final = 256
+"""Of each other list: an honest coordinator sends fewer."""
+UNCONFIRMED_STEPS_SHOWN: Final = 8
+"""Peers report a digest a step or two after the entry; more steps without one are worth a line."""
+_PHASES: Final[Mapping[int, str]] = {
+    pb.PeerPhase.PEER_PHASE_SYNCING: "syncing",
+    pb.PeerPhase.PEER_PHASE_READY: "ready",
+    pb.PeerPhase.PEER_PHASE_ABSENT: "absent",
+}
+
+
+def peer_phase_word(phase: int) -> str:
+    """A peer's phase in one word; `unknown` for one that this version does not know."""
+    return _PHASES.get(phase, UNKNOWN)
+
+
+def bounded(facts: pb.GetRunResponse) -> pb.GetRunResponse:
+    """The same facts, in place, with the rows that an honest coordinator would send."""
+    for rows in (facts.changed, facts.withdrawn, facts.failures, facts.bootstrap, facts.evaluations, facts.earlier):
+        del rows[ROWS_MAX:]
+    del facts.peers[STATUS_PEERS_MAX:]
+    del facts.exclusions[:-STATUS_EXCLUSIONS_MAX]  # the newest come last
+    for keyed in (facts.peers, facts.exclusions):
+        for place in reversed(range(len(keyed))):
+            if len(keyed[place].public_key) != PUBLIC_KEY_BYTES:
+                del keyed[place]
+    return facts
+
+
+def unconfirmed_words(steps: int, *, anchored: bool) -> str:
+    """What `status` and the page say of a run whose newest states no digest confirms; empty if that is usual."""
+    if steps < UNCONFIRMED_STEPS_SHOWN:
+        return ""
+    why = (
+        "no anchor reports; look whether it runs"
+        if anchored
+        else "fewer than half of the electors report the same state"
+    )
+    return f"the last {steps} steps have no agreed state digest: {why}. An archive of these steps alone proves nothing"

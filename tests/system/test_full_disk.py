@@ -1,0 +1,58 @@
+"""A real peer on a small disk that fills up: it says so, the run goes on without it, and it is back when there is room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
+from tests.unit.small_disk import fill, small_disk
+
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(240)]
+
+RUN = f"""
+name = "full"
+{PLAIN_MODEL}
+[data]
+context = 32
+[clock]
+steps = 100000
+batch_samples = 8
+snapshot_every = 10
+deadline_ms_min = 1000
+deadline_ms_max = 3000
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+
+
+@pytest.mark.parametrize("anchor", [False, True], ids=["peer", "anchor"])
+def test_a_peer_whose_disk_was_full_is_back(tmp_path: Path, anchor: bool) -> None:
+    flags = ("--no-layout", "--anchor") if anchor else ("--no-layout",)
+    with small_disk(tmp_path / "disk", 160 << 20) as disk:
+        (tmp_path / "swarm").mkdir()
+        swarm = LocalSwarm(tmp_path / "swarm", RUN, *flags)
+        try:
+            name = "anchor" if anchor else "ada"
+            (swarm.folder / name).symlink_to(disk)
+            swarm.join("bob")
+            if anchor:
+                swarm.anchor()
+            else:
+                swarm.join("ada")
+            swarm.wait_step(name, 5)
+            filling = fill(disk)
+            said = "the disk is full: this peer is out of the run, and takes part again when there is room"
+            wait_for("the line about the disk", lambda: swarm.events(name, said))
+            before = swarm.last_step("bob")
+            swarm.wait_step("bob", before + 5)
+            filling.unlink()
+            wait_for("room", lambda: swarm.events(name, "the disk has room again; taking part"))
+            swarm.wait_step(name, swarm.last_step("bob") + 3)
+            assert len(swarm.events(name, said)) == 1
+            assert "Traceback" not in (swarm.folder / f"{name}.log").read_text()
+            found = digests_by_step(swarm.steps("bob"), swarm.steps(name))
+            assert all(len(digests) == 1 for digests in found.values())
+        finally:
+            swarm.close()
