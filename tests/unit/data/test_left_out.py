@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import re
 import socket
 from collections.abc import Callable
@@ -54,14 +55,14 @@ def zstd(text: str) -> bytes:
         ("a.jsonl", ROWS),
         ("A.JSONL", ROWS.replace("\n", "\r\n")),
         ("a.ndjson", "\ufeff" + ROWS + "\n\n"),
-        ("a.jsonl.gz", gzip.compress(ROWS.encode())),
+        ("a.jsonl.gz", gzip.compress(ROWS.encode(), mtime=0)),
         ("A.JSONL.GZ", gzip.compress(ROWS[:40].encode()) + gzip.compress(ROWS[40:].encode())),
         ("a.jsonl.zst", zstd(ROWS)),
         ("a.jsonl.zst", zstd(ROWS[:40]) + zstd(ROWS[40:])),
-        ("a.jsonl", gzip.compress(ROWS.encode())),
+        ("a.jsonl", gzip.compress(ROWS.encode(), mtime=0)),
         ("a.json", ROWS),
         ("a.json", json.dumps([json.loads(line) for line in ROWS.splitlines()], indent=1)),
-        ("a.json.gz", gzip.compress(ROWS.encode())),
+        ("a.json.gz", gzip.compress(ROWS.encode(), mtime=0)),
         ("a.csv", "id,text\n1,row 0\n2,row 1\n3,row 2\n"),
         ("a.csv", '\ufefftext,id\r\nrow 0,1\r\nrow 1,2\r\n"row 2",3\r\n'),
         ("a.tsv", "id\ttext\n1\trow 0\n2\trow 1\n3\trow 2\n"),
@@ -250,17 +251,21 @@ def test_a_bad_row_is_named_counted_and_skipped(
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
-        ("b.jsonl.gz", gzip.compress(os.urandom(500).hex().encode() * 40)[:-40], Reason.DAMAGED),
-        ("b.txt.gz", gzip.compress(b"words " * 400)[:-9], Reason.DAMAGED),
+        (
+            "b.jsonl.gz",
+            gzip.compress(random.Random(0).randbytes(500).hex().encode() * 40, mtime=0)[:-40],
+            Reason.DAMAGED,
+        ),
+        ("b.txt.gz", gzip.compress(b"words " * 400, mtime=0)[:-9], Reason.DAMAGED),
         ("b.txt.zst", zstd("words " * 400)[:-4], Reason.DAMAGED),
         ("b.jsonl.zst", zstd("words " * 400)[:-4], Reason.DAMAGED),
         ("b.txt.gz", b"plain words", Reason.DAMAGED),
-        ("b.jsonl.gz", gzip.compress(ROWS.encode()) + b"garbage", Reason.DAMAGED),
+        ("b.jsonl.gz", gzip.compress(ROWS.encode(), mtime=0) + b"garbage", Reason.DAMAGED),
         ("b.txt", b"caf\xe9", Reason.NOT_UTF8),
         ("b.txt", "words".encode("utf-16"), Reason.NOT_UTF8),
         ("b.txt", b"words" * 9000 + b"\0", Reason.BINARY),
         ("b.zip", b"PK", Reason.PACKED),
-        ("b.tar.gz", gzip.compress(b"a"), Reason.PACKED),
+        ("b.tar.gz", gzip.compress(b"a", mtime=0), Reason.PACKED),
         ("b.txt.xz", b"\xfd7zXZ", Reason.PACKED),
         ("b.csv", "id,body\n1,x\n", Reason.NO_COLUMN),
         ("b.csv", "id,text\n1,x,y\n", Reason.BROKEN_ROW),
@@ -330,7 +335,8 @@ def test_a_folder_that_nobody_may_read_is_told(tmp_path: Path, monkeypatch: pyte
 
 def test_every_face_shows_the_same_count(tmp_path: Path) -> None:
     root = put(
-        tmp_path / "root", {"a.txt": "text " * 99, "b.txt": b"caf\xe9", "c.jsonl.gz": gzip.compress(ROWS.encode())}
+        tmp_path / "root",
+        {"a.txt": "text " * 99, "b.txt": b"caf\xe9", "c.jsonl.gz": gzip.compress(ROWS.encode(), mtime=0)},
     )
     invoke: Callable[..., object] = CliRunner().invoke
     looked = json.loads(invoke(command.app, ["data", "survey", str(root), "--json"]).stdout)  # type: ignore[attr-defined]
