@@ -55,6 +55,8 @@ class Verdict:
     difference: float
     overlap: float = 0.0
     like: bytes = b""
+    own_gain: float | None = None
+    other_gain: float | None = None
 
 
 @dataclass(frozen=True)
@@ -213,9 +215,10 @@ def verdict_from_body(body: log_pb2.Verdict, checker: bytes | None = None) -> Ve
     _in_range(len(body.like) in (0, limits.PUBLIC_KEY_BYTES), "public key length")
     _in_range(abs(body.own) < FIGURE_MAX and abs(body.difference) < FIGURE_MAX, "figures of a verdict")
     _in_range(0 <= body.overlap <= 1, f"overlap {body.overlap}")
-    return Verdict(
-        body.step, who, body.subject, body.payload_sha256, body.own, body.difference, body.overlap, body.like
-    )
+    gains = tuple(getattr(body, name) if body.HasField(name) else None for name in ("own_gain", "other_gain"))
+    _in_range(all(abs(gain) <= 1 for gain in gains if gain is not None), f"gains {gains}")
+    figures = body.own, body.difference, body.overlap, body.like
+    return Verdict(body.step, who, body.subject, body.payload_sha256, *figures, *gains)
 
 
 def seal_entry(identity: Identity, run_id: bytes, entry: Entry) -> SignedEntry:

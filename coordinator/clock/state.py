@@ -11,7 +11,8 @@ from operator import or_
 from coordinator.clock.effects import Effect
 from coordinator.clock.events import Claim
 from coordinator.clock.records import DecayStarted, SettingsChanged, SnapshotFact, Withdrawn
-from coordinator.clock.trust import Recent, Standing, StepChecks
+from coordinator.clock.trust import Standing, StepChecks
+from coordinator.clock.typical import Recent
 from protos.assignment import Range
 from protos.changes import SNAPSHOT_EVERY, Settings, merged
 from protos.end import End

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coordinator.clock.typical import LAZY_PART, Recent
 from coordinator.clock.values import replace
 from protos import checks
 from protos.checks import CHECK_ALWAYS, VERDICTS_NEEDED, looked_at
@@ -35,21 +36,8 @@ WEIGHT_NEEDED = 1.5
 WORST, BAD, GOOD = 2.0, 1.0, -1.0
 """A check adds one of these to a score. WORST is for votes that do not lower the loss; honest peers cast none.
 Up to a seventh of the honest checks are bad for some time, and three quarters of those of idle peers (ADR 62)."""
-TYPICAL_KEPT = 32
-TYPICAL_NEEDED = 16
-SUBJECTS_NEEDED = 3
-TELLING_MIN = 6.0
-"""`difference` says something only where it is typically so large, and where honest checks differ less than they would have to
-differ to be bad (`Recent.difference`). It is small early in a run, and for few samples of a large batch."""
-QUARTILE_DEVIATION = 0.59
-"""From the median of the checks that are not bad to their upper quartile, in standard deviations of all, where a fifth of
-normally distributed checks is bad."""
-LAZY_PART, COPY_PART = 1 / 4, 1 / 2
-"""Below this part of the typical difference a check is bad; for votes that repeat an earlier payload, below the larger part."""
-COPIED_WAY = 1 / 2
-"""How far from the typical overlap to a whole copy. If differences tell nothing, votes that repeat more of an earlier
-payload than this are bad. With 32 samples a peer, honest ones went 0.2 of the way at most, copies with 30 % made up 0.6
-(docs/security.md)."""
+COPY_PART = 1 / 2
+"""As LAZY_PART, for votes that repeat an earlier payload."""
 
 
 @dataclass(frozen=True)
@@ -118,57 +106,6 @@ class StepChecks:
         return replace(self, verdicts={**self.verdicts, name: verdict})
 
 
-@dataclass(frozen=True)
-class Recent:
-    """The figures of each of the last checks, at most TYPICAL_KEPT. `parts`: of a subject's samples, those that a check saw."""
-
-    differences: tuple[float, ...] = ()
-    parts: tuple[float, ...] = ()
-    overlaps: Mapping[bytes, float] = field(default_factory=dict)
-    """The last with an earlier payload, by subject: who is checked more often than others weighs no more. Of counted peers."""
-
-    def difference(self, part: float) -> float:
-        """That honest votes make nowadays where a check looks at `part` of their samples, as most checks say; 0 if that tells
-        nothing.
-
-        The more other samples there are in the gradient that a peer voted with, the less those that a check looks at move it:
-        the difference falls with the part that it looks at (docs/security.md). So a peer with a larger share than most makes a
-        smaller difference without any fault. It is not asked for more with a smaller share.
-
-        Honest checks differ among each other, too: some samples fit everybody's votes. If one that is a standard deviation
-        below the typical one would be bad, they tell nothing. The deviation is taken from the upper half of the checks that are
-        not bad, so that idle peers do not make it larger.
-        """
-        if len(self.differences) < TYPICAL_NEEDED or (middle := statistics.median(self.differences)) < TELLING_MIN:
-            return 0.0
-        good = [difference for difference in self.differences if difference >= LAZY_PART * middle]
-        half, upper = statistics.quantiles(good, n=4, method="inclusive")[1:]
-        if (1.0 - LAZY_PART) * middle < (upper - half) / QUARTILE_DEVIATION:
-            return 0.0
-        expected = min(part / statistics.median(self.parts), 1.0) * middle
-        return expected if expected >= TELLING_MIN else 0.0
-
-    @property
-    def copied_overlap(self) -> float:
-        """From which overlap with an earlier payload on votes are copies; more than a whole one while too few are known."""
-        if len(self.overlaps) < SUBJECTS_NEEDED:
-            return 2.0
-        middle = statistics.median(self.overlaps.values())
-        return middle + COPIED_WAY * (1.0 - middle)
-
-    def more(self, difference: float, part: float) -> Recent:
-        """With one more check."""
-        differences, parts = (*self.differences, difference), (*self.parts, part)
-        return replace(self, differences=differences[-TYPICAL_KEPT:], parts=parts[-TYPICAL_KEPT:])
-
-    def alike(self, overlaps: Mapping[bytes, float]) -> Recent:
-        """With the overlap of one more check, by subject."""
-        kept = {key: value for key, value in self.overlaps.items() if key not in overlaps} | dict(overlaps)
-        for key in list(kept)[: max(len(kept) - TYPICAL_KEPT, 0)]:
-            del kept[key]
-        return replace(self, overlaps=kept)
-
-
 def checks_of(trust: TrustConfig, entry: Entry, entry_hash: bytes) -> StepChecks:
     """The checks that an entry draws."""
     parts = sorted((*entry.contributions, *entry.trials), key=lambda c: c.arrival)
@@ -220,6 +157,8 @@ def judge(
         if before.counted and not before.excluded:
             figures = _typical(figures, before, said, weights, parts)
         middle = weighted_median(found, weights)
+        least = recent.least_own_gain(weighted_median(parts, weights)), recent.least_other_gain
+        harmed = harms(gains_of(said, weights), least)
         for verdict, one in zip(said, found, strict=True):
             checker = after.get(verdict.checker, Standing())
             weight = (
@@ -228,9 +167,33 @@ def judge(
                 else max(checker.weight / 2, WEIGHT_MIN)
             )
             after[verdict.checker] = replace(checker, weight=weight)
-        bad = [verdict for verdict, one in zip(said, found, strict=True) if one > 0]
-        after[subject] = _moved(trust, before, middle, bad, copied=copied)
+        bad = [v for v, one in zip(said, found, strict=True) if one > 0 or (harmed and harms(_gains(v), least))]
+        after[subject] = _moved(trust, before, max(middle, BAD) if harmed else middle, bad, copied=copied)
     return after, figures
+
+
+def gains_of(said: Sequence[Verdict], weights: Sequence[float]) -> tuple[float, float] | None:
+    """The gains of votes on their author's samples and on others', as most of the checkers' weight says.
+
+    None if too few checkers tell them: those of a version before do not.
+    """
+    told = [(gains, weight) for v, weight in zip(said, weights, strict=True) if (gains := _gains(v)) is not None]
+    if len(told) < VERDICTS_NEEDED or sum(weight for _, weight in told) < WEIGHT_NEEDED:
+        return None
+    own, other = ([gains[of] for gains, _ in told] for of in range(2))
+    heavy = [weight for _, weight in told]
+    return weighted_median(own, heavy), weighted_median(other, heavy)
+
+
+def _gains(verdict: Verdict) -> tuple[float, float] | None:
+    if verdict.own_gain is None or verdict.other_gain is None:
+        return None
+    return verdict.own_gain, verdict.other_gain
+
+
+def harms(gains: tuple[float, float] | None, least: tuple[float, float]) -> bool:
+    """Whether votes gain too little on their author's samples or on others'. `least`: what honest votes gain at least."""
+    return gains is not None and (gains[0] < least[0] or gains[1] < least[1])
 
 
 def _part_seen(trust: TrustConfig, sizes: Mapping[bytes, int], verdict: Verdict, *, tried: bool) -> float:
@@ -249,7 +212,7 @@ def _typical(
     if subject.score:
         return figures
     difference = weighted_median([verdict.difference for verdict in said], weights)
-    return figures.more(difference, weighted_median(parts, weights))
+    return figures.more(difference, weighted_median(parts, weights), gains_of(said, weights))
 
 
 def _moved(trust: TrustConfig, before: Standing, by: float, bad: Sequence[Verdict], *, copied: bool) -> Standing:
@@ -275,7 +238,7 @@ def _reason(trust: TrustConfig, evidence: Sequence[Verdict], checkers: int, scor
     elif own < trust.agreement_min:
         what = f"your votes do not lower the loss on your own samples ({own:.1f}, at least {trust.agreement_min:g} expected)"
     else:
-        what = "your votes fit your own samples no better than anybody's"
+        what = "your votes fit your own samples no better than anybody's, or help nobody's"
     return (
         f"excluded from the run: {what}, as {checkers} peers found in repeated checks (score {score:.1f}); see the log"
     )

@@ -96,7 +96,8 @@ def verdicts(
         f = NOTHING
         if subject in counts and other is not None:
             f = find(subject, earlier(signed.entry, votes, subject), of(subject, counts[subject]), other)
-        found.append(Verdict(tick.step, me, subject, hashes[subject], f.own, f.difference, f.overlap, f.like))
+        figures = f.own, f.difference, f.overlap, f.like, f.own_gain, f.other_gain
+        found.append(Verdict(tick.step, me, subject, hashes[subject], *figures))
     return tuple(found)
 
 
@@ -128,9 +129,11 @@ class Finding:
     difference: float
     overlap: float
     like: bytes
+    own_gain: float
+    other_gain: float
 
 
-NOTHING = Finding(own=0.0, difference=0.0, overlap=0.0, like=b"")
+NOTHING = Finding(own=0.0, difference=0.0, overlap=0.0, like=b"", own_gain=0.0, other_gain=0.0)
 """The finding for bytes that are no votes."""
 
 
@@ -145,7 +148,7 @@ def find(subject: bytes, payloads: Mapping[bytes, Seen], own: Tensor, other: Ten
     seen = payloads[subject]
     alike = sorted((overlap(seen, other_seen), key) for key, other_seen in payloads.items() if key != subject)
     most, like = alike[-1] if alike else (0.0, b"")
-    return Finding(agreement(seen, own), difference(seen, own, other), most, like)
+    return Finding(agreement(seen, own), difference(seen, own, other), most, like, gain(seen, own), gain(seen, other))
 
 
 def agreement(seen: Seen, gradient: Tensor) -> float:
@@ -165,6 +168,18 @@ def difference(seen: Seen, own: Tensor, other: Tensor) -> float:
     apart = _same(seen, own) - _same(seen, other)
     discordant = int((apart != 0).sum())
     return float(apart.sign().sum()) / math.sqrt(max(discordant, 1))
+
+
+def gain(seen: Seen, gradient: Tensor) -> float:
+    """The part of what votes at these places could gain on a gradient that they gain, from -1 to 1.
+
+    It is the first-order change of the loss on the gradient's samples, over the largest that votes at these places can make. A
+    strong vote counts for more than a weak one here, and not in `agreement`.
+    """
+    there = gradient.reshape(-1, CHUNK_ELEMENTS).gather(1, seen.where)
+    most = float(there.abs()[seen.values != 0].sum())
+    gained = float((there * seen.values.sign()).sum())
+    return max(-1.0, min(1.0, gained / most)) if most > 0 and math.isfinite(most) else 0.0
 
 
 def _same(seen: Seen, gradient: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Contribution(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., payload_sha256: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., samples: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., check_permille: _Optional[int] = ..., arrival: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("step", "checker", "subject", "payload_sha256", "own", "difference", "overlap", "like")
+    __slots__ = ("step", "checker", "subject", "payload_sha256", "own", "difference", "overlap", "like", "own_gain", "other_gain")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CHECKER_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,8 @@ class Verdict(_message.Message):
     DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
     LIKE_FIELD_NUMBER: _ClassVar[int]
+    OWN_GAIN_FIELD_NUMBER: _ClassVar[int]
+    OTHER_GAIN_FIELD_NUMBER: _ClassVar[int]
     step: int
     checker: bytes
     subject: bytes
@@ -52,7 +54,9 @@ class Verdict(_message.Message):
     difference: float
     overlap: float
     like: bytes
-    def __init__(self, step: _Optional[int] = ..., checker: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., payload_sha256: _Optional[bytes] = ..., own: _Optional[float] = ..., difference: _Optional[float] = ..., overlap: _Optional[float] = ..., like: _Optional[bytes] = ...) -> None: ...
+    own_gain: float
+    other_gain: float
+    def __init__(self, step: _Optional[int] = ..., checker: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., payload_sha256: _Optional[bytes] = ..., own: _Optional[float] = ..., difference: _Optional[float] = ..., overlap: _Optional[float] = ..., like: _Optional[bytes] = ..., own_gain: _Optional[float] = ..., other_gain: _Optional[float] = ...) -> None: ...
 
 class Equivocation(_message.Message):
     __slots__ = ("first", "second")

@@ -30,6 +30,7 @@ from node.model.loss import loss
 from node.model.spec import build
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.votes import bits
 from node.optim.votes import groups as votes
@@ -42,6 +43,7 @@ from protos.assignment import Range, assign, split_samples
 from protos.log import Entry, SignedEntry, Tick, Verdict
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from tests.bench.convergence import SHAKESPEARE
+from tests.bench.readers import READERS, Known, forged
 from tests.bench.trial import model_spec, validation_loss
 from tests.unit.coordinator.driver import LAYOUT, Harness, digest_of, snapshot_at
 
@@ -176,6 +178,10 @@ class Crowd:
         self.random = np.random.default_rng(self.seed)
         self.taken = 0
         self.past: Tensor | None = None
+        self.usual = (0.0, -1.0, -1.0)
+        """The typical difference of checks and the least gains, as everybody can estimate them."""
+        self.scores = [0.0] * len(self.kinds)
+        self.step = 0
         self.layout = self.peers[0].layout
 
     def gradient(self, ranges: Sequence[Range]) -> None:
@@ -208,12 +214,32 @@ class Crowd:
                 self.gradient(part)
             payloads.append(peer.propose(lr).payload if part else b"")
         honest = [payload for payload, kind in zip(payloads, self.kinds, strict=True) if kind == "honest" and payload]
+        self.step += 1
+        if any(kind in READERS for kind in self.kinds):
+            payloads = self.read_rules(payloads, ranges)
         return [
             payload and self.forged(kind, payload, honest) for kind, payload in zip(self.kinds, payloads, strict=True)
         ]
 
+    def read_rules(self, payloads: Sequence[bytes], ranges: Sequence[Sequence[Range]]) -> list[bytes]:
+        """The payloads with those of attackers that read the rules in place of their honest ones."""
+        form, g, chunks = self.peers[0].config.form, self.options.group_size, self.layout.chunks
+        grads = [self.seen_gradient(part) if part else None for part in ranges]
+        there = [gradient for gradient in grads if gradient is not None]
+        past = self.past if self.past is not None else torch.stack(there).mean(0)
+        made = list(payloads)
+        for n, (kind, own) in enumerate(zip(self.kinds, grads, strict=True)):
+            if kind not in READERS or own is None:
+                continue
+            others = [gradient for m, gradient in enumerate(grads) if m != n and gradient is not None]
+            known = Known(self.step, own, others, past, *self.usual, self.scores[n], g)
+            votes_made = forged(kind, seen_votes(form, payloads[n], g, chunks), known)
+            meant = torch.zeros(chunks, CHUNK_ELEMENTS).scatter_(1, votes_made.where, votes_made.values.sign())
+            made[n] = form.encode([form.choose(meant.view(chunks, CHUNK_SIDE, CHUNK_SIDE), g)], g)
+        return made
+
     def forged(self, kind: str, own: bytes, honest: Sequence[bytes]) -> bytes:
-        if kind in {"honest", "idle"}:
+        if kind in {"honest", "idle", *READERS}:
             return own
         made = self._made(kind, own, honest)
         return settled(self.peers[0].config.form, made, self.layout.chunks, self.options.group_size)
@@ -246,7 +272,7 @@ class Crowd:
         return form.encode([form.choose(self.past, self.options.group_size)], self.options.group_size)
 
     def commit(self, payloads: Sequence[bytes], counted: Sequence[bool], lr: float) -> None:
-        idle = any(kind in IDLE for kind in self.kinds)
+        idle = any(kind in (*IDLE, *READERS) for kind in self.kinds)
         before = [parameter.detach().clone() for parameter in self.model.parameters()] if idle else []
         for peer, accepted in zip(self.peers, counted, strict=True):
             if peer.pending:
@@ -391,8 +417,9 @@ def trials(options: argparse.Namespace, tokens: object) -> dict[str, object]:
         **{f"1 of 8 {kind}": ["honest"] * 7 + [kind] for kind in ("random", "echo", "copy", "changed")},
         **{
             f"{kind} x{options.bad}": ["honest"] * good + [kind] * options.bad
-            for kind in ("flip", "collude", "lie", "inflate")
+            for kind in ("flip", "collude", "lie", "inflate", *READERS)
         },
+        "fewer honest": ["honest"] * good,
     }
     table: dict[str, object] = {}
     base = 0.0
@@ -456,6 +483,9 @@ class Trial:
         harness, tick = self.harness, self.harness.ticks[-1]
         shares = assign(tick.pool, tick.roster)
         ranges = [shares.get(key, ()) for key in self.keys]
+        usual, standings = harness.run.recent_checks, harness.run.standings
+        self.crowd.usual = usual.difference(1.0), usual.least_own_gain(1.0), usual.least_other_gain
+        self.crowd.scores = [standings[key].score if key in standings else 0.0 for key in self.keys]
         payloads = self.crowd.propose(lr, ranges)
         held = self.claim(tick, ranges, payloads)
         for key, part in zip(self.keys, ranges, strict=True):
