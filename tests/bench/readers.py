@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from node.optim.layout import CHUNK_ELEMENTS
+from node.optim.votes import groups as votes
 from node.training.checks import Seen, agreement, difference, gain
 
 READERS: Final = ("half", "contrary", "against", "fewer", "careful", "sleeper", "score")
@@ -23,6 +24,8 @@ SCORE_KEPT: Final = 3.0
 """`score` turns its votes while its public score is at most this, so that two bad checks more exclude nobody."""
 OWN_KEPT, DIFFERENCE_KEPT, OWN_GAIN_KEPT, OTHER_GAIN_KEPT = 5.0, 0.4, 0.45, 0.02
 """What an attacker keeps of each figure: the rule's limits are 3, 1/4 and 0.4 of the typical, and 0."""
+FAINT: Final = 1e-6
+"""Of a coefficient that does not contradict the consensus: taken if a group has no other."""
 PARTS: Final = tuple(part / 20 for part in range(12, -1, -1))
 
 
@@ -62,12 +65,14 @@ def forged(kind: str, honest: Seen, known: Known) -> Seen:
 
 def cover(known: Known, strength: Tensor) -> Seen:
     """In each group the strongest coefficient at which the own gradient contradicts the consensus: it fits no other samples."""
-    shape = (-1, CHUNK_ELEMENTS // known.group_size, known.group_size)
-    groups, strong = known.own.reshape(shape), strength.reshape(shape)
-    against = known.consensus.reshape(groups.shape).sign() * groups.sign() < 0
-    place = torch.where(against, strong, strong * 1e-6).argmax(2)
-    where = place + torch.arange(groups.shape[1])[None] * known.group_size
-    return Seen(where, known.own.reshape(-1, CHUNK_ELEMENTS).gather(1, where).sign())
+    table = (
+        votes.coefficients(known.group_size, known.own.device).view(known.group_size, -1).T
+    )  # [groups, coefficients]
+    own, strong, consensus = (it.reshape(-1, CHUNK_ELEMENTS)[:, table] for it in (known.own, strength, known.consensus))
+    against = torch.where(consensus.sign() * own.sign() < 0, strong, strong * FAINT)
+    place = against.argmax(2, keepdim=True)
+    where = table[None].expand(len(own), -1, -1).gather(2, place).squeeze(2)
+    return Seen(where, own.gather(2, place).squeeze(2).sign())
 
 
 def _most(honest: Seen, rest: Seen, known: Known, passes: Callable[[Seen], bool]) -> Seen:

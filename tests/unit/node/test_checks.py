@@ -98,3 +98,18 @@ def test_a_silent_vote_neither_fits_nor_repeats_anything() -> None:
 
 def seen_in_first(votes: Seen) -> Seen:
     return Seen(votes.where[:1], votes.values[:1])
+
+
+def test_a_gain_is_the_part_of_what_votes_could_gain() -> None:
+    votes = seen(0)
+    gradient = torch.randn(CHUNKS, 4096, generator=torch.Generator().manual_seed(1))
+    right = Seen(votes.where, gradient.gather(1, votes.where).sign())
+    assert checks.gain(right, gradient) == pytest.approx(1.0)
+    assert checks.gain(Seen(right.where, -right.values), gradient) == pytest.approx(-1.0)
+    assert checks.gain(Seen(right.where, right.values * 0), gradient) == 0.0, "silent votes gain nothing"
+    assert checks.gain(right, torch.zeros(CHUNKS, 4096)) == 0.0
+    there = gradient.gather(1, votes.where).abs()
+    strong = there > there.quantile(2 / 3)
+    half = Seen(right.where, torch.where(strong, -right.values, right.values))
+    assert checks.agreement(half, gradient) > 3, "two thirds of the votes have the right sign: `own` lets them pass"
+    assert checks.gain(half, gradient) < 0, "the third that is turned is what a step gains from"
