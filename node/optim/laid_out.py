@@ -17,6 +17,11 @@ from torch import Tensor
 
 from node.optim.dtensor import is_dtensor
 
+
+class ParameterChanged(ValueError):  # noqa: N818
+    """A parameter, or its gradient, is not what was laid out. Nothing was changed."""
+
+
 Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...], bool]
 
 
@@ -71,20 +76,20 @@ class LaidOut:
         self._check_memory()
 
     def check_parameters(self) -> None:
-        """Raises `ValueError` with the parameter's name if one is no longer what was laid out."""
+        """Raises `ParameterChanged` with the parameter's name if one is no longer what was laid out."""
         for at, (parameter, was) in enumerate(zip(self._parameters, self._kinds, strict=True)):
             if _kind(parameter) != was:
-                raise ValueError(f"parameter {self._names[at]} {_change(parameter, was)}")
+                raise ParameterChanged(f"parameter {self._names[at]} {_change(parameter, was)}")
         places = [_local(parameter).data_ptr() for parameter in self._parameters]
         if places != self._places:
             self._check_memory()
             self._places = places
 
     def check_gradients(self) -> None:
-        """Raises `ValueError` with the parameter's name if a gradient cannot be taken."""
+        """Raises `ParameterChanged` with the parameter's name if a gradient cannot be taken."""
         for name, parameter in zip(self._names, self._parameters, strict=True):
             if parameter.grad is not None and (fault := gradient_fault_of(parameter)):
-                raise ValueError(f"parameter {name} {fault}")
+                raise ParameterChanged(f"parameter {name} {fault}")
 
     @property
     def places(self) -> list[int]:

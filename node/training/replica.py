@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from node.data.samples import Samples
 from node.model.gradients import GradResult, accumulate_gradients, free_cache, no_room
+from node.optim.laid_out import ParameterChanged
 from node.optim.local import LocalSteps
 from node.optim.sharded.spread import Pieces, whole
 from node.snapshot.image import Image, Spare
@@ -112,11 +113,22 @@ class Replica:
     def vote(self, step: int, lr: float) -> bytes:
         """Turn the gradients in `.grad` into this peer's payload of a step, and free them. The momentum keeps the votes."""
         self._detach(private=True)
-        votes = self.demo.propose(lr, step)
+        with self._unchanged():
+            votes = self.demo.propose(lr, step)
         self.model.zero_grad(set_to_none=True)
         data = encode_update(self.run_id, self.layout_digest, Update(step, votes.size, votes.payload))
         self.published = (step, payload_hash(data))
         return data
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Raises `OperatorError` if the run's own model casts, freezes or replaces its parameters while it trains."""
+        try:
+            yield
+        except ParameterChanged as error:
+            raise OperatorError(
+                f"the run's model changes its parameters while it trains: {error}. A model.factory has to leave them alone"
+            ) from error
 
     def apply(self, signed: SignedEntry, updates: Iterable[Update]) -> bool:
         """Apply the next entry. True if the entry holds this peer's own votes; only then they leave the momentum."""
@@ -128,7 +140,8 @@ class Replica:
             self._detach(private=True)
             self.demo.settle(accepted)
         self._detach()
-        self.demo.apply([(update.size, update.votes) for update in updates], entry.lr, entry.step)
+        with self._unchanged():
+            self.demo.apply([(update.size, update.votes) for update in updates], entry.lr, entry.step)
         self.step, self.head, self._digest = entry.step, signed.hash, None
         return accepted
 

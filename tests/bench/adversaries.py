@@ -430,6 +430,7 @@ def trials(options: argparse.Namespace, tokens: object) -> dict[str, object]:
         table[name] = {
             "loss": round(mean, 4),
             "to_honest": round(mean / base - 1, 4) if len(kinds) == options.peers else None,
+            "losses": [round(trial.loss, 4) for trial in found],
             "excluded_at": [sorted(step for n, step in t.excluded.items() if kinds[n] != "honest") for t in found],
             "honest_excluded": sum(kinds[n] == "honest" for t in found for n in t.excluded),
             "honest_peer_steps": sum(t.honest_peer_steps for t in found),
@@ -437,6 +438,10 @@ def trials(options: argparse.Namespace, tokens: object) -> dict[str, object]:
             "checks_a_peer_step": round(statistics.fmean(t.checks / (options.steps * len(kinds)) for t in found), 3),
         }
         print(name, table[name], flush=True)
+    fewer = table.get("fewer honest")
+    for row in table.values():
+        if isinstance(fewer, dict) and isinstance(row, dict):
+            row["to_fewer_honest"] = round(row["loss"] / fewer["loss"] - 1, 4)
     return table
 
 
@@ -549,7 +554,7 @@ class Trial:
         kind, of = (self.kinds[self.keys.index(key)] for key in (checker, verdict.subject))
         if kind == "inflate":
             return replace(verdict, difference=HUGE)
-        if kind in ("flip", "collude", "lie"):
-            lie = -LIE if of == "honest" else LIE
-            return replace(verdict, own=lie, difference=lie)
+        if kind in ("flip", "collude", "lie", *READERS):
+            side = -1.0 if of == "honest" else 1.0
+            return replace(verdict, own=LIE * side, difference=LIE * side, own_gain=side, other_gain=side)
         return verdict

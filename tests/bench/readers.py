@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from coordinator.clock.typical import OWN_GAIN_PART
 from node.optim.layout import CHUNK_ELEMENTS
 from node.optim.votes import groups as votes
 from node.training.checks import Seen, agreement, difference, gain
@@ -22,8 +23,8 @@ AWAKE: Final = 60
 """`sleeper` is honest until this step."""
 SCORE_KEPT: Final = 3.0
 """`score` turns its votes while its public score is at most this, so that two bad checks more exclude nobody."""
-OWN_KEPT, DIFFERENCE_KEPT, OWN_GAIN_KEPT, OTHER_GAIN_KEPT = 5.0, 0.4, 0.45, 0.02
-"""What an attacker keeps of each figure: the rule's limits are 3, 1/4 and 0.4 of the typical, and 0."""
+OWN_KEPT, DIFFERENCE_KEPT, OWN_GAIN_KEPT, OTHER_GAIN_KEPT = 5.0, 0.4, 0.63, 0.02
+"""What an attacker keeps of each figure: the rule's limits are 3, 1/4 and 0.6 of the typical, and 0."""
 FAINT: Final = 1e-6
 """Of a coefficient that does not contradict the consensus: taken if a group has no other."""
 PARTS: Final = tuple(part / 20 for part in range(12, -1, -1))
@@ -98,7 +99,7 @@ def _passes(seen: Seen, known: Known, *, with_gains: bool) -> bool:
         return False
     if not with_gains:
         return True
-    if gain(seen, known.own) < known.least_own_gain * OWN_GAIN_KEPT / 0.4:
+    if gain(seen, known.own) < known.least_own_gain * OWN_GAIN_KEPT / OWN_GAIN_PART:
         return False
     found = sorted(gain(seen, other) for other in known.others)
     return found[len(found) // 2] >= known.least_other_gain + OTHER_GAIN_KEPT

@@ -42,7 +42,7 @@ def score(gains: list[tuple[float | None, float | None]], usual: Recent, before:
 @pytest.mark.parametrize(
     ("own", "other", "bad"),
     [
-        (0.9, 0.2, False), (0.9, 0.01, False), (0.9, -0.01, True), (0.37, 0.2, False), (0.35, 0.2, True), (-0.3, 0.2, True),
+        (0.9, 0.2, False), (0.9, 0.01, False), (0.9, -0.01, True), (0.55, 0.2, False), (0.53, 0.2, True), (-0.3, 0.2, True),
         (0.9, -0.9, True),
     ],
 )  # fmt: skip

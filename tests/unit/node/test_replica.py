@@ -192,3 +192,15 @@ def test_other_failures_of_torch_are_not_taken_for_want_of_memory() -> None:
 
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         over(Wrong(room=0), samples=4, at_a_time=4)
+
+
+def test_a_model_that_casts_itself_ends_the_peer_with_a_sentence() -> None:
+    """Not with a traceback, and not with a heap that is written over."""
+    it = replica()
+    for parameter in it.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    it.model.double()
+    with pytest.raises(
+        OperatorError, match=r"the run's model changes its parameters while it trains: parameter .* is float64"
+    ):
+        it.vote(1, 2.0**-10)
