@@ -31,6 +31,7 @@ from node.swarm.gossip import Topic
 from node.swarm.view import View
 from protos import limits as contract
 from protos.announcement import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
+from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of, short
 from protos.log import Tick
@@ -99,6 +100,8 @@ class PushServer:
             writer.write(_CODES[refusal.reason])  # best effort: the author may not read it before the end of the stream
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the author closed the stream, or this peer gave its place to a member
+        except DiskError:
+            pass  # the author's announcement comes again; the pull of its votes meets the full disk in a task that may say so
         except TimeoutError:
             writer.transport.abort()
             raise
