@@ -46,7 +46,8 @@ def card_text(card: Mapping[str, object], *, huggingface: bool = True, licence: 
     how = (
         "model = AutoModelForCausalLM.from_pretrained(path)"
         if huggingface
-        else 'safetensors.torch.load_model(model, f"{path}/model.safetensors")  # model: your own module'
+        else "# model: your own module; the file holds tied tensors once\n"
+        'model.load_state_dict(safetensors.torch.load_file(f"{path}/model.safetensors"), strict=False)'
     )
     needs = "AutoModelForCausalLM, AutoTokenizer" if huggingface else "AutoTokenizer"
     facts = _rows(card)
