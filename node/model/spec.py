@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports
 from node.model.loss import logits_of
@@ -116,7 +117,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def _config_maker(spec: ModelSpec, vocabulary: int | None, context: int | None) -> Callable[[], nn.Module]:
-    config = _auto_config(SMALL_LLAMA if spec.config is None else spec.config)
+    config = auto_config(SMALL_LLAMA if spec.config is None else spec.config)
     text = config.get_text_config()
     ids, positions = getattr(text, "vocab_size", None), getattr(text, "max_position_embeddings", None)
     if vocabulary is not None and ids is not None and ids < vocabulary:
@@ -129,7 +130,8 @@ def _config_maker(spec: ModelSpec, vocabulary: int | None, context: int | None) 
     return lambda: _from_config(config)
 
 
-def _auto_config(config: Mapping[str, Any]) -> Any:
+def auto_config(config: Mapping[str, Any]) -> Any:
+    """The configuration of a model type. Raises ModelError."""
     with many_imports():
         from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -156,7 +158,7 @@ def _refusal_of_transformers(where: str) -> Iterator[None]:
     try:
         yield
     except (*REFUSALS, StrictDataclassError) as error:
-        reason = str(error).partition("Model type should be one of")[0].strip()  # it lists 200 names
+        reason = " ".join(str(error).partition("Model type should be one of")[0].split())  # it lists 200 names, over lines
         raise ModelError(f"{where}: {type(error).__name__}: {reason}") from error
 
 
@@ -190,9 +192,9 @@ def _from_factory(
     model = function(**kwargs)
     if not isinstance(model, nn.Module):
         raise ModelError(f"{where}: it returned {type(model).__name__}, expected a torch.nn.Module")
+    check_parameters(model, where)
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError(f"{where}: the module has no parameter that is trained")
-    check_parameters(model, where)
     if vocabulary is not None:  # a plain module tells its vocabulary only by its answer, here to two tokens
         with torch.no_grad():
             ids = logits_of(model, torch.zeros(1, 2, dtype=torch.int64)).shape[-1]
@@ -205,6 +207,10 @@ def check_parameters(model: nn.Module, where: str) -> None:
     """Raises ModelError for a parameter that cannot be voted on or saved: not real numbers of its own, one after the other."""
     known: dict[int, list[tuple[int, int, str]]] = {}
     for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ModelError(
+                f"{where}: parameter {name!r} has no shape before the first pass (a lazy module): give its module every size"
+            )
         if not parameter.is_floating_point():
             kind = str(parameter.dtype).removeprefix("torch.")
             mend = "two real ones" if parameter.is_complex() else "a buffer (register_buffer)"
