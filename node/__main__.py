@@ -318,27 +318,31 @@ def export_log(
 
 @app.command(epilog=EXIT_CODES)
 def layout(
-    file: Annotated[
-        Path, typer.Argument(metavar="RUN_TOML", help="A run's configuration, or - for one as JSON on stdin.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="RUN_TOML", help="A run's configuration.")],
     as_json: Json = False,
 ) -> None:
-    """Show the parameter layout of a run.toml's model; `swarmentum-coordinator run create` fixes it in the run."""
+    """Show the parameter layout of a run.toml's model, and run a small copy; `swarmentum-coordinator run create` needs both."""
     need_node_extra()
     from dataclasses import asdict
 
     with many_imports():
-        from node.commands.layout import bound_memory, layout_of
+        from node.commands.layout import TookTooLongError, bound_memory, layout_of
     from protos import toml_file
-    from protos.limits import CONFIG_JSON_BYTES_MAX
-    from protos.run_config import RunConfig, config_from_json
+    from protos.run_config import RunConfig
 
     bound_memory()
-    given = sys.stdin.read(CONFIG_JSON_BYTES_MAX + 1) if str(file) == "-" else None
-    facts = layout_of(toml_file.load(file, RunConfig) if given is None else config_from_json(given))
+    try:
+        facts = layout_of(toml_file.load(file, RunConfig))
+    except TookTooLongError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"unknown": str(error)}))
+        return
     if as_json:
         print(json.dumps(asdict(facts)))
         return
+    for line in (*facts.notes, *([f"not run: {facts.untried}"] if facts.untried else [])):
+        print(line)
     print(f"layout {facts.layout_digest}, {facts.parameters} parameters, {facts.votes} votes a payload")
 
 

@@ -33,7 +33,11 @@ SAMPLE_TEMPERATURE: Final = 0.8  # below 1, a small model's text has fewer error
 
 
 class ExportError(OperatorError):
-    """The program cannot write the export to the operator's path."""
+    """The program cannot write the export to the operator's path. `why`: the cause alone."""
+
+    def __init__(self, text: str, why: str = "") -> None:
+        super().__init__(text)
+        self.why = why or text
 
 
 def export(
@@ -62,7 +66,8 @@ def export(
     except (*REFUSALS, SafetensorError) as error:
         what = (str(error).splitlines() or [""])[0]
         raise ExportError(
-            f"export: {type(model).__name__} cannot be written to {path}: {type(error).__name__}: {what}; {AGAIN}"
+            f"export: {type(model).__name__} cannot be written to {path}: {type(error).__name__}: {what}; {AGAIN}",
+            f"{type(error).__name__}: {what}",
         ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

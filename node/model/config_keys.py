@@ -16,7 +16,14 @@ from node.imports import many_imports
 
 PLACE: Final = "model.config"
 ANY_TYPE: Final = frozenset(
-    {"model_type", "attn_implementation", "_attn_implementation", "experts_implementation", "output_attentions", "dtype"}
+    {
+        "model_type",
+        "attn_implementation",
+        "_attn_implementation",
+        "experts_implementation",
+        "output_attentions",
+        "dtype",
+    }
     | {"torch_dtype", "num_labels", "_name_or_path", "name_or_path", "_commit_hash"}
 )
 """Keys that every configuration takes, besides its own fields."""
@@ -44,7 +51,10 @@ LEFT_OUT: Final[tuple[tuple[str, str], ...]] = (
         r"problem_type|num_labels|id2label|label2id|classifier_\w+|finetuning_task",
         "it belongs to a classifier, and a run trains a language model: remove it",
     ),
-    (r"auto_map|trust_remote_code|custom_pipelines", "a run runs no code of the hub: remove it, or write a model.factory"),
+    (
+        r"auto_map|trust_remote_code|custom_pipelines",
+        "a run runs no code of the hub: remove it, or write a model.factory",
+    ),
     (r"is_encoder_decoder", "a run trains a decoder alone: remove it"),
 )
 
@@ -108,7 +118,9 @@ def _legacy(cls: Any) -> set[str]:
     for base in cls.__mro__:
         for name in ("__post_init__", *(("convert_rope_params_to_dict",) if "rope_parameters" in _names(cls) else ())):
             code = getattr(vars(base).get(name), "__code__", None)
-            found |= {text for text in (code.co_consts if code else ()) if isinstance(text, str) and text.isidentifier()}
+            found |= {
+                text for text in (code.co_consts if code else ()) if isinstance(text, str) and text.isidentifier()
+            }
     return found
 
 

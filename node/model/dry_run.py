@@ -17,7 +17,16 @@ from torch.nn.parameter import is_lazy
 from node.model.config_keys import idle_keys
 from node.model.examine import FAILURES, Found, PassError, examine
 from node.model.shrunken import copies
-from node.model.spec import REFUSALS, SMALL_LLAMA, ModelError, ModelSpec, auto_config, build, build_meta, parameter_count
+from node.model.spec import (
+    REFUSALS,
+    SMALL_LLAMA,
+    ModelError,
+    ModelSpec,
+    auto_config,
+    build,
+    build_meta,
+    parameter_count,
+)
 
 WHOLE_MAX: Final = 4_000_000
 """A model of fewer parameters is run as it is."""
@@ -41,12 +50,40 @@ class DryRun:
     loss: float | None = None
 
 
-def dry_run(spec: ModelSpec, vocabulary: int, context: int, export: Callable[[nn.Module], object] | None = None) -> DryRun:
+def dry_run(
+    spec: ModelSpec, vocabulary: int, context: int, export: Callable[[ModelSpec, nn.Module], object] | None = None
+) -> DryRun:
     """Run a run's model. `export`: tries an export of what was run, and raises OperatorError. Raises ModelError."""
     done = _of_factory(spec, vocabulary, context) if spec.factory else _of_config(spec, vocabulary, context)
-    if done.model is not None and export is not None:
-        export(done.model)
+    if done.model is not None and done.spec is not None and export is not None:
+        export(done.spec, done.model)
     return done
+
+
+def check_keys(spec: ModelSpec) -> None:
+    """Raises ModelError for keys of a configuration that ask for what is not done. Builds nothing."""
+    if spec.config is not None:
+        auto_config(spec.config)
+        if lines := idle_keys(spec.config):
+            raise ModelError("\n".join(lines))
+
+
+def shapes_of(spec: ModelSpec, *, vocabulary: int, context: int) -> nn.Module:
+    """The model without its numbers, or with them if its code cannot be built without. Raises ModelError, MemoryError."""
+    try:
+        return build_meta(spec, vocabulary=vocabulary, context=context)
+    except ModelError:
+        raise
+    except FAILURES as error:
+        if spec.factory is None:
+            raise ModelError(f"model.config: it cannot be built: {type(error).__name__}: {error}") from error
+    try:
+        return build(spec, SEED, vocabulary=vocabulary, context=context)
+    except ModelError:
+        raise
+    except FAILURES as error:
+        what = " ".join(str(error).split())
+        raise ModelError(f"{_place(spec)}: building it fails: {type(error).__name__}: {what}") from error
 
 
 def reference_loss(spec: ModelSpec, vocabulary: int, context: int) -> float:
@@ -88,8 +125,7 @@ def _named(where: str) -> _Named:
 def _of_config(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
     config = dict(SMALL_LLAMA if spec.config is None else spec.config)
     made = auto_config(config)
-    if lines := idle_keys(config):
-        raise ModelError("\n".join(lines))
+    check_keys(ModelSpec(config))
     failed = ""
     for copy in _candidates(config, made, vocabulary):
         tried = ModelSpec(copy)
@@ -98,12 +134,18 @@ def _of_config(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
             found = examine(model, vocabulary, context, mend_causality=_mend_causality(made), own_code=False)
         except (ModelError, PassError) as error:
             if copy == config:
-                raise ModelError(f"model.config: {error}".replace("model.config: model.config", "model.config")) from error
+                raise ModelError(
+                    f"model.config: {error}".replace("model.config: model.config", "model.config")
+                ) from error
             failed = failed or str(error)
             continue
         _sound(found, "model.config")
         return DryRun("", (*_notes(model, vocabulary), *found.notes), tried, model, found.loss)
-    why = f"a small copy of {config['model_type']!r} does not work ({failed})" if failed else "a small copy is still large"
+    why = (
+        f"a small copy of {config['model_type']!r} does not work ({failed})"
+        if failed
+        else "a small copy is still large"
+    )
     return DryRun(f"{why}, and the whole has more than {COPY_MAX // 10**6} million parameters")
 
 
@@ -154,8 +196,11 @@ def _of_factory(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
         one, other = (build(spec, SEED, vocabulary=vocabulary) for _ in range(2))
     except MemoryError:
         return DryRun("there is no memory to build it here")
+    except ModelError:
+        raise
     except FAILURES as error:
-        raise ModelError(f"{where}: building it fails: {type(error).__name__}: {error}") from error
+        what = " ".join(str(error).split())
+        raise ModelError(f"{where}: building it fails: {type(error).__name__}: {what}") from error
     if differing := _differing(one, other):
         raise ModelError(
             f"{where}: {differing!r} is another one in each build from the same seed: draw from torch's random numbers alone, "

@@ -65,7 +65,9 @@ class _WithoutDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def examine(model: nn.Module, vocabulary: int, context: int, *, mend_causality: str, own_code: bool, only_loss: bool = False) -> Found:
+def examine(
+    model: nn.Module, vocabulary: int, context: int, *, mend_causality: str, own_code: bool, only_loss: bool = False
+) -> Found:
     """Examine a model on the CPU. `mend_causality`: what to do about a model that sees later tokens.
 
     `own_code`: a person wrote the module, and can mend it. `only_loss`: look for no faults. Raises PassError if the model cannot be run at all.
@@ -84,6 +86,14 @@ def examine(model: nn.Module, vocabulary: int, context: int, *, mend_causality: 
             at.shake()
             faults += _of_passes(at, mend_causality)
     return Found(tuple(faults), notes, first)
+
+
+def answers_of(model: nn.Module) -> Tensor:
+    """The logits of a few tokens in eval mode."""
+    model.eval()
+    with _undisturbed(), torch.no_grad():
+        _seed(0)
+        return logits_of(model, torch.arange(TOKENS_SHORT)[None]).float()
 
 
 class Passes:
@@ -146,7 +156,9 @@ class Passes:
             what = (str(error).splitlines() or [""])[0]
             hint = ""
             if isinstance(error, IndexError) or re.search(r"index \S+ is out of", what):
-                hint = "; a position or a token is beyond its tables: raise max_position_embeddings, or lower data.context"
+                hint = (
+                    "; a position or a token is beyond its tables: raise max_position_embeddings, or lower data.context"
+                )
             elif isinstance(error, TypeError) and "required" in what:
                 hint = "; a run gives the model token ids [batch, context], and nothing else"
             raise PassError(f"a pass of {length} tokens fails: {type(error).__name__}: {what}{hint}") from error
@@ -250,20 +262,19 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 def _changes(model: nn.Module, before: Mapping[str, Tensor]) -> Iterator[str]:
     """Parameters that passes change themselves, and buffers of the export that change."""
-    after, kept = _state(model), model.state_dict().keys()
-    buffers = dict(model.named_buffers())
-    for name, tensor in after.items():
-        if name in before and _same(before[name], tensor):
-            continue
-        if name in buffers and name not in kept:
-            continue  # what a module keeps for itself counts by its answers
+    after, kept, buffers = _state(model), model.state_dict().keys(), dict(model.named_buffers())
+    changed = [name for name, tensor in after.items() if name not in before or not _same(before[name], tensor)]
+    owners = dict[str, list[str]]()
+    for name in changed:
         owner, _, last = name.rpartition(".")
-        module = type(model.get_submodule(owner)).__name__
+        module = f"{type(model.get_submodule(owner)).__name__} {owner!r}"
         if name not in buffers:
-            yield f"{module} {owner!r} changes its parameter {last!r} in a forward pass: parameters change by votes alone"
-            continue
+            yield f"{module} changes its parameter {last!r} in a forward pass: parameters change by votes alone"
+        elif name in kept:  # what a module keeps for itself counts by its answers
+            owners.setdefault(module, []).append(repr(last))
+    for module, names in owners.items():
         yield (
-            f"{module} {owner!r} changes its buffer {last!r} in training: no vote carries buffers, so that each peer and the "
+            f"{module} changes its buffer {', '.join(names)} in training: no vote carries buffers, so that each peer and the "
             "export would have another one; use LayerNorm or RMSNorm over each token, or a buffer that stays"
         )
 
@@ -271,7 +282,9 @@ def _changes(model: nn.Module, before: Mapping[str, Tensor]) -> Iterator[str]:
 def _same(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
-    return bool(torch.equal(one.nan_to_num(), other.nan_to_num()) if one.is_floating_point() else torch.equal(one, other))
+    return bool(
+        torch.equal(one.nan_to_num(), other.nan_to_num()) if one.is_floating_point() else torch.equal(one, other)
+    )
 
 
 def _of_passes(at: Passes, mend_causality: str) -> list[str]:
@@ -289,7 +302,9 @@ def _of_passes(at: Passes, mend_causality: str) -> list[str]:
                     "what it kept of passes before; a sample's gradient has to come from the state and the sample"]  # fmt: skip
         faults = [*_causality(at, mend_causality), *_of_batch(at)]
     if _apart(before, at.logits(tokens)):
-        faults.append("its answers depend on the batches before: it keeps a state outside its parameters, which no vote carries")
+        faults.append(
+            "its answers depend on the batches before: it keeps a state outside its parameters, which no vote carries"
+        )
     return faults
 
 

@@ -19,9 +19,23 @@ HEADS: Final = (
     ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "encoder_attention_heads")
 )  # fmt: skip
 KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num")
-INNER: Final = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_inner", "decoder_ffn_dim", "encoder_ffn_dim")
-INNER_MORE: Final = ("moe_intermediate_size", "shared_expert_intermediate_size", "intermediate_size_mlp", "shared_intermediate_size")
+INNER: Final = (
+    "intermediate_size",
+    "n_inner",
+    "ffn_dim",
+    "ffn_hidden_size",
+    "d_inner",
+    "decoder_ffn_dim",
+    "encoder_ffn_dim",
+)
+INNER_MORE: Final = (
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "intermediate_size_mlp",
+    "shared_intermediate_size",
+)
 EXPERTS: Final = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
+ROTATED: Final = ("rotary_dim",)
 HEADS_MAX: Final = 4
 HEAD_WIDTH_MAX: Final = 32
 LAYERS_MIN: Final = 2
@@ -56,7 +70,9 @@ def _spelt(given: Mapping[str, Any], cls: Any, key: str) -> str:
 
 
 def _fields(made: Any) -> dict[str, Any]:
-    return {field.name: getattr(made, field.name, None) for field in dataclasses.fields(made)}
+    """The values by their fields; a configuration that differs by layer refuses to say some of them."""
+    values = vars(made)
+    return {field.name: values.get(field.name) for field in dataclasses.fields(made)}
 
 
 def _count(fields: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, int]:
@@ -98,8 +114,10 @@ def _widths(made: Any) -> dict[str, Any]:
     for name, value in _count(fields, KV_HEADS).items():
         change[name] = few if value >= many else min(value, max(few // 2, 1)) if value > 1 else 1
     narrow = few * min(each, HEAD_WIDTH_MAX)
-    if own and "head_dim" in own and made.to_dict().get("head_dim") == wide // many:
+    if own.get("head_dim") == wide // many:
         change["head_dim"] = min(each, HEAD_WIDTH_MAX)
+    for name, value in _count(fields, ROTATED).items():
+        change[name] = min(value, HEAD_WIDTH_MAX // 2 if each > HEAD_WIDTH_MAX else each)
     if narrow < wide:
         change |= dict.fromkeys(width, narrow)
     return {**change, **_less(made, (*INNER, *INNER_MORE), INNER_MAX)}

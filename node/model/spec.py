@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from node.imports import many_imports
 from node.model.loss import logits_of
 from node.model.portable import Mode, portable_random
+from node.quiet import quiet_libraries
 from protos.errors import OperatorError
 
 # A small Llama over bytes: 885,888 parameters. Widths are multiples of 64, so that no chunk of the layout is padded.
@@ -146,7 +147,7 @@ def auto_config(config: Mapping[str, Any]) -> Any:
         hint = f"; near it: {', '.join(near)}" if near else ""
         raise ModelError(f"model.config.model_type = {kind!r}: transformers does not know it{hint}")
     rest = {key: value for key, value in config.items() if key != "model_type"}
-    with _refusal_of_transformers(f"model.config: transformers refuses it for {kind!r}"):
+    with quiet_libraries(), _refusal_of_transformers(f"model.config: transformers refuses it for {kind!r}"):
         return AutoConfig.for_model(kind, **rest)
 
 
@@ -158,7 +159,9 @@ def _refusal_of_transformers(where: str) -> Iterator[None]:
     try:
         yield
     except (*REFUSALS, StrictDataclassError) as error:
-        reason = " ".join(str(error).partition("Model type should be one of")[0].split())  # it lists 200 names, over lines
+        reason = " ".join(
+            str(error).partition("Model type should be one of")[0].split()
+        )  # it lists 200 names, over lines
         raise ModelError(f"{where}: {type(error).__name__}: {reason}") from error
 
 
@@ -168,6 +171,7 @@ def _from_config(config: Any) -> nn.Module:
 
     with (
         many_imports(),
+        quiet_libraries(),
         _refusal_of_transformers(f"model.config: no causal language model comes from {config.model_type!r}"),
     ):
         model: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]

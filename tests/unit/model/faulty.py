@@ -159,9 +159,27 @@ class Experts(Sound):
         return torch.where(chosen[..., None], self.experts[0](out), self.experts[5](out))
 
 
+class Kept(Sound):
+    """A state that an export loses, or cannot hold."""
+
+    def prepare(self) -> None:
+        self.register_buffer(
+            "mask", torch.ones(1, 1).expand(128, WIDTH) if self.kind == "expanded" else torch.ones(1, WIDTH)
+        )
+        self.scale = torch.randn(WIDTH) if self.kind == "unsaved" else torch.ones(WIDTH)
+
+    def get_extra_state(self) -> str | Tensor:
+        return "warm" if self.kind == "word" else torch.zeros(1)
+
+    def set_extra_state(self, state: object) -> None:
+        """It has none to take."""
+
+    def mixed(self, seen: Tensor) -> Tensor:
+        return super().mixed(seen) * self.mask[: seen.shape[1]] * self.scale
+
+
 KINDS = {
-    kind.__name__: kind
-    for kind in (Sound, LookingAhead, Remembering, Drawing, Capacity, Cut, Answering, Experts)
+    kind.__name__: kind for kind in (Sound, LookingAhead, Remembering, Drawing, Capacity, Cut, Answering, Experts, Kept)
 }
 
 

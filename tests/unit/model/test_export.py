@@ -183,6 +183,8 @@ class Unwritable(torch.nn.Module):
 
 
 def test_a_state_that_no_file_can_hold_is_an_error_that_says_how_to_go_on(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"'_extra_state' in its state is a str.* `swarmentum export` with the invite"):
+    with pytest.raises(
+        ExportError, match=r"'_extra_state' in its state is a str.* `swarmentum export` with the invite"
+    ):
         export(Unwritable(), ByteTokenizer(), tmp_path / "m", {})
     assert not list(tmp_path.iterdir())
