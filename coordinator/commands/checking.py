@@ -37,6 +37,7 @@ from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
 from protos.mistakes import Mistake
+from protos.model_config import ReferenceLoss
 from protos.run_config import RunConfig, config_from_json
 
 CURVE_COLUMNS = 40
@@ -113,8 +114,8 @@ class Findings:
         """OperatorError for a run whose model this machine was to run, and did not."""
         if self.gave_up:
             raise OperatorError(
-                f"model: it is not checked: {self.gave_up}. Without a layout (--no-layout) the run is created all the same, and its first anchor "
-                "or its first peers check the model"
+                f"model: it is not checked: {self.gave_up}. With --no-layout the run is created all the same, and its first "
+                "anchor or  its first peers check the model"
             )
 
 
@@ -137,6 +138,9 @@ def findings_of(
     config, facts, more = surveyed(file, layout=layout and not unknown, told=told)
     gave_up = more if facts is None and more != NOT_INSTALLED else "" if facts is None else facts.untried
     unknown = unknown or more
+    if facts is not None and facts.reference is not None:
+        reference = ReferenceLoss.model_validate(facts.reference)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"reference": reference})})
     config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
     room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
     states = "" if facts is None else room_for_snapshots(facts.snapshot_bytes)

@@ -114,7 +114,7 @@ def _of_size(model: dict[str, Any]) -> Iterator[Mistake]:
     square = 0 if "head_dim" in model else 2 * width * width
     count = width * (vocabulary or 0) + (layers or 1) * square
     if count > PARAMETERS_MAX:
-        text = f"{width} makes a model of more than {count:.1g} parameters, and a run's snapshots hold {PARAMETERS_MAX:,} at most"
+        text = f"{width} makes a model of over {count:.1g} parameters, and a run's snapshots hold {PARAMETERS_MAX:,} at most"
         yield Mistake(f"{text}; lower it, or the layers", f"model.config.{key}", f"model.config.{layers_key}")
 
 

@@ -14,7 +14,8 @@ from enum import Enum
 from node.config import PeerSettings
 from node.data.manifest import is_url
 from protos.errors import OperatorError
-from protos.run_config import ModelConfig, RunConfig
+from protos.model_config import ModelConfig
+from protos.run_config import RunConfig
 
 STANDARD_LIBRARY = "stdlib"
 BYTES = "bytes"

@@ -1,8 +1,8 @@
 """`swarmentum layout`: the parameter layout of a run's model, without building its numbers, and a dry run of a small copy.
 
 `swarmentum-coordinator run create` calls it if this package is installed. The genesis then fixes the layout, and the run needs
-no peer's report on it. A run whose model fails the dry run, or its export, is not created. Refuses the models that `join` refuses, and those whose modules alone fill the machine: the operator's
-page asks for a layout, beside the coordinator.
+no peer's report on it. A run whose model fails the dry run, or its export, is not created. Refuses the models that `join`
+refuses, and those whose modules alone fill the machine: the operator's page asks for a layout, beside the coordinator.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class TookTooLongError(SwarmentumError):
 
 @contextmanager
 def limited(what: str, seconds: float = SECONDS_MAX) -> Iterator[None]:
-    """Raise TookTooLongError in the main thread once this process has computed for so many seconds, however busy the machine."""
+    """Raise TookTooLongError in the main thread once this process has computed for so many seconds. A busy machine changes
+    nothing."""
 
     def stop(_signal: int, _frame: object) -> None:
         raise TookTooLongError(f"{what} took more than {seconds:g} s of computing")

@@ -1,7 +1,7 @@
 """The keys of `[model.config]` that ask for nothing that happens: unknown to the model type, or left out of the training here.
 
-A peer trains the next-token loss alone, with weights in fp32. Refuses nothing itself: it returns a line for each such key. A key
-with its type's default value asks for nothing.
+A peer trains the next-token loss alone, with weights in fp32. A key with its type's default value asks for nothing. Refuses
+nothing itself: it returns a line for each such key.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ def _of(config: Mapping[str, Any], cls: Any, place: str, kind: str) -> Iterator[
 
 def _words(key: str) -> set[str]:
     """The words of a key that say what it is of, in the singular."""
-    return {word.rstrip("s") for word in key.split("_") if len(word) > 3}  # noqa: PLR2004
+    return {word.rstrip("s") for word in key.split("_") if len(word) > 3}
 
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."  # noqa: PLR2004
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _left_out(key: str, value: object, field: Any) -> str:

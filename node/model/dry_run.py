@@ -1,13 +1,13 @@
 """A dry run of a run's model before anybody downloads anything: a few passes of a small copy, or of the model if it is small.
 
-Raises ModelError for a model that no run should train, a line for each fault. Refuses to call a model sound that it did not run:
-`untried` says why it was not.
+Raises ModelError for a model that no run should train, a line for each fault. Refuses to call a model sound that it did not
+run: `untried` says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -30,7 +30,7 @@ from node.model.spec import (
 
 WHOLE_MAX: Final = 4_000_000
 """A model of fewer parameters is run as it is."""
-COPY_MAX: Final = 80_000_000
+COPY_MAX: Final = 100_000_000
 FACTORY_MAX: Final = 200_000_000
 """Parameters of a model that is built to be run; code has no small copy."""
 SEED: Final = 0
@@ -150,7 +150,7 @@ def _of_config(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
 
 
 def _candidates(config: Mapping[str, Any], made: Any, vocabulary: int) -> Iterator[dict[str, Any]]:
-    """What to run, the best first: the model itself if it is small, else copies, and the model itself if it is not too large."""
+    """What to run, the best first: the model itself if it is small; else copies, of which the last is the model itself."""
     if 0 < _size(config) <= WHOLE_MAX:
         yield dict(config)
         return
@@ -176,7 +176,8 @@ def _mend_causality(made: Any) -> str:
 
 def _notes(model: nn.Module, vocabulary: int) -> Iterator[str]:
     """What a person may not know of a configuration that is sound."""
-    table = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    embeddings: Any = getattr(model, "get_input_embeddings", None)
+    table = None if embeddings is None else embeddings()
     padding = getattr(table, "padding_idx", None)
     if padding is not None and 0 <= padding < vocabulary <= BYTES_VOCABULARY:
         yield f"model.config.pad_token_id is {padding}, a plain byte here: the model does not train this byte's embedding"
@@ -230,8 +231,8 @@ def _of_kinds(model: nn.Module, where: str) -> None:
         if not is_lazy(parameter) and parameter.dtype != torch.float32:
             kind = str(parameter.dtype).removeprefix("torch.")
             raise ModelError(
-                f"{where}: parameter {name!r} is {kind}, and a run's weights are fp32: build it in fp32; each peer chooses how it "
-                "computes with --precision"
+                f"{where}: parameter {name!r} is {kind}, and a run's weights are fp32: build it in fp32; each peer chooses how "
+                "it computes with --precision"
             )
 
 

@@ -1,7 +1,7 @@
 """A small copy of a transformers configuration: the same model type, few layers, few heads, narrow.
 
-A run's mistakes are those of its type, so that a copy of some hundred thousand numbers shows them in a second. Refuses nothing: a
-copy that its type cannot build is for the caller to find; `copies` gives less and less changed ones.
+A run's mistakes are those of its type, so that a copy of some hundred thousand numbers shows them in a second. Refuses nothing:
+the caller finds a copy that its type cannot build; `copies` gives less and less changed ones.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 LAYERS: Final = (
-    ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
-    + ("num_decoder_layers", "num_encoder_layers", "num_blocks")
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
+    *("num_decoder_layers", "num_encoder_layers", "num_blocks"),
 )  # fmt: skip
 WIDTHS: Final = ("hidden_size", "n_embd", "d_model", "emb_dim", "dim")
 HEADS: Final = (
@@ -42,6 +42,7 @@ LAYERS_MIN: Final = 2
 LAYERS_MAX: Final = 8
 EXPERTS_MAX: Final = 16
 INNER_MAX: Final = 256
+SCAN_MAX: Final = 32
 
 
 def copies(config: Mapping[str, Any], made: Any, vocabulary: int) -> Iterator[dict[str, Any]]:
@@ -114,6 +115,10 @@ def _widths(made: Any) -> dict[str, Any]:
     for name, value in _count(fields, KV_HEADS).items():
         change[name] = few if value >= many else min(value, max(few // 2, 1)) if value > 1 else 1
     narrow = few * min(each, HEAD_WIDTH_MAX)
+    spread = next(iter(_count(fields, ("expand", "mamba_expand")).values()), 0)
+    if "expand" in fields and spread:
+        narrow = few * each // spread
+    change |= _scans(fields, narrow * spread)
     if own.get("head_dim") == wide // many:
         change["head_dim"] = min(each, HEAD_WIDTH_MAX)
     for name, value in _count(fields, ROTATED).items():
@@ -121,6 +126,16 @@ def _widths(made: Any) -> dict[str, Any]:
     if narrow < wide:
         change |= dict.fromkeys(width, narrow)
     return {**change, **_less(made, (*INNER, *INNER_MORE), INNER_MAX)}
+
+
+def _scans(fields: Mapping[str, Any], inner: int) -> dict[str, int]:
+    """Of state space layers: one group, short pieces, and as many heads as fill the inner width."""
+    change = dict.fromkeys(_count(fields, ("n_groups", "mamba_n_groups")), 1)
+    change |= {name: min(value, SCAN_MAX) for name, value in _count(fields, ("chunk_size", "mamba_chunk_size")).items()}
+    each = fields.get("mamba_d_head")
+    if inner and isinstance(each, int) and "mamba_n_heads" in fields:
+        change["mamba_n_heads"] = max(inner // each, 1)
+    return change
 
 
 def _less(made: Any, names: tuple[str, ...], most: int) -> dict[str, int]:

@@ -73,7 +73,7 @@ def refusal(file: Path) -> list[str]:
 
 
 def test_mistakes_of_types_and_rules_are_told_at_once_and_those_of_the_model_after_them(tmp_path: Path) -> None:
-    """The types are of pydantic, the rules are the coordinator's. transformers alone knows models, and takes seconds to load."""
+    """The types are of pydantic, the rules are the coordinator's. transformers alone knows models, and loads slowly."""
     file = tmp_path / "run.toml"
     file.write_text(LAYERS)
     lines = refusal(file)
@@ -192,7 +192,7 @@ def test_a_model_that_was_not_run_is_never_called_sound(tmp_path: Path, monkeypa
         assert (done.exit_code, says in done.output) == (code, True), done.output
         findings = findings_of(file, anchor=False)
         if code:
-            with pytest.raises(OperatorError, match="it is not checked.*--no-layout"):
+            with pytest.raises(OperatorError, match=r"it is not checked.*--no-layout"):
                 findings.refuse_unchecked()
         else:
             findings.refuse_unchecked()

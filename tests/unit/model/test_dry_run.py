@@ -94,7 +94,7 @@ def test_a_factory_that_needs_numbers_is_run() -> None:
 @pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "rembert"])
 def test_types_that_see_later_tokens_are_refused_unless_they_are_decoders(kind: str) -> None:
     config = {**SMALL, "model_type": kind, "max_position_embeddings": 66}
-    with pytest.raises(ModelError, match="an earlier position sees a later token.*set is_decoder = true"):
+    with pytest.raises(ModelError, match=r"an earlier position sees a later token.*set is_decoder = true"):
         dry_run(ModelSpec(config), 256, 32)
     assert dry_run(ModelSpec({**config, "is_decoder": True}), 256, 32).untried == ""
 
@@ -111,7 +111,7 @@ def test_a_large_model_is_run_as_a_small_copy() -> None:
 def test_a_sample_that_is_longer_than_the_positions_is_refused() -> None:
     """A RoBERTa counts positions from 2, so that 64 of them are enough for 62 tokens."""
     config = {**SMALL, "model_type": "roberta", "is_decoder": True, "max_position_embeddings": 64}
-    with pytest.raises(ModelError, match="a pass of 64 tokens fails: .*raise max_position_embeddings"):
+    with pytest.raises(ModelError, match=r"a pass of 64 tokens fails: .*raise max_position_embeddings"):
         dry_run(ModelSpec(config), 256, 64)
 
 
