@@ -100,8 +100,10 @@ def _hinted(wrong: Wrong, model: type[BaseModel]) -> Wrong:
     near = [here[name] for name in difflib.get_close_matches(last, here, n=3, cutoff=NEAR)]
     near = near or [key for key in known if key.rpartition(".")[2] == last][:1]
     near = near or difflib.get_close_matches(".".join(names), known, n=3, cutoff=NEAR)
-    hint = f"did you mean {' or '.join(near[:NEAR_SHOWN_MAX])}? It " if near else ""
-    return replace(wrong, text=wrong.text.replace(UNKNOWN, hint + UNKNOWN))
+    if not near:
+        return wrong
+    meant = f"did you mean {' or '.join(near[:NEAR_SHOWN_MAX])}? Correct it"
+    return replace(wrong, text=wrong.text.replace("correct it", meant))
 
 
 def _keys_of(model: type[BaseModel], before: str = "", depth: int = 0) -> Iterator[str]:

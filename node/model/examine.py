@@ -303,7 +303,7 @@ def _of_passes(at: Passes, mend_causality: str) -> list[str]:
         one, other = (at.logits(tokens, train=True, seed=3) for _ in range(2))
         if _apart(one, other):
             return ["the same tokens and the same random state give other logits in training: it looks at a clock, a "
-                    "counter, or what it kept of passes before; a gradient has to come from state and sample alone"]  # fmt: skip
+                    "counter, or what it kept before; a gradient has to come from state and sample alone"]  # fmt: skip
         modes = (False,) if not _apart(before, one) else (False, True)
         faults = [*_causality(at, mend_causality, modes), *_of_batch(at, modes)]
     if _apart(before, at.logits(tokens)):

@@ -80,7 +80,7 @@ def test_mistakes_of_types_and_rules_are_told_at_once_and_those_of_the_model_aft
     assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["4", "6", "7", "9"]
     assert "needs clock.min_peers of at least 3, not 1" in lines[0]
     assert "given: 'many'" in lines[1]
-    assert "did you mean clock.steps? It is not a known setting" in lines[2]
+    assert "is not a known setting of this version: did you mean clock.steps? Correct it" in lines[2]
     assert "its host is no IP address" in lines[3]
     assert "for example '/ip4/" in lines[3]
     file.write_text("\n".join(LAYERS.splitlines()[:2]))
@@ -102,7 +102,7 @@ def test_a_mistake_of_the_text_is_told_without_a_process_that_loads_torch(
     ):
         file.write_text(text)
         [line] = refusal(file)
-        assert f"did you mean {near}? It is not a known setting" in line
+        assert f"did you mean {near}? Correct it, remove it" in line
 
 
 BIG = '[model.config]\nmodel_type = "llama"\nhidden_size = 1048576\nnum_hidden_layers = 1000\n'
