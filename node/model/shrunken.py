@@ -34,7 +34,6 @@ INNER_MORE: Final = (
     "intermediate_size_mlp",
     "shared_intermediate_size",
 )
-EXPERTS: Final = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
 ROTATED: Final = ("rotary_dim",)
 HEADS_MAX: Final = 4
 HEAD_WIDTH_MAX: Final = 32
@@ -42,6 +41,7 @@ LAYERS_MIN: Final = 2
 LAYERS_MAX: Final = 8
 EXPERTS_MAX: Final = 16
 INNER_MAX: Final = 256
+VOCABULARIES: Final = ("vocab_size", "vocab_size_per_layer_input")
 SCAN_MAX: Final = 32
 
 
@@ -55,9 +55,9 @@ def copies(config: Mapping[str, Any], made: Any, vocabulary: int) -> Iterator[di
     given = dict(config.get(nested) or {}) if nested else dict(config)
     layers = _layers(text, given)
     for change in (
-        {**layers, **_widths(text), **_less(text, EXPERTS, EXPERTS_MAX), **_words(text, vocabulary)},
-        {**layers, **_widths(text), **_less(text, EXPERTS, EXPERTS_MAX)},
-        {**layers, **_less(text, (*INNER, *INNER_MORE), INNER_MAX), **_less(text, EXPERTS, EXPERTS_MAX)},
+        {**layers, **_widths(text), **_experts(text), **_words(text, vocabulary)},
+        {**layers, **_widths(text), **_experts(text)},
+        {**layers, **_less(text, (*INNER, *INNER_MORE), INNER_MAX), **_experts(text)},
         layers,
         {},
     ):
@@ -89,7 +89,10 @@ def _layers(made: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in _count(fields, LAYERS).items():
         few = min(value, max(LAYERS_MIN, _kinds(fields, value)))
         change[name] = few
-        change |= {key: row[:few] for key, row in given.items() if isinstance(row, list) and len(row) == value}
+        rows = {**fields, **given}
+        change |= {
+            key: list(row)[:few] for key, row in rows.items() if isinstance(row, (list, tuple)) and len(row) == value
+        }
     return change
 
 
@@ -142,9 +145,17 @@ def _less(made: Any, names: tuple[str, ...], most: int) -> dict[str, int]:
     return {name: min(value, most) for name, value in _count(_fields(made), names).items()}
 
 
-def _words(made: Any, vocabulary: int) -> dict[str, int]:
-    """A vocabulary for the tokenizer's ids and the padding alone."""
+def _experts(made: Any) -> dict[str, int]:
+    """Fewer experts, under whatever name, and narrower low-rank projections."""
     fields = _fields(made)
+    named = tuple(name for name in fields if "expert" in name and "size" not in name)
+    ranks = tuple(name for name in fields if name.endswith("_lora_rank"))
+    return {**_less(made, named, EXPERTS_MAX), **_less(made, ranks, HEADS_MAX * HEAD_WIDTH_MAX)}
+
+
+def _words(made: Any, vocabulary: int) -> dict[str, int]:
+    """A vocabulary for the tokenizer's ids alone; padding beyond them becomes the first of them."""
+    fields = _fields(made)
+    change = {name: min(value, vocabulary) for name, value in _count(fields, VOCABULARIES).items()}
     padding = fields.get("pad_token_id")
-    needed = max(vocabulary, padding + 1 if isinstance(padding, int) else 0)
-    return {name: min(value, needed) for name, value in _count(fields, ("vocab_size",)).items()}
+    return {**change, "pad_token_id": 0} if isinstance(padding, int) and padding >= vocabulary else change
