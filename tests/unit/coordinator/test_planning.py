@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator import __main__ as command
-from coordinator.commands.checking import checked
 from coordinator.commands import planning
+from coordinator.commands.checking import checked
 from coordinator.commands.planning import layout_of_run, planned, room_for_votes, votes_needed
 from node.model.spec import ModelSpec, build
 from node.training.replica import Replica

@@ -39,7 +39,7 @@ def code(name: str, kind: str = "", **more: Any) -> ModelSpec:
         ),
         ("Remembering", "batch", "depend on the other samples of its batch|sees a later token"),
         ("Remembering", "counter", "Remembering '' changes its buffer 'count'"),
-        ("Remembering", "attribute", "depend on the batches before|what it kept of passes before"),
+        ("Remembering", "attribute", "depend on the batches before|what it kept before"),
         ("Remembering", "own parameter", "Linear 'mid' changes its parameter 'weight' in a forward pass"),
         ("Drawing", "always", "draws random numbers in eval mode"),
         ("Drawing", "python", "draws random numbers in eval mode"),
