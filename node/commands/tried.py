@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from node.commands.export import ExportError, export, no_progress_bar
+from node.commands.export import ExportError, export, no_progress_bar, own_tensors
 from node.data.tokenizer import Tokenizer
 from node.model.dry_run import DryRun, dry_run, reference_loss
 from node.model.examine import FAILURES, answers_of
@@ -82,22 +82,7 @@ def tried_model(spec: ModelSpec, tokenizer: Tokenizer, context: int) -> DryRun:
 
 def _export(spec: ModelSpec, tokenizer: Tokenizer, tried_spec: ModelSpec, model: nn.Module) -> None:
     where = f"model.factory = {spec.factory!r}" if spec.factory else "model.config"
-    with tempfile.TemporaryDirectory(prefix="swarmentum-export-") as folder:
-        path = Path(folder) / "model"
-        try:
-            export(model, tokenizer, path, {})
-        except ExportError as error:
-            raise ModelError(
-                f"{where}: its export fails, and the run's result could not be used: {error.why}"
-            ) from error
-        try:
-            back = _loaded(path, tried_spec)
-        except FAILURES as error:
-            what = (str(error).splitlines() or [""])[-1].strip()
-            raise ModelError(
-                f"{where}: its export cannot be loaded again: {type(error).__name__}: {what}; give each buffer memory of its "
-                "own (.clone()), or register it with persistent=False"
-            ) from error
+    back = _back_of_module(model, tried_spec, where) if spec.factory else _back_of_type(model, tokenizer, where)
     if not torch.allclose(answers_of(model), answers_of(back), rtol=1e-3, atol=1e-3):
         raise ModelError(
             f"{where}: its export is another model: loaded again, it gives other logits; keep all numbers that it needs in "
@@ -105,19 +90,47 @@ def _export(spec: ModelSpec, tokenizer: Tokenizer, tried_spec: ModelSpec, model:
         )
 
 
-def _loaded(path: Path, spec: ModelSpec) -> nn.Module:
-    """The exported model, as the card says how to load it."""
-    if spec.factory is None:
-        from transformers import AutoModelForCausalLM
+def _back_of_module(model: nn.Module, spec: ModelSpec, where: str) -> nn.Module:
+    """A module as its export's card says how to load it. Only the state is tried: transformers takes seconds to import."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load, save
 
-        with no_progress_bar():
-            model: nn.Module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        return model
-    import safetensors.torch
-
+    try:
+        data = save(own_tensors(model)[0])
+    except (*FAILURES, SafetensorError) as error:
+        raise ModelError(f"{where}: its export fails, and nobody could use the result: {_why(error)}") from error
     made = build(spec, 1)
-    missing, unknown = made.load_state_dict(safetensors.torch.load_file(path / "model.safetensors"), strict=False)
-    del missing  # tied tensors, which the file holds once
+    try:
+        _, unknown = made.load_state_dict(
+            load(data), strict=False
+        )  # tied tensors are missing: the file holds them once
+    except FAILURES as error:
+        raise ModelError(
+            f"{where}: its export cannot be loaded again: {_why(error)}; give each buffer memory of its own (.clone()), or "
+            "register it with persistent=False"
+        ) from error
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is no part of the model")
+        raise ModelError(f"{where}: its export cannot be loaded again: {unknown[0]!r} is no part of a new model")
     return made
+
+
+def _back_of_type(model: nn.Module, tokenizer: Tokenizer, where: str) -> nn.Module:
+    """A model of transformers, written to a folder that is removed again, and loaded."""
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory(prefix="swarmentum-export-") as folder:
+        path = Path(folder) / "model"
+        try:
+            export(model, tokenizer, path, {})
+        except ExportError as error:
+            raise ModelError(f"{where}: its export fails, and nobody could use the result: {error.why}") from error
+        try:
+            with no_progress_bar():
+                back: nn.Module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        except FAILURES as error:
+            raise ModelError(f"{where}: its export cannot be loaded again: {_why(error)}") from error
+        return back
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
