@@ -1,4 +1,4 @@
-"""The section [model] of a run.toml: which network is trained, and the loss by which peers see that theirs is the same."""
+"""The section [model] of a run.toml: which network is trained, and the loss that peers compare with their own (ADR 68)."""
 
 from __future__ import annotations
 
