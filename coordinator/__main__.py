@@ -172,7 +172,8 @@ def create(
     operator = Operator(settings(home=home).home)
     if named is not None:
         checking.refuse_second(operator, named.name, given)  # before the model is built, which takes seconds
-    findings = checking.findings_of(file, anchor=anchor, layout=layout, allow_code=allow_code)
+    findings = checking.findings_of(file, anchor=anchor, layout=layout, allow_code=allow_code, told=checking.to_stderr)
+    findings.refuse_unchecked()
     made, config = create_run(operator, findings, start), findings.config
     if as_json:
         print_created(made.invite, config, made.anchor_link, layout=made.layout, fork=fork_values(made.genesis))

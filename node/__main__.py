@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -324,29 +323,32 @@ def export_log(
 
 @app.command(epilog=EXIT_CODES)
 def layout(
-    file: Annotated[
-        Path, typer.Argument(metavar="RUN_TOML", help="A run's configuration, or - for one as JSON on stdin.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="RUN_TOML", help="A run's configuration.")],
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Show the parameter layout of a run.toml's model; `swarmentum-coordinator run create` fixes it in the run."""
+    """Show the parameter layout of a run.toml's model, and run a small copy; `swarmentum-coordinator run create` needs both."""
     need_node_extra()
     from dataclasses import asdict
 
     with many_imports():
-        from node.commands.layout import bound_memory, layout_of
+        from node.commands.layout import TookTooLongError, bound_memory, layout_of
     from protos import toml_file
-    from protos.limits import CONFIG_JSON_BYTES_MAX
-    from protos.run_config import RunConfig, config_from_json
+    from protos.run_config import RunConfig
 
     bound_memory()
-    given = sys.stdin.read(CONFIG_JSON_BYTES_MAX + 1) if str(file) == "-" else None
-    config = toml_file.load(file, RunConfig) if given is None else config_from_json(given)
-    facts = layout_of(config, allow_code=allow_code)
+    try:
+        facts = layout_of(toml_file.load(file, RunConfig), allow_code=allow_code)
+    except TookTooLongError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"unknown": str(error)}))
+        return
     if as_json:
         print(json.dumps(asdict(facts)))
         return
+    for line in (*facts.notes, *([f"not run: {facts.untried}"] if facts.untried else [])):
+        print(line)
     print(f"layout {facts.layout_digest}, {facts.parameters} parameters, {facts.votes} votes a payload")
 
 

@@ -21,6 +21,7 @@ from node.commands import fit
 from node.commands.card import facts_of
 from node.commands.consent import Place, Request, place_of, request
 from node.commands.export import check_folder, export, writer
+from node.commands.tried import first_look
 from node.config import PeerSettings
 from node.control.commands import Commands
 from node.control.door import Door
@@ -220,7 +221,7 @@ class _Peer:
                 config, self.settings, self.folder, device, trains=self.trains, stores=not self.copies, ranks=ranks
             )
             stage.reason = Failing.JOIN_FAILURE_OTHER
-            text, replica = self._build(config, device, swarm, facts.head_step)
+            text, replica = self._build(config, device, swarm, facts)
         return facts, config, text, replica, micro_batch
 
     def _session(self, emit: Callable[[Event], Awaitable[None]]) -> Session:
@@ -267,24 +268,22 @@ class _Peer:
         except (DiskError, RankLost) as error:
             self.log.warning("the momentum cannot be saved", step=trainer.replica.step, why=str(error))
 
-    def _build(self, config: RunConfig, device: torch.device, swarm: Swarm, step: int) -> tuple[Text, Replica]:
+    def _build(
+        self, config: RunConfig, device: torch.device, swarm: Swarm, facts: pb.GetRunResponse
+    ) -> tuple[Text, Replica]:
         spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
         if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
             self.log.info("downloading the tokenizer, unless this machine has it", tokenizer=config.data.tokenizer)
-        text = self._text(config, swarm, step)
+        text = self._text(config, swarm, facts.head_step)
         vocabulary = text.tokenizer.vocabulary
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
+        known = bool(facts.genesis.layout_digest) or facts.head_step > 0  # if so, somebody's machine tried the model
+        first_look(spec, text.tokenizer, config, self.log, known=known)
         size = self._size(config)
         replica = self._replica(spec, config, vocabulary, size, device)
-        self.log.info(
-            "model",
-            parameters=parameter_count(replica.model),
-            device=str(device),
-            data=text.name,
-            size=size,
-            dtype=text.dtype,
-        )
+        model = {"parameters": parameter_count(replica.model), "device": str(device), "data": text.name}
+        self.log.info("model", **model, size=size, dtype=text.dtype)
         return text, replica
 
     def _text(self, config: RunConfig, swarm: Swarm, step: int) -> Text:

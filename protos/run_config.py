@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from protos.errors import Reason, Refusal
 from protos.identity import public_key_of
 from protos.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, CONFIG_JSON_BYTES_MAX, ENTRY_CONTRIBUTIONS_MAX
-from protos.mistakes import FACTORY, PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mistake, check_web
+from protos.mistakes import PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mistake, check_web
 from protos.mixture import phases
+from protos.model_config import ModelConfig
 from protos.optimizer_config import OptimizerConfig, Section
 from protos.toml_file import wrongs
 
@@ -25,27 +26,6 @@ MIRRORS_MAX = 8
 MIX_MAX = 32
 CHANGES_MAX = 64
 Address = Annotated[str, Field(max_length=ADDRESS_BYTES_MAX, pattern=PEER_ADDRESS)]
-
-
-class ModelConfig(Section):
-    """Which network is trained; by default a small byte-level Llama of 0.89 M parameters."""
-
-    config: dict[str, Any] | None = None
-    """A transformers AutoConfig as a table: `model_type` and whatever that type takes."""
-
-    factory: str | None = Field(default=None, pattern=FACTORY)
-    """`module:function` that returns a torch.nn.Module; every peer must have the module installed."""
-
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the factory."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> ModelConfig:
-        if self.config is not None and self.factory is not None:
-            raise Mistake("give either `config` or `factory`, not both", "factory", "config")
-        if self.kwargs and self.factory is None:
-            raise Mistake("`kwargs` are the factory's: give `factory` too", "kwargs", "factory")
-        return self
 
 
 class WeightChange(Section):

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -24,6 +25,8 @@ LINE_DOTS_MAX: Final = 256
 WRONG_SHOWN_MAX: Final = 100
 """The line of each wrong value is looked for in the whole text: 8,000 of them in 64 kB took 93 s."""
 GIVEN_CHARACTERS_MAX: Final = 200
+NEAR: Final = 0.7
+NEAR_SHOWN_MAX: Final = 3
 ROUNDS_MAX: Final = 5
 """Checks of what is left of a file: a layer of rules for each, and one more."""
 _TABLE = re.compile(r"^\[\[?([^\]=]+)\]\]?\s*(#.*)?$")
@@ -80,9 +83,36 @@ def read(path: Path, model: type[M]) -> Read[M]:
             return Read(path, text, model.model_validate(values), tuple(found))
         except ValidationError as error:
             so_far = Read[M](path, text, None, tuple(found))
-            found += [wrong for wrong in wrongs(error) if not so_far.touches(wrong.about)]
+            new = [_hinted(wrong, model) for wrong in wrongs(error)]
+            found += [wrong for wrong in new if not so_far.touches(wrong.about)]
             values = _without(values, found)
     return Read(path, text, None, tuple(found))
+
+
+def _hinted(wrong: Wrong, model: type[BaseModel]) -> Wrong:
+    """A mistake, with the settings that an unknown one is near to: of its table, or of its name in another one."""
+    if UNKNOWN not in wrong.text:
+        return wrong
+    known = sorted(_keys_of(model), key=lambda key: key.count("."))
+    names = [part for part in wrong.place if isinstance(part, str)]
+    table, last = ".".join(names[:-1]), names[-1]
+    here = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == table}
+    near = [here[name] for name in difflib.get_close_matches(last, here, n=3, cutoff=NEAR)]
+    near = near or [key for key in known if key.rpartition(".")[2] == last][:1]
+    near = near or difflib.get_close_matches(".".join(names), known, n=3, cutoff=NEAR)
+    if not near:
+        return wrong
+    meant = f"did you mean {' or '.join(near[:NEAR_SHOWN_MAX])}? Correct it"
+    return replace(wrong, text=wrong.text.replace("correct it", meant))
+
+
+def _keys_of(model: type[BaseModel], before: str = "", depth: int = 0) -> Iterator[str]:
+    """The dotted settings of a model and of the models in it."""
+    for name, field in model.model_fields.items():
+        yield before + name
+        inner = field.annotation
+        if depth < ROUNDS_MAX and isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _keys_of(inner, f"{before}{name}.", depth + 1)
 
 
 def _same(one: Place, other: Place) -> bool:

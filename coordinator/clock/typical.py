@@ -1,6 +1,6 @@
 """What checks of honest peers find nowadays: the figures of the last checks, and which of them tell anything (ADR 62, 71).
 
-Pure values. It refuses to say what is typical while too few checks are known, or where honest checks differ much among each other.
+Pure values. It refuses to say what is typical while too few checks are known, or where honest checks differ much.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,7 @@ from coordinator.commands.mistakes import mistakes
 from coordinator.commands.operator import Operator
 from coordinator.commands.options import AllowCode, Json
 from coordinator.commands.planning import (
+    NOT_INSTALLED,
     LayoutFacts,
     TextFacts,
     layout_of_run,
@@ -35,6 +37,7 @@ from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
 from protos.mistakes import Mistake
+from protos.model_config import ReferenceLoss
 from protos.run_config import RunConfig, config_from_json
 
 CURVE_COLUMNS = 40
@@ -49,20 +52,23 @@ def checked(file: Path) -> RunConfig:
     return surveyed(file, layout=False)[0]
 
 
-def surveyed(file: Path, *, layout: bool, allow_code: bool = False) -> tuple[RunConfig, LayoutFacts | None, str]:
-    """The run of a file; with `layout`, its layout too, or why it is not known. OperatorError lists every mistake."""
+def surveyed(
+    file: Path, *, layout: bool, allow_code: bool = False, told: Callable[[str], None] = lambda line: None
+) -> tuple[RunConfig, LayoutFacts | None, str]:
+    """The run of a file; with `layout`, its layout too, or why it is not known. OperatorError lists every mistake of the text,
+    or, if there is none, those of the model: to build it takes seconds."""
     read = toml_file.read(file, RunConfig)
     if read.value is None:
         raise read.error()
     found = [wrong for wrong in map(_wrong, mistakes(read.value)) if not read.touches(wrong.about)]
-    facts, unknown = None, ""
-    if layout and not any(wrong.place[:1] in (("model",), ("data",)) for wrong in (*read.wrong, *found)):
-        try:
-            facts, unknown = layout_of_run(file, read.value if read.wrong else None, allow_code=allow_code)
-        except OperatorError as error:
-            found += [_of_layout(line) for line in str(error).splitlines()]
     if found or read.wrong:
         raise read.error(found)
+    if not layout:
+        return read.value, None, ""
+    try:
+        facts, unknown = layout_of_run(file, allow_code=allow_code, told=told)
+    except OperatorError as error:
+        raise read.error([_of_layout(line) for line in str(error).splitlines()]) from error
     return read.value, facts, unknown
 
 
@@ -94,17 +100,33 @@ def refuse_second(operator: Operator, name: str, file: Path | None = None) -> No
 class Findings:
     """A checked run.toml. `config`: with what the file leaves open. `facts`: None, and `unknown` says why.
 
-    `said`: what there is to say about the run, a line each; of `run check` and `run create` alike.
+    `said`: what there is to say about the run, a line each; of `run check` and `run create` alike. `gave_up`: why the model was
+    not run, although this machine could have run it.
     """
 
     config: RunConfig
     facts: LayoutFacts | None
     unknown: str
     said: tuple[str, ...]
+    gave_up: str = ""
+
+    def refuse_unchecked(self) -> None:
+        """OperatorError for a run whose model this machine was to run, and did not."""
+        if self.gave_up:
+            raise OperatorError(
+                f"model: it is not checked: {self.gave_up}. With --no-layout the run is created all the same, and its first "
+                "anchor or  its first peers check the model"
+            )
 
 
 def findings_of(
-    file: Path, *, anchor: bool, layout: bool = True, local: bool = True, allow_code: bool = False
+    file: Path,
+    *,
+    anchor: bool,
+    layout: bool = True,
+    local: bool = True,
+    allow_code: bool = False,
+    told: Callable[[str], None] = lambda line: None,
 ) -> Findings:
     """Check a run.toml. OperatorError lists every mistake with its line.
 
@@ -115,12 +137,23 @@ def findings_of(
     if layout and not (local and allow_code):
         here = toml_file.read(file, RunConfig).value
         unknown = "" if here is None else _not_to_build(here, local=local)
-    config, facts, more = surveyed(file, layout=layout and not unknown, allow_code=allow_code)
+    config, facts, more = surveyed(file, layout=layout and not unknown, allow_code=allow_code, told=told)
+    gave_up = more if facts is None and more != NOT_INSTALLED else "" if facts is None else facts.untried
     unknown = unknown or more
+    if facts is not None and facts.reference is not None:
+        reference = ReferenceLoss.model_validate(facts.reference)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"reference": reference})})
     config, said = planned(config, None if facts is None else facts.votes, anchor=anchor)
     room = "" if facts is None else room_for_votes(config, facts.payload_bytes)
     states = "" if facts is None else room_for_snapshots(facts.snapshot_bytes)
-    return Findings(config, facts, unknown, tuple(filter(None, (recipe_of(config), said, room, states))))
+    notes = () if facts is None else facts.notes
+    told_all = tuple(filter(None, (recipe_of(config), said, room, states, *notes)))
+    return Findings(config, facts, unknown, told_all, gave_up)
+
+
+def to_stderr(line: str) -> None:
+    """For people who wait; stdout is for results."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def _not_to_build(config: RunConfig, *, local: bool) -> str:
@@ -178,17 +211,28 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check a run.toml, and print what the run will cost its peers. Needs no coordinator, and starts nothing."""
-    findings = findings_of(file, anchor=anchor, allow_code=allow_code)
+    findings = findings_of(file, anchor=anchor, allow_code=allow_code, told=to_stderr)
     texts = texts_of(findings.config)
     config, facts = findings.config, findings.facts
     notes = [*notes_of(findings), *(f"Text {text.place}: {line}" for text in texts for line in text.lines)]
-    cost = None if facts is None else cost_of(config, facts, peers, step_seconds)
+    cost, verdict = None if facts is None else cost_of(config, facts, peers, step_seconds), verdict_of(findings)
     if as_json:
         layout = None if facts is None else {**vars(facts), "layout_digest": facts.layout_digest.hex()}
-        told = {"name": config.name, "layout": layout, "cost": cost and vars(cost), "notes": notes}
+        told = {"name": config.name, "layout": layout, "cost": cost and vars(cost), "notes": notes, "verdict": verdict}
         print(json.dumps(told | {"texts": [{"place": text.place, **(text.values or {})} for text in texts]}))
-        return
-    _show(config, facts, cost, notes)
+    else:
+        _show(config, facts, cost, (verdict, *notes))
+    if findings.gave_up:
+        raise typer.Exit(1)
+
+
+def verdict_of(findings: Findings) -> str:
+    """What was looked at, and that it has no mistakes: never more than that."""
+    if findings.gave_up:
+        return f"not checked: {findings.gave_up}. No mistakes were found in the rest"
+    if findings.facts is None:
+        return f"no mistakes found in its text. Its model is not checked here: {findings.unknown}"
+    return "no mistakes found"
 
 
 def notes_of(findings: Findings) -> list[str]:
@@ -212,9 +256,10 @@ def _own_text(config: RunConfig) -> str:
     return f"Each peer needs its own copy of the data ({', '.join(map(repr, own))}), and names {what} with --data."
 
 
-def _show(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None, notes: list[str]) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"Run {config.name}: no mistakes found.", markup=False)
+def _show(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None, said: tuple[str, ...]) -> None:
+    """`said`: the verdict, then the notes."""
+    console, (verdict, *notes) = Console(soft_wrap=True, highlight=False), said
+    console.print(f"Run {config.name}: {verdict}.", markup=False)
     table = Table(show_header=False, box=None, pad_edge=False)
     for label, value in rows_of(config, facts, cost):
         table.add_row(label, value)

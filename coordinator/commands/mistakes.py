@@ -11,12 +11,16 @@ from typing import Any, Final
 
 from protos.address import parse_address
 from protos.errors import Refusal
+from protos.limits import SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
 from protos.mistakes import PEER_ADDRESS, Mistake, expected
 from protos.run_config import RunConfig
 
 HEADS: Final = ("num_attention_heads", "n_head")
 WIDTHS: Final = ("hidden_size", "n_embd")
 POSITIONS: Final = ("max_position_embeddings", "n_positions")
+LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+PARAMETERS_MAX: Final = SNAPSHOT_PIECES_MAX * SNAPSHOT_PIECE_BYTES // 4
+"""A snapshot holds no more numbers of fp32."""
 NOT_EVERYWHERE: Final = (".", "~")
 """A path that begins so is another one on each peer."""
 
@@ -87,6 +91,7 @@ def _of_model(config: RunConfig) -> Iterator[Mistake]:
         if value is not None and value <= 0:
             yield Mistake(f"{value} {name}: expected a positive number", f"{place}.{key}")
             return
+    yield from _of_size(model)
     (heads_key, heads), (width_key, width), (most_key, most) = found["heads"], found["width"], found["most"]
     if heads and width and "head_dim" not in model and width % heads:
         near = max(width // heads, 1) * heads
@@ -98,6 +103,19 @@ def _of_model(config: RunConfig) -> Iterator[Mistake]:
             f"{place}.{most_key}",
             "data.context",
         )
+
+
+def _of_size(model: dict[str, Any]) -> Iterator[Mistake]:
+    """A model of more numbers than a snapshot holds, counted without building it: two square matrices a layer, and a table."""
+    (key, width), (layers_key, layers) = _number(model, WIDTHS), _number(model, LAYERS)
+    _, vocabulary = _number(model, ("vocab_size",))
+    if width is None:
+        return
+    square = 0 if "head_dim" in model else 2 * width * width
+    count = width * (vocabulary or 0) + (layers or 1) * square
+    if count > PARAMETERS_MAX:
+        text = f"{width} makes a model of over {count:.1g} parameters, and a run's snapshots hold {PARAMETERS_MAX:,} at most"
+        yield Mistake(f"{text}; lower it, or the layers", f"model.config.{key}", f"model.config.{layers_key}")
 
 
 def _number(model: dict[str, Any], names: tuple[str, ...]) -> tuple[str, int | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,10 @@ from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
 from protos.safe_path import python_command
 
 LAYOUT_SECONDS_MAX = 300.0
+"""The process itself stops after 20 s of computing for each of its two parts. This is for machines that others use, too."""
+PATIENCE_SECONDS = 2.0
+NOT_INSTALLED = "swarmentum[node] is not installed here"
+ERROR = "error: "
 TEXT_SECONDS_MAX = 120.0
 OWN_A_ROOT_VOTE = 0.177
 """The least `own` of an honest peer in docs/security.md, divided by the root of the votes, because `own` grows with that root.
@@ -44,6 +49,10 @@ class LayoutFacts:
     disk_bytes: int | None = None
     snapshot_bytes: int | None = None
     copies_bytes: int | None = None
+    untried: str = ""
+    """Why the model was not run, if it was not."""
+    notes: tuple[str, ...] = ()
+    reference: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,35 +65,53 @@ class TextFacts:
 
 
 def layout_of_run(
-    file: Path, config: RunConfig | None = None, *, allow_code: bool = False
+    file: Path, *, allow_code: bool = False, told: Callable[[str], None] = lambda line: None
 ) -> tuple[LayoutFacts | None, str]:
-    """The layout of a run.toml's model, or None and why it is not known here. OperatorError if the model cannot be built.
+    """The layout of a run.toml's model, or None and why it is not known here. OperatorError if no run should have the model.
 
-    `config`: what to take in place of the file, in which other settings are wrong. `allow_code`: the operator trusts the code
-    that `model.factory` names.
+    `allow_code`: the operator trusts the code that `model.factory` names. `told`: gets a line when it takes longer than
+    PATIENCE_SECONDS.
     """
     if any(find_spec(name) is None for name in ("torch", "transformers", "node")):
-        return None, "swarmentum[node] is not installed here"
-    command = python_command(
-        "-m", "node", "layout", str(file) if config is None else "-", "--json", *["--allow-code"] * allow_code
-    )
-    given = "" if config is None else config.canonical_json()
+        return None, NOT_INSTALLED
+    command = python_command("-m", "node", "layout", str(file), "--json", *["--allow-code"] * allow_code)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            out, err = _waited(child, told)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return None, f"building its model took more than {LAYOUT_SECONDS_MAX:.0f} s"
+    if child.returncode:
+        raise OperatorError(_said(err, child.returncode))
+    values = json.loads(out.splitlines()[-1])
+    if "unknown" in values:
+        return None, str(values["unknown"])
+    values |= {"layout_digest": bytes.fromhex(values["layout_digest"]), "notes": tuple(values["notes"])}
+    return LayoutFacts(**values), ""
+
+
+def _waited(child: subprocess.Popen[str], told: Callable[[str], None]) -> tuple[str, str]:
+    """What a process printed until it ended. Raises TimeoutExpired after LAYOUT_SECONDS_MAX."""
     try:
-        done = subprocess.run(
-            command, input=given, capture_output=True, text=True, timeout=LAYOUT_SECONDS_MAX, check=False
-        )
+        return child.communicate(timeout=PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
-        return None, f"building its model took more than {LAYOUT_SECONDS_MAX:.0f} s"
-    if done.returncode:
-        raise OperatorError(done.stderr.strip().removeprefix("error: ") or "model: it cannot be built")
-    values = json.loads(done.stdout.splitlines()[-1])
-    return LayoutFacts(**{**values, "layout_digest": bytes.fromhex(values["layout_digest"])}), ""
+        told("building the model to count it, and running a small copy of it ...")
+    return child.communicate(timeout=LAYOUT_SECONDS_MAX)
+
+
+def _said(err: str, returncode: int) -> str:
+    """The error in what a process printed, without the log lines of libraries before it."""
+    found = err.rpartition(f"\n{ERROR}") if f"\n{ERROR}" in err else err.partition(ERROR)
+    if found[1]:
+        return found[2].strip()
+    last = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "")
+    return f"model: it cannot be built: {last or f'its process ended with {returncode}'}"
 
 
 def text_of(place: str) -> TextFacts:
     """What a text of this machine has, and what peers would leave out of it, as the node package counts it."""
     if any(find_spec(name) is None for name in ("torch", "transformers", "node")):
-        return TextFacts(place, ("not looked at: swarmentum[node] is not installed here",))
+        return TextFacts(place, (f"not looked at: {NOT_INSTALLED}",))
     command = python_command("-m", "node", "data", "survey", "--json", "--", place)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TEXT_SECONDS_MAX, check=False)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from coordinator.commands.changes import SETTING, changes_of, flat
-from coordinator.commands.checking import PEERS_SHOWN, Findings, cost_of, findings_of, notes_of, rows_of
+from coordinator.commands.checking import PEERS_SHOWN, Findings, cost_of, findings_of, notes_of, rows_of, verdict_of
 from coordinator.commands.created import create_run
 from coordinator.commands.invites import milliseconds, row_of
 from coordinator.commands.operator import Operator
@@ -230,12 +230,13 @@ def check(operator: Operator, run: str, values: RunToml) -> Answer:
         config, facts = findings.config, findings.facts
         cost = None if facts is None else cost_of(config, facts, PEERS_SHOWN, STEP_SECONDS)
         rows = [list(row) for row in rows_of(config, facts, cost)]
-        return {"said": f"Run {config.name}: no mistakes found.", "rows": rows, "notes": notes_of(findings)}
+        return {"said": f"Run {config.name}: {verdict_of(findings)}.", "rows": rows, "notes": notes_of(findings)}
 
 
 def create(operator: Operator, run: str, values: RunToml) -> Answer:
     """`run create`."""
     with _checked(values) as findings:
+        findings.refuse_unchecked()
         made = create_run(operator, findings)
     answer: Answer = {"said": f"Run {findings.config.name} is created.", "run": run_id_of(made.genesis).hex()}
     open_layout = "The layout of its model is not fixed yet: the first anchor fixes it, or the first peers do."

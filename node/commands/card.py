@@ -47,7 +47,8 @@ def card_text(card: Mapping[str, object], *, huggingface: bool = True, licence: 
     how = (
         "model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False)"
         if huggingface
-        else 'safetensors.torch.load_model(model, f"{path}/model.safetensors")  # model: your own module'
+        else "# model: your own module; the file holds tied tensors once\n"
+        'model.load_state_dict(safetensors.torch.load_file(f"{path}/model.safetensors"), strict=False)'
     )
     needs = "AutoModelForCausalLM, AutoTokenizer" if huggingface else "AutoTokenizer"
     facts, run = _rows(card), _cell(card.get("run_id", "ID"))

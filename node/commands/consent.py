@@ -13,7 +13,8 @@ from enum import Enum
 
 from node.config import PeerSettings
 from protos.errors import OperatorError
-from protos.run_config import ModelConfig, RunConfig
+from protos.model_config import ModelConfig
+from protos.run_config import RunConfig
 from protos.web_address import is_web
 
 STANDARD_LIBRARY = "stdlib"

@@ -20,18 +20,24 @@ from torch import Tensor, nn
 from node.commands.card import CARD, MARK, card_text
 from node.data.tokenizer import Tokenizer
 from node.model.loss import logits_of
+from node.model.spec import REFUSALS
 from protos.errors import OperatorError
 from protos.mistakes import NO_LICENCE
 from protos.run_config import RunConfig
 
 FILE_MODE: Final = 0o644
 SPECIAL_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
+AGAIN: Final = "nothing of the run is lost: `swarmentum export` with the invite link writes the model again"
 SAMPLE_CONTEXT_TOKENS: Final = 256  # for a module that does not name the length of its context
 SAMPLE_TEMPERATURE: Final = 0.8  # below 1, a small model's text has fewer errors and still varies
 
 
 class ExportError(OperatorError):
-    """The program cannot write the export to the operator's path."""
+    """The program cannot write the export to the operator's path. `why`: the cause alone."""
+
+    def __init__(self, text: str, why: str = "") -> None:
+        super().__init__(text)
+        self.why = why or text
 
 
 def export(
@@ -42,6 +48,8 @@ def export(
     `card`: facts by name (run id, steps, digest, ...), in the reader's order. `licence`: for the card. The new export replaces
     an older one at `path`.
     """
+    from safetensors import SafetensorError
+
     path = path.absolute()
     check_folder(path)
     fresh, old = (path.with_name(f".{path.name}.{word}-{os.getpid()}") for word in ("new", "old"))
@@ -54,7 +62,13 @@ def export(
             path.rename(old)
         fresh.rename(path)
     except OSError as error:
-        raise ExportError(f"export: cannot write {path}: {error.strerror or error}") from error
+        raise ExportError(f"export: cannot write {path}: {error.strerror or error}; {AGAIN}") from error
+    except (*REFUSALS, SafetensorError) as error:
+        what = (str(error).splitlines() or [""])[0]
+        raise ExportError(
+            f"export: {type(model).__name__} cannot be written to {path}: {type(error).__name__}: {what}; {AGAIN}",
+            f"{type(error).__name__}: {what}",
+        ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -72,16 +86,36 @@ def check_folder(path: Path) -> None:
 
 
 def _write(model: nn.Module, tokenizer: Tokenizer, folder: Path, card: Mapping[str, object], licence: str) -> None:
-    from safetensors.torch import save_model
+    from safetensors.torch import save_file
 
     if _is_huggingface(model):
         with no_progress_bar(), _special_ids_of(tokenizer, model):
             model.save_pretrained(folder)  # type: ignore[operator]
     else:
-        save_model(model, str(folder / "model.safetensors"))
+        tensors, twins = own_tensors(model)
+        save_file(tensors, folder / "model.safetensors", metadata={**twins, "format": "pt"})
     tokenizer.huggingface().save_pretrained(folder)
     (folder / CARD).write_text(card_text(card, huggingface=_is_huggingface(model), licence=licence), encoding="utf-8")
     (folder / MARK).write_text(json.dumps(dict(card), indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def own_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The state of a module, each tensor in memory of its own, and the names of tied tensors by the name that holds them.
+
+    Buffers may be parts of one table, or one number seen many times; a file of safetensors takes neither.
+    """
+    tensors, twins, known = dict[str, Tensor](), dict[str, str](), dict[object, str]()
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name!r} in its state is a {type(value).__name__}, and a model file holds tensors alone")
+        memory = value.untyped_storage().data_ptr() if value.numel() else name
+        place = memory, value.storage_offset(), value.shape, value.stride(), value.dtype
+        first = known.setdefault(place, name)
+        if first == name:
+            tensors[name] = value.detach().clone(memory_format=torch.contiguous_format)
+        else:
+            twins[name] = first
+    return tensors, twins
 
 
 @contextmanager

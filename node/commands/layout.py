@@ -1,28 +1,37 @@
-"""`swarmentum layout`: the parameter layout of a run's model, without building its numbers.
+"""`swarmentum layout`: the parameter layout of a run's model, without building its numbers, and a dry run of a small copy.
 
 `swarmentum-coordinator run create` calls it if this package is installed. The genesis then fixes the layout, and the run needs
-no peer's report on it. Refuses the models that `join` refuses, and those whose modules alone fill the machine: the operator's
-page asks for a layout, beside the coordinator.
+no peer's report on it. A run whose model fails the dry run, or its export, is not created. Refuses the models that `join`
+refuses, and those whose modules alone fill the machine: the operator's page asks for a layout, beside the coordinator.
 """
 
 from __future__ import annotations
 
 import resource
-from contextlib import suppress
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from node.commands.consent import check_code
 from node.commands.fit import need_of_run
+from node.commands.tried import tried
 from node.config import load_settings
 from node.data.tokenizer import load_tokenizer
-from node.model.spec import ModelSpec, build_meta, parameter_count
+from node.model.dry_run import check_keys, shapes_of
+from node.model.spec import ModelSpec, parameter_count
 from node.training.methods import form_of
-from protos.errors import OperatorError
+from protos.errors import OperatorError, SwarmentumError
+from protos.limits import SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
 from protos.run_config import RunConfig
 
 MEMORY_BYTES_MAX: Final = 4 << 30
 """Modules without numbers take some 20 kB each. A model of 10**12 layers took 1.5 GB in 30 s, and had 300 s."""
+
+PARAMETERS_MAX: Final = SNAPSHOT_PIECES_MAX * SNAPSHOT_PIECE_BYTES // 4
+SECONDS_MAX: Final = 20.0
+"""Of computing, for the count and for the dry run."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,32 @@ class LayoutFacts:
     disk_bytes: int | None = None
     snapshot_bytes: int | None = None
     copies_bytes: int | None = None
+    untried: str = ""
+    """Why the dry run was not made, if it was not."""
+    notes: tuple[str, ...] = ()
+    reference: dict[str, Any] | None = None
+    """What peers compare theirs with: see `ReferenceLoss`."""
+
+
+class TookTooLongError(SwarmentumError):
+    """Something took more seconds of this machine's processor than it may."""
+
+
+@contextmanager
+def limited(what: str, seconds: float = SECONDS_MAX) -> Iterator[None]:
+    """Raise TookTooLongError in the main thread once this process has computed for so many seconds. A busy machine changes
+    nothing."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise TookTooLongError(f"{what} took more than {seconds:g} s of computing")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def bound_memory() -> None:
@@ -54,24 +89,42 @@ def bound_memory() -> None:
 
 
 def layout_of(config: RunConfig, *, allow_code: bool = False) -> LayoutFacts:
-    """The layout of a run's model. Raises OperatorError as `join` does, also for code without `allow_code`."""
+    """The layout of a run's model, after a dry run of it.
+
+    Raises OperatorError as `join` does, also for code without `allow_code`, and for what a dry run finds.
+    """
     check_code(config, allow_code)
     spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
-    vocabulary = load_tokenizer(config.data.tokenizer).vocabulary
+    tokenizer = load_tokenizer(config.data.tokenizer)
     if spec.config is not None and "vocab_size" not in spec.config:
-        spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
+        spec = replace(spec, config={"vocab_size": tokenizer.vocabulary, **spec.config})
+    with limited("counting its model"):
+        facts = _counted(spec, config, tokenizer.vocabulary)
     try:
-        model = build_meta(spec, vocabulary=vocabulary, context=config.data.context)
+        with limited("a dry run of its model"):
+            return replace(facts, **tried(spec, tokenizer, config.data.context))
+    except TookTooLongError as error:
+        return replace(facts, untried=str(error))
+
+
+def _counted(spec: ModelSpec, config: RunConfig, vocabulary: int) -> LayoutFacts:
+    try:
+        check_keys(spec)
+        model = shapes_of(spec, vocabulary=vocabulary, context=config.data.context)
     except MemoryError:
         gb = MEMORY_BYTES_MAX >> 30
         raise OperatorError(
             f"model: its modules take more than {gb} GiB without their numbers; give it fewer"
         ) from None
+    if (count := parameter_count(model)) > PARAMETERS_MAX:
+        raise OperatorError(
+            f"model: it has {count:,} parameters, and a run's snapshots hold {PARAMETERS_MAX:,} at most"
+        )
     layout, form = form_of(model, config.optimizer)
     size = config.optimizer.vote_size
     votes, payload = form.votes(layout.chunks, size), form.bytes_max(layout.chunks, size)
     need = need_of_run(config, load_settings())
-    facts = LayoutFacts(layout.digest().hex(), parameter_count(model), votes, payload)
+    facts = LayoutFacts(layout.digest().hex(), count, votes, payload)
     if need is None:
         return facts
     return replace(

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.errors import TokenizerError
+from node.quiet import quiet_libraries
 
 BYTES_VOCABULARY = 256
 METASPACE = "\u2581"
@@ -114,11 +115,12 @@ class HuggingFaceTokenizer:
 
         try:
             self._inner: Any
-            if Path(name).is_file():
-                self._inner = PreTrainedTokenizerFast(tokenizer_file=name)  # type: ignore[no-untyped-call]
-            else:
-                # without the last word it asks whether it may run what the tokenizer brought, and hears a "y" on stdin
-                self._inner = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            with quiet_libraries():
+                if Path(name).is_file():
+                    self._inner = PreTrainedTokenizerFast(tokenizer_file=name)  # type: ignore[no-untyped-call]
+                else:
+                    # without the last word it asks whether it may run what the tokenizer brought, and hears a "y" on stdin
+                    self._inner = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except Exception as error:  # the library of a tokenizer.json raises plain exceptions
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise TokenizerError(

@@ -24,9 +24,7 @@ def loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
     """Logits [batch, context, vocabulary] for inputs int64 [batch, context]."""
-    # the key-value cache is for generation; in training it costs memory
-    cached = getattr(getattr(model, "config", None), "use_cache", None)
-    output = model(inputs, use_cache=False) if cached else model(inputs)
+    output = answer_of(model, inputs)
     logits = _find(output)
     if logits is None:
         raise LogitsError(
@@ -39,6 +37,12 @@ def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
             f"vocabulary] beginning with {tuple(inputs.shape)}"
         )
     return logits
+
+
+def answer_of(model: nn.Module, inputs: Tensor, **more: Tensor) -> Any:
+    """All that the model answers. The key-value cache is for generation; in training it costs memory."""
+    cached = getattr(getattr(model, "config", None), "use_cache", None)
+    return model(inputs, use_cache=False, **more) if cached else model(inputs, **more)
 
 
 def _find(output: Any) -> Tensor | None:

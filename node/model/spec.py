@@ -17,11 +17,13 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from node.imports import many_imports
 from node.model.kernels import foreign_attention
 from node.model.loss import logits_of
 from node.model.portable import Mode, portable_random
+from node.quiet import quiet_libraries
 from protos.errors import OperatorError
 from protos.safe_path import import_from_working_folder
 
@@ -137,7 +139,7 @@ def configuration(config: Mapping[str, Any]) -> Any:
         hint = f"; near it: {', '.join(near)}" if near else ""
         raise ModelError(f"model.config.model_type = {kind!r}: transformers does not know it{hint}")
     rest = {key: value for key, value in config.items() if key != "model_type"}
-    with _refusal_of_transformers(f"model.config: transformers refuses it for {kind!r}"):
+    with quiet_libraries(), _refusal_of_transformers(f"model.config: transformers refuses it for {kind!r}"):
         return AutoConfig.for_model(kind, **rest)
 
 
@@ -149,7 +151,9 @@ def _refusal_of_transformers(where: str) -> Iterator[None]:
     try:
         yield
     except (*REFUSALS, StrictDataclassError) as error:
-        reason = str(error).partition("Model type should be one of")[0].strip()  # it lists 200 names
+        reason = " ".join(
+            str(error).partition("Model type should be one of")[0].split()
+        )  # it lists 200 names, over lines
         raise ModelError(f"{where}: {type(error).__name__}: {reason}") from error
 
 
@@ -159,6 +163,7 @@ def _from_config(config: Any) -> nn.Module:
 
     with (
         many_imports(),
+        quiet_libraries(),
         _refusal_of_transformers(f"model.config: no causal language model comes from {config.model_type!r}"),
     ):
         model: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
@@ -183,9 +188,9 @@ def _from_factory(
     model = function(**kwargs)
     if not isinstance(model, nn.Module):
         raise ModelError(f"{where}: it returned {type(model).__name__}, expected a torch.nn.Module")
+    check_parameters(model, where)
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError(f"{where}: the module has no parameter that is trained")
-    check_parameters(model, where)
     if vocabulary is not None:  # a plain module tells its vocabulary only by its answer, here to two tokens
         with torch.no_grad():
             ids = logits_of(model, torch.zeros(1, 2, dtype=torch.int64)).shape[-1]
@@ -198,6 +203,10 @@ def check_parameters(model: nn.Module, where: str) -> None:
     """Raises ModelError for a parameter that cannot be voted on or saved: not real numbers of its own, one after the other."""
     known: dict[int, list[tuple[int, int, str]]] = {}
     for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ModelError(
+                f"{where}: parameter {name!r} has no shape before the first pass (a lazy module): give its module every size"
+            )
         if not parameter.is_floating_point():
             kind = str(parameter.dtype).removeprefix("torch.")
             mend = "two real ones" if parameter.is_complex() else "a buffer (register_buffer)"

@@ -488,9 +488,9 @@ class Trial:
         harness, tick = self.harness, self.harness.ticks[-1]
         shares = assign(tick.pool, tick.roster)
         ranges = [shares.get(key, ()) for key in self.keys]
-        usual, standings = harness.run.recent_checks, harness.run.standings
+        usual, known = harness.run.recent_checks, harness.run.standings
         self.crowd.usual = usual.difference(1.0), usual.least_own_gain(1.0), usual.least_other_gain
-        self.crowd.scores = [standings[key].score if key in standings else 0.0 for key in self.keys]
+        self.crowd.scores = [known[key].score if key in known else 0.0 for key in self.keys]
         payloads = self.crowd.propose(lr, ranges)
         held = self.claim(tick, ranges, payloads)
         for key, part in zip(self.keys, ranges, strict=True):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from coordinator import __main__ as command
-from coordinator.commands.checking import checked, cost_of, curve
-from coordinator.commands.planning import LayoutFacts, text_of
+from coordinator.commands import checking, planning
+from coordinator.commands.checking import checked, cost_of, curve, findings_of
+from coordinator.commands.planning import NOT_INSTALLED, LayoutFacts, text_of
+from node.model.dry_run import dry_run
+from node.model.spec import ModelSpec
 from protos.errors import NetworkError, OperatorError
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig
@@ -54,24 +59,153 @@ model_type = "lama"
 enabled = true
 [clock]
 steps = "many"
+stepz = 10
 [overlay]
 bootstrap = ["/ip4/999.1.1.1/tcp/1/p2p/12D3KooWAAAA"]
 """
 
 
-def test_mistakes_of_types_rules_and_the_model_are_told_at_once(tmp_path: Path) -> None:
-    """The types are of pydantic, the rules are the coordinator's, and transformers alone knows the types of models."""
+def refusal(file: Path) -> list[str]:
+    """The lines of what `run check` says of a file that it refuses."""
+    done = CliRunner().invoke(command.app, ["run", "check", str(file)])
+    assert isinstance(done.exception, OperatorError), done.output
+    return str(done.exception).splitlines()
+
+
+def test_mistakes_of_types_and_rules_are_told_at_once_and_those_of_the_model_after_them(tmp_path: Path) -> None:
+    """The types are of pydantic, the rules are the coordinator's. transformers alone knows models, and loads slowly."""
     file = tmp_path / "run.toml"
     file.write_text(LAYERS)
-    done = CliRunner().invoke(command.app, ["run", "check", str(file)])
-    assert isinstance(done.exception, OperatorError)
-    lines = str(done.exception).splitlines()
-    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["2", "4", "6", "8"]
-    assert "near it: llama" in lines[0]
-    assert "needs clock.min_peers of at least 3, not 1" in lines[1]
-    assert "given: 'many'" in lines[2]
+    lines = refusal(file)
+    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["4", "6", "7", "9"]
+    assert "needs clock.min_peers of at least 3, not 1" in lines[0]
+    assert "given: 'many'" in lines[1]
+    assert "is not a known setting of this version: did you mean clock.steps? Correct it" in lines[2]
     assert "its host is no IP address" in lines[3]
     assert "for example '/ip4/" in lines[3]
+    file.write_text("\n".join(LAYERS.splitlines()[:2]))
+    [line] = refusal(file)
+    assert line.startswith(f"{file}:2: model.config.model_type = 'lama'")
+    assert "near it: llama" in line
+
+
+def test_a_mistake_of_the_text_is_told_without_a_process_that_loads_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning.subprocess, "Popen", None)  # any use raises TypeError
+    file = tmp_path / "run.toml"
+    for text, near in (
+        ("[clock]\nstepz = 10\n", "clock.steps"),
+        ("steps = 10\n", "clock.steps"),
+        ("[clok]\nsteps = 10\n", "clock"),
+        ("[optimizer]\nbatch_samples = 3\n", "clock.batch_samples"),
+    ):
+        file.write_text(text)
+        [line] = refusal(file)
+        assert f"did you mean {near}? Correct it, remove it" in line
+
+
+BIG = '[model.config]\nmodel_type = "llama"\nhidden_size = 1048576\nnum_hidden_layers = 1000\n'
+
+
+def test_a_model_that_no_snapshot_holds_is_counted_before_it_is_built(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(BIG)
+    with pytest.raises(OperatorError, match=r"run.toml:3: model.config.hidden_size: .* 2e\+15 parameters"):
+        checked(file)
+
+
+KEYS = """[model.config]
+model_type = "gpt2"
+n_layer = 2
+n_head = 2
+n_embd = 64
+n_layers = 12
+
+label_smoothing = 0.1
+"""
+
+
+def test_keys_that_the_model_type_does_not_know_are_mistakes_with_their_lines(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(KEYS)
+    lines = refusal(file)
+    assert [line.removeprefix(f"{file}:").split(":")[0] for line in lines] == ["6", "8"]
+    assert "near it: n_layer" in lines[0]
+    file.write_text(KEYS.partition("n_layers")[0])
+    done = CliRunner().invoke(command.app, ["run", "check", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "Run swarm: no mistakes found." in done.output
+    assert "[transformers]" not in done.output
+
+
+FAULTY = """[model]
+factory = "tests.unit.model.faulty:make"
+kwargs = {{ name = "{name}", kind = "{kind}" }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("LookingAhead", "mean", "an earlier position sees a later token"),
+        ("Remembering", "tracking", "BatchNorm1d 'norm' changes its buffer"),
+        ("Kept", "expanded", "its export cannot be loaded again.*give each buffer memory of its own"),
+        ("Kept", "word", "its export fails.*'_extra_state' in its state is a str"),
+        ("Kept", "unsaved", "its export is another model"),
+    ],
+)
+def test_a_run_whose_model_is_worthless_or_cannot_be_exported_is_refused(
+    name: str, kind: str, says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(FAULTY.format(name=name, kind=kind))
+    [line] = refusal(file)
+    assert re.match(rf"{file}:2: model.factory = .*{says}", line), line
+
+
+class Slow(torch.nn.Module):
+    """A pass takes longer than a dry run may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(256, 256)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if not ids.is_meta and not self.table.weight.is_meta:
+            while True:
+                pass
+        return self.table(ids)
+
+
+def test_a_model_that_was_not_run_is_never_called_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[clock]\nsteps = 5\n")
+    untried = LayoutFacts(bytes(32), 1000, 100, 2_000, untried="a dry run took too long", notes=("a note",))
+    for answer, says, code in (
+        ((untried, ""), "Run swarm: not checked: a dry run took too long. No mistakes were found in the rest.", 1),
+        ((None, "counting took too long"), "Run swarm: not checked: counting took too long.", 1),
+        ((None, NOT_INSTALLED), f"no mistakes found in its text. Its model is not checked here: {NOT_INSTALLED}.", 0),
+    ):
+        monkeypatch.setattr(checking, "layout_of_run", lambda file, told, answer=answer: answer)
+        done = CliRunner().invoke(command.app, ["run", "check", str(file)])
+        assert (done.exit_code, says in done.output) == (code, True), done.output
+        findings = findings_of(file, anchor=False)
+        if code:
+            with pytest.raises(OperatorError, match=r"it is not checked.*--no-layout"):
+                findings.refuse_unchecked()
+        else:
+            findings.refuse_unchecked()
+
+
+def test_the_limit_of_computing_ends_a_pass_that_does_not_end() -> None:
+    from node.commands.layout import TookTooLongError, limited
+
+    def forever() -> None:
+        dry_run(ModelSpec(factory=f"{__name__}:Slow"), 256, 32)
+
+    with pytest.raises(TookTooLongError, match=r"a dry run took more than 0.2 s"), limited("a dry run", 0.2):
+        forever()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +272,7 @@ def test_check_needs_no_coordinator_and_prints_costs_for_programs(tmp_path: Path
     file.write_text('name = "small"\n[data]\nsource = "/some/text"\n')
     done = CliRunner().invoke(command.app, ["run", "check", str(file), "--json", "--peers", "3"])
     assert done.exit_code == 0, done.output
-    values = json.loads(done.output)
+    values = json.loads(done.stdout)
     assert values["layout"]["parameters"] == 885_888
     assert values["cost"]["up_bytes_hour"] == 2 * values["layout"]["payload_bytes"] * 360
     assert values["cost"]["memory_bytes"] > 4 * 885_888

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator import __main__ as command
+from coordinator.commands import planning
 from coordinator.commands.checking import checked
 from coordinator.commands.planning import layout_of_run, planned, room_for_votes, votes_needed
 from node.model.spec import ModelSpec, build
@@ -52,10 +53,15 @@ def test_larger_shares_need_more_votes() -> None:
     assert votes_needed(large) == pytest.approx(votes_needed(small) * 512 / 32, rel=0.01)
 
 
-def test_the_layout_that_a_run_fixes_is_the_one_that_its_peers_have(tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
+def test_the_layout_that_a_run_fixes_is_the_one_that_its_peers_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a person who waits longer than a moment is told for what."""
+    monkeypatch.setattr(planning, "PATIENCE_SECONDS", 0.01)
+    file, told = tmp_path / "run.toml", list[str]()
     file.write_text('name = "layout"\n')
-    facts, why = layout_of_run(file)
+    facts, why = layout_of_run(file, told.append)
+    assert told == ["building the model to count it, and running a small copy of it ..."]
     assert facts is not None, why
     config = RunConfig()
     replica = Replica(bytes(32), build(ModelSpec(), 0), config.optimizer, config.optimizer.vote_size)
@@ -70,6 +76,24 @@ def test_the_layout_that_a_run_fixes_is_the_one_that_its_peers_have(tmp_path: Pa
 ])  # fmt: skip
 def test_public_addresses_are_in_blocks_and_private_ones_in_none(address: str, block: str) -> None:
     assert block_of(ipaddress.ip_address(address)) == block
+
+
+LOGS = """'[Errno -2] Name or service not known' thrown while requesting HEAD https://huggingface.co/gpt2
+Retrying in 1s [Retry 1/5].
+"""
+
+
+@pytest.mark.parametrize(
+    ("err", "says"),
+    [
+        ("error: model.config: no\nmodel.config.b: no\n", "model.config: no\nmodel.config.b: no"),
+        (f"{LOGS}error: data.tokenizer = 'gpt2': no\n", "data.tokenizer = 'gpt2': no"),
+        ("Traceback (most recent call last):\n  File\nKeyError: 'x'\n", "model: it cannot be built: KeyError: 'x'"),
+        ("", "model: it cannot be built: its process ended with -9"),
+    ],
+)
+def test_log_lines_and_tracebacks_of_the_process_reach_no_person(err: str, says: str) -> None:
+    assert planning._said(err, -9) == says
 
 
 async def test_a_run_without_a_file_has_all_defaults_and_the_example_is_one(tmp_path: Path) -> None:

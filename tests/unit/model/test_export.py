@@ -127,3 +127,64 @@ def test_sample_is_decided_by_its_seed_and_may_be_longer_than_the_context() -> N
     assert model.training
     assert torch.equal(before, torch.random.get_rng_state())
     assert sample_text(model, ByteTokenizer(), "", 1, seed=1, device=torch.device("cpu")).startswith("\n")
+
+
+class Rotary(torch.nn.Module):
+    """Buffers that are parts of one table, or one number seen many times, and a head that is tied."""
+
+    def __init__(self, kind: str = "halves") -> None:
+        super().__init__()
+        table = torch.randn(2, 16, 8)
+        self.table = torch.nn.Embedding(256, 8)
+        self.head = torch.nn.Linear(8, 256, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("cos", table[0])
+        self.register_buffer("sin", table[1] if kind == "halves" else torch.ones(1, 1).expand(16, 8))
+        self.register_buffer("again", self.cos)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        seen = self.table(ids)
+        return self.head(seen * self.cos[: ids.shape[1]] + seen * self.sin[: ids.shape[1]])
+
+
+@pytest.mark.parametrize("kind", ["halves", "expanded"])
+def test_buffers_that_share_memory_are_exported_and_come_back(kind: str, tmp_path: Path) -> None:
+    """The run had ended when its export failed, and it could never be exported."""
+    import safetensors.torch
+
+    spec = ModelSpec(factory=f"{__name__}:Rotary", kwargs={"kind": kind})
+    model, other = build(spec, 1), build(spec, 2)
+    path = export(model, ByteTokenizer(), tmp_path / "m", {})
+    held = safetensors.torch.load_file(path / "model.safetensors")
+    assert sorted(held) == ["cos", "sin", "table.weight"]
+    assert torch.equal(held["sin"], model.state_dict()["sin"])
+    if kind == "halves":  # torch itself puts nothing into a buffer that is one number seen many times
+        other.load_state_dict(held, strict=False)
+        ids = torch.arange(9)[None]
+        assert torch.equal(model(ids), other(ids))
+    assert "load_state_dict(safetensors.torch.load_file" in (path / "README.md").read_text()
+
+
+class Unwritable(torch.nn.Module):
+    """Its state has a word beside the tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(256, 256)
+
+    def get_extra_state(self) -> str:
+        return "warm"
+
+    def set_extra_state(self, state: str) -> None:
+        assert state == "warm"
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table(ids)
+
+
+def test_a_state_that_no_file_can_hold_is_an_error_that_says_how_to_go_on(tmp_path: Path) -> None:
+    with pytest.raises(
+        ExportError, match=r"'_extra_state' in its state is a str.* `swarmentum export` with the invite"
+    ):
+        export(Unwritable(), ByteTokenizer(), tmp_path / "m", {})
+    assert not list(tmp_path.iterdir())

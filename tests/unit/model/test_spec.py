@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 
 import pytest
 import torch
@@ -45,6 +46,21 @@ def test_default_is_the_documented_llama_with_the_same_bits_on_every_machine() -
     assert parameter_count(model) == 885_888
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert digest(model) == DEFAULT_DIGEST
+
+
+def test_the_library_says_nothing_about_a_sound_model(caplog: pytest.LogCaptureFixture) -> None:
+    """A GPT-2's own end of text is 50256, which is no id of a vocabulary of bytes. It warned of that twice at every start."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    logger.addHandler(caplog.handler)
+    try:
+        build(ModelSpec({"model_type": "gpt2", "vocab_size": 256, "n_layer": 1, "n_embd": 64, "n_head": 2}), 1)
+    finally:
+        logger.removeHandler(caplog.handler)
+        assert logger.level == logging.WARNING
+        logger.setLevel(level)
+    assert caplog.records == []
 
 
 def test_seed_decides_and_the_callers_random_state_stays() -> None:

@@ -23,6 +23,6 @@ def test_a_model_of_too_many_modules_is_a_mistake_and_memory_is_bounded(monkeypa
     def full(_: Any, **of_the_run: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(layout, "build_meta", full)
+    monkeypatch.setattr(layout, "shapes_of", full)
     with pytest.raises(OperatorError, match="its modules take more than 4 GiB"):
         layout.layout_of(RunConfig())

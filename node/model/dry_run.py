@@ -1,0 +1,245 @@
+"""A dry run of a run's model before anybody downloads anything: a few passes of a small copy, or of the model if it is small.
+
+Raises ModelError for a model that no run should train, a line for each fault. Refuses to call a model sound that it did not
+run: `untried` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from node.model.config_keys import idle_keys
+from node.model.examine import FAILURES, Found, PassError, examine
+from node.model.shrunken import copies
+from node.model.spec import (
+    REFUSALS,
+    SMALL_LLAMA,
+    ModelError,
+    ModelSpec,
+    build,
+    build_meta,
+    configuration,
+    parameter_count,
+)
+
+WHOLE_MAX: Final = 4_000_000
+"""A model of fewer parameters is run as it is."""
+COPY_MAX: Final = 100_000_000
+FACTORY_MAX: Final = 200_000_000
+"""Parameters of a model that is built to be run; code has no small copy."""
+SEED: Final = 0
+BYTES_VOCABULARY: Final = 256
+"""Of a tokenizer of bytes, of which none is padding."""
+CAUSAL_KEYS: Final = ("is_decoder", "causal", "is_causal")
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """`untried`: why the model was not run, or empty. `spec`: of what was run, and `loss`: of its fixed batch, in nats."""
+
+    untried: str = ""
+    notes: tuple[str, ...] = ()
+    spec: ModelSpec | None = None
+    model: nn.Module | None = None
+    loss: float | None = None
+
+
+def dry_run(
+    spec: ModelSpec, vocabulary: int, context: int, export: Callable[[ModelSpec, nn.Module], object] | None = None
+) -> DryRun:
+    """Run a run's model. `export`: tries an export of what was run, and raises OperatorError. Raises ModelError."""
+    done = _of_factory(spec, vocabulary, context) if spec.factory else _of_config(spec, vocabulary, context)
+    if done.model is not None and done.spec is not None and export is not None:
+        export(done.spec, done.model)
+    return done
+
+
+def check_keys(spec: ModelSpec) -> None:
+    """Raises ModelError for keys of a configuration that ask for what is not done. Builds nothing."""
+    if spec.config is not None:
+        configuration(spec.config)
+        if lines := idle_keys(spec.config):
+            raise ModelError("\n".join(lines))
+
+
+def shapes_of(spec: ModelSpec, *, vocabulary: int, context: int) -> nn.Module:
+    """The model without its numbers, or with them if its code cannot be built without. Raises ModelError, MemoryError."""
+    try:
+        return build_meta(spec, vocabulary=vocabulary, context=context)
+    except ModelError:
+        raise
+    except FAILURES as error:
+        if spec.factory is None:
+            raise ModelError(f"model.config: it cannot be built: {type(error).__name__}: {error}") from error
+    try:
+        return build(spec, SEED, vocabulary=vocabulary, context=context)
+    except ModelError:
+        raise
+    except FAILURES as error:
+        what = " ".join(str(error).split())
+        raise ModelError(f"{_place(spec)}: building it fails: {type(error).__name__}: {what}") from error
+
+
+def reference_loss(spec: ModelSpec, vocabulary: int, context: int) -> float:
+    """The loss of the fixed batch of a model that `dry_run` ran elsewhere. Raises ModelError."""
+    with _named(_place(spec)):
+        return examine(build(spec, SEED), vocabulary, context, mend_causality="", own_code=False, only_loss=True).loss
+
+
+def _place(spec: ModelSpec) -> str:
+    return f"model.factory = {spec.factory!r}" if spec.factory else "model.config"
+
+
+def _sound(found: Found, where: str) -> None:
+    if found.faults:
+        raise ModelError("\n".join(f"{where}: {line}" for line in found.faults))
+
+
+class _Named:
+    """Names the place of an error of a pass."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, PassError):
+            raise ModelError(f"{self._where}: {error}") from error
+
+
+def _named(where: str) -> _Named:
+    return _Named(where)
+
+
+# ---- a transformers type -----------------------------------------------------------------------------------------------
+
+
+def _of_config(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
+    config = dict(SMALL_LLAMA if spec.config is None else spec.config)
+    made = configuration(config)
+    check_keys(ModelSpec(config))
+    failed = ""
+    for copy in _candidates(config, made, vocabulary):
+        tried = ModelSpec(copy)
+        try:
+            model = build(tried, SEED)
+            found = examine(model, vocabulary, context, mend_causality=_mend_causality(made), own_code=False)
+        except (ModelError, PassError) as error:
+            if copy == config:
+                raise ModelError(
+                    f"model.config: {error}".replace("model.config: model.config", "model.config")
+                ) from error
+            failed = failed or str(error)
+            continue
+        _sound(found, "model.config")
+        return DryRun("", (*_notes(model, vocabulary), *found.notes), tried, model, found.loss)
+    why = (
+        f"a small copy of {config['model_type']!r} does not work ({failed})"
+        if failed
+        else "a small copy is still large"
+    )
+    return DryRun(f"{why}, and the whole has more than {COPY_MAX // 10**6} million parameters")
+
+
+def _candidates(config: Mapping[str, Any], made: Any, vocabulary: int) -> Iterator[dict[str, Any]]:
+    """What to run, the best first: the model itself if it is small; else copies, of which the last is the model itself."""
+    if 0 < _size(config) <= WHOLE_MAX:
+        yield dict(config)
+        return
+    for copy in copies(config, made, vocabulary):
+        if 0 < _size(copy) <= COPY_MAX:
+            yield copy
+
+
+def _size(config: Mapping[str, Any]) -> int:
+    """Parameters; 0 for a copy that its type refuses."""
+    try:
+        return parameter_count(build_meta(ModelSpec(config)))
+    except (ModelError, *FAILURES):
+        return 0
+
+
+def _mend_causality(made: Any) -> str:
+    for key in CAUSAL_KEYS:
+        if getattr(made, key, None) is False:
+            return f"set {key} = true in [model.config], or take a causal model type, for example 'llama' or 'gpt2'"
+    return "take a causal model type, for example 'llama' or 'gpt2'"
+
+
+def _notes(model: nn.Module, vocabulary: int) -> Iterator[str]:
+    """What a person may not know of a configuration that is sound."""
+    embeddings: Any = getattr(model, "get_input_embeddings", None)
+    table = None if embeddings is None else embeddings()
+    padding = getattr(table, "padding_idx", None)
+    if padding is not None and 0 <= padding < vocabulary <= BYTES_VOCABULARY:
+        yield f"model.config.pad_token_id is {padding}, a plain byte here: the model does not train this byte's embedding"
+
+
+# ---- a module of a person's own ----------------------------------------------------------------------------------------
+
+
+def _of_factory(spec: ModelSpec, vocabulary: int, context: int) -> DryRun:
+    where = _place(spec)
+    raw = _unbuilt(spec, where)
+    if raw is not None:
+        _of_kinds(raw, where)
+        if (count := parameter_count(raw)) > FACTORY_MAX:
+            return DryRun(f"it has {count:,} parameters, too many to run it here")
+    try:
+        one, other = (build(spec, SEED, vocabulary=vocabulary) for _ in range(2))
+    except MemoryError:
+        return DryRun("there is no memory to build it here")
+    except ModelError:
+        raise
+    except FAILURES as error:
+        what = " ".join(str(error).split())
+        raise ModelError(f"{where}: building it fails: {type(error).__name__}: {what}") from error
+    if differing := _differing(one, other):
+        raise ModelError(
+            f"{where}: {differing!r} is another one in each build from the same seed: draw from torch's random numbers alone, "
+            "so that each peer builds the same"
+        )
+    del other
+    mend = "mask the attention (is_causal=True), pad convolutions on the left, and take no statistics over positions"
+    with _named(where):
+        found = examine(one, vocabulary, context, mend_causality=mend, own_code=True)
+    _sound(found, where)
+    return DryRun("", found.notes, spec, one, found.loss)
+
+
+def _unbuilt(spec: ModelSpec, where: str) -> nn.Module | None:
+    """The module on the meta device, before its parameters become fp32; None if it needs numbers to be built."""
+    try:
+        return build_meta(spec)
+    except ModelError:
+        raise
+    except REFUSALS:
+        return None
+
+
+def _of_kinds(model: nn.Module, where: str) -> None:
+    """Raises ModelError for parameters that are not fp32: a run makes them fp32, which the code may not expect."""
+    for name, parameter in model.named_parameters():
+        if not is_lazy(parameter) and parameter.dtype != torch.float32:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{where}: parameter {name!r} is {kind}, and a run's weights are fp32: build it in fp32; each peer chooses how "
+                "it computes with --precision"
+            )
+
+
+def _differing(one: nn.Module, other: nn.Module) -> str:
+    """The name of a tensor that differs between two builds; empty if none does."""
+    tensors: dict[str, Tensor] = dict((*other.named_parameters(), *other.named_buffers()))
+    for name, tensor in (*one.named_parameters(), *one.named_buffers()):
+        if not torch.equal(tensor.nan_to_num(), tensors[name].nan_to_num()):
+            return name
+    return ""

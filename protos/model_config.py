@@ -1,0 +1,53 @@
+"""The section [model] of a run.toml: which network is trained, and the loss that peers compare with their own (ADR 68)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from protos.mistakes import FACTORY, Mistake
+from protos.optimizer_config import Section
+
+
+class ReferenceLoss(Section):
+    """A loss that peers compare with their own before they train: other versions of a library may compute another one."""
+
+    config: dict[str, Any] | None = None
+    """The small copy of `model.config` that it is of; without it, the model itself."""
+
+    loss: float
+    """Of a fixed batch, in nats a token, with the weights that seed 0 gives."""
+
+    made_with: str = Field(max_length=200)
+    """The versions of the libraries that computed it."""
+
+
+class ModelConfig(Section):
+    """Which network is trained; by default a small byte-level Llama of 0.89 M parameters."""
+
+    config: dict[str, Any] | None = None
+    """A transformers AutoConfig as a table: `model_type` and whatever that type takes."""
+
+    factory: str | None = Field(default=None, pattern=FACTORY)
+    """`module:function` that returns a torch.nn.Module; every peer must have the module installed."""
+
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the factory."""
+
+    reference: ReferenceLoss | None = None
+    """`run create` fills this in after its dry run; leave it out."""
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, inner: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As before there was a reference, so that runs without one keep their bytes."""
+        values: dict[str, Any] = inner(self)
+        return values if self.reference is not None else {k: v for k, v in values.items() if k != "reference"}
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelConfig:
+        if self.config is not None and self.factory is not None:
+            raise Mistake("give either `config` or `factory`, not both", "factory", "config")
+        if self.kwargs and self.factory is None:
+            raise Mistake("`kwargs` are the factory's: give `factory` too", "kwargs", "factory")
+        return self

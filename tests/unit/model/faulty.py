@@ -1,0 +1,213 @@
+"""Factories of modules that no run should train, each with one fault, and of sound ones that look like them."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import torch
+from torch import Tensor, nn
+
+WIDTH = 16
+
+
+class Sound(nn.Module):
+    """Each token sees those before it: a running mean. `kind` names what is out of the ordinary."""
+
+    def __init__(self, kind: str = "", ids: int = 256) -> None:
+        super().__init__()
+        self.kind = kind
+        self.table = nn.Embedding(ids, WIDTH)
+        self.mid = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, ids)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """More parts of a kind."""
+
+    def mixed(self, seen: Tensor) -> Tensor:
+        """[batch, context, width], of the tokens up to each."""
+        places = torch.arange(1, seen.shape[1] + 1)[None, :, None]
+        return seen.cumsum(1) / places
+
+    def forward(self, ids: Tensor) -> object:
+        return self.head(self.mid(self.mixed(self.table(ids))).relu())
+
+
+class LookingAhead(Sound):
+    """Sees later tokens: all of them, the next one, in training alone, or by the largest number of a sample."""
+
+    def mixed(self, seen: Tensor) -> Tensor:
+        if self.kind == "mean" or (self.kind == "training" and self.training):
+            return seen + seen.mean(1, keepdim=True)
+        if self.kind == "next":
+            return seen + seen.roll(-1, 1)
+        if self.kind == "scale":
+            return seen / seen.abs().amax((1, 2), keepdim=True)
+        return super().mixed(seen)
+
+
+class Remembering(Sound):
+    """Keeps something of the passes before, in a buffer or elsewhere."""
+
+    def prepare(self) -> None:
+        if self.kind in ("tracking", "batch"):
+            self.norm = nn.BatchNorm1d(WIDTH, track_running_stats=self.kind == "tracking")
+        self.register_buffer("count", torch.zeros(()))
+        self.mean = torch.zeros(WIDTH)
+
+    def mixed(self, seen: Tensor) -> Tensor:
+        seen = super().mixed(seen)
+        if self.kind in ("tracking", "batch"):
+            return self.norm(seen.transpose(1, 2)).transpose(1, 2)
+        if self.kind == "counter":
+            self.count += 1
+        if self.kind == "attribute":
+            out = seen + self.mean
+            if self.training:
+                self.mean = 0.9 * self.mean + seen.detach().mean((0, 1))
+            return out
+        if self.kind == "own parameter":
+            with torch.no_grad():
+                self.mid.weight.mul_(0.99)
+        return seen
+
+
+class Drawing(Sound):
+    """Draws, or looks at a clock, where a run needs one answer."""
+
+    def prepare(self) -> None:
+        self.passes = 0
+
+    def mixed(self, seen: Tensor) -> Tensor:
+        self.passes += 1
+        seen = super().mixed(seen)
+        match self.kind:
+            case "always":
+                return nn.functional.dropout(seen, 0.1, training=True)
+            case "python":
+                return seen * (1 + random.random())
+            case "clock":
+                return seen * (1 + time.perf_counter_ns() % 1000 / 1000)
+            case "calls":
+                return seen * (1 + self.passes % 7)
+            case _:
+                return nn.functional.dropout(seen, 0.5, training=self.training)
+
+
+class Capacity(Sound):
+    """An expert that takes four tokens of a batch, the first ones that want it."""
+
+    def mixed(self, seen: Tensor) -> Tensor:
+        seen = super().mixed(seen)
+        wants = (seen[..., 0] > 0).flatten()
+        taken = (wants & (wants.cumsum(0) <= 4)).view(seen.shape[:2])
+        return torch.where(taken[..., None], 2 * seen, seen)
+
+
+class Cut(Sound):
+    """Gradients that do not come back, or are no numbers."""
+
+    def prepare(self) -> None:
+        self.spare = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, ids: Tensor) -> object:
+        seen = self.mid(self.mixed(self.table(ids))).relu()
+        match self.kind:
+            case "detached":
+                return self.head(seen).detach()
+            case "unused":
+                return self.head(seen)
+            case "nan":
+                return self.head(self.spare(seen)) / 0.0 * 0.0
+            case "zero":
+                return self.head(self.spare(seen)) * 0.0
+            case _:
+                return self.head(self.spare(seen))
+
+
+class Answering(Sound):
+    """Answers with more than logits, asks for more than ids, or takes few tokens."""
+
+    def prepare(self) -> None:
+        self.places = nn.Embedding(24, WIDTH)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> object:
+        seen = self.table(ids) + self.places(torch.arange(ids.shape[1]) % (1000 if self.kind == "short" else 24))
+        logits = self.head(self.mid(self.mixed(seen)).relu())
+        match self.kind:
+            case "mask":
+                assert mask is not None, "needs a mask"
+            case "tuple":
+                return logits, seen.square().mean()
+            case "dict":
+                return {"logits": logits, "aux_loss": seen.square().mean()}
+            case "none":
+                return logits, None
+        return logits
+
+
+class Experts(Sound):
+    """Eight experts, of which each token takes one; most get no gradient from a few tokens."""
+
+    def prepare(self) -> None:
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8))
+
+    def mixed(self, seen: Tensor) -> Tensor:
+        out = super().mixed(seen)
+        chosen = out[..., 0] > 0
+        return torch.where(chosen[..., None], self.experts[0](out), self.experts[5](out))
+
+
+class Kept(Sound):
+    """A state that an export loses, or cannot hold."""
+
+    def prepare(self) -> None:
+        self.register_buffer(
+            "mask", torch.ones(1, 1).expand(128, WIDTH) if self.kind == "expanded" else torch.ones(1, WIDTH)
+        )
+        self.scale = torch.randn(WIDTH) if self.kind == "unsaved" else torch.ones(WIDTH)
+
+    def get_extra_state(self) -> str | Tensor:
+        return "warm" if self.kind == "word" else torch.zeros(1)
+
+    def set_extra_state(self, state: object) -> None:
+        """It has none to take."""
+
+    def mixed(self, seen: Tensor) -> Tensor:
+        return super().mixed(seen) * self.mask[: seen.shape[1]] * self.scale
+
+
+KINDS = {
+    kind.__name__: kind for kind in (Sound, LookingAhead, Remembering, Drawing, Capacity, Cut, Answering, Experts, Kept)
+}
+
+
+def make(name: str, kind: str = "") -> nn.Module:
+    return KINDS[name](kind)
+
+
+def in_bf16() -> nn.Module:
+    model = Sound()
+    model.head.to(torch.bfloat16)
+    return model
+
+
+def lazy() -> nn.Module:
+    model = Sound()
+    model.mid = nn.LazyLinear(WIDTH)
+    return model
+
+
+def of_python() -> nn.Module:
+    model = Sound()
+    with torch.no_grad():
+        model.mid.weight.fill_(random.random())
+    return model
+
+
+def of_numbers() -> nn.Module:
+    """Cannot be built on the meta device, and is sound."""
+    model = Sound()
+    assert float(model.mid.weight.abs().sum()) > 0
+    return model

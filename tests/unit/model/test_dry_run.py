@@ -1,0 +1,171 @@
+"""A dry run: each fault of a model that would spoil a run is named, and sound models pass."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from node.model.dry_run import dry_run, reference_loss
+from node.model.spec import SMALL_LLAMA, ModelError, ModelSpec
+
+HERE = "tests.unit.model.faulty"
+SMALL = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+
+
+def code(name: str, kind: str = "", **more: Any) -> ModelSpec:
+    return ModelSpec(factory=f"{HERE}:make", kwargs={"name": name, "kind": kind, **more})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("LookingAhead", "mean", "an earlier position sees a later token"),
+        ("LookingAhead", "next", "an earlier position sees a later token"),
+        ("LookingAhead", "training", "an earlier position sees a later token"),
+        ("LookingAhead", "scale", "an earlier position sees a later token"),
+        (
+            "Remembering",
+            "tracking",
+            "BatchNorm1d 'norm' changes its buffer 'running_mean', 'running_var'.* in training.*use LayerNorm",
+        ),
+        ("Remembering", "batch", "depend on the other samples of its batch|sees a later token"),
+        ("Remembering", "counter", "Remembering '' changes its buffer 'count'"),
+        ("Remembering", "attribute", "depend on the batches before|what it kept before"),
+        ("Remembering", "own parameter", "Linear 'mid' changes its parameter 'weight' in a forward pass"),
+        ("Drawing", "always", "draws random numbers in eval mode"),
+        ("Drawing", "python", "draws random numbers in eval mode"),
+        ("Drawing", "clock", "looks at a clock or a counter"),
+        ("Drawing", "calls", "looks at a clock or a counter"),
+        ("Capacity", "", "depend on the other samples of its batch"),
+        ("Cut", "detached", "depend on no trained parameter"),
+        ("Cut", "unused", r"2 of 7 parameters get no gradient.*spare.weight"),
+        ("Cut", "nan", "the loss is nan before any training"),
+        ("Cut", "zero", "every gradient is 0"),
+        ("Answering", "mask", "fails: AssertionError: needs a mask"),
+        ("Answering", "tuple", "a loss of its own .part 1 of its answer."),
+        ("Answering", "dict", "a loss of its own .aux_loss."),
+        ("Answering", "short", "IndexError: index out of range.*lower data.context"),
+    ],
+)
+def test_a_factory_with_a_fault_is_refused_by_name(name: str, kind: str, says: str) -> None:
+    with pytest.raises(ModelError, match=f"(?s)model.factory = '{HERE}:make': .*({says})"):
+        dry_run(code(name, kind), 256, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("Sound", ""), ("Drawing", "dropout"), ("Cut", ""), ("Answering", "none"), ("Experts", "")]
+)
+def test_a_sound_factory_passes(name: str, kind: str) -> None:
+    state, numbers = torch.random.get_rng_state(), random.getstate()
+    done = dry_run(code(name, kind), 256, 20)
+    assert (done.untried, done.notes) == ("", ())
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert numbers == random.getstate()
+    assert done.spec is not None
+    assert reference_loss(done.spec, 256, 20) == done.loss
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("in_bf16", "parameter 'head.weight' is bfloat16, and a run's weights are fp32"),
+        ("lazy", "parameter 'mid.weight' has no shape before the first pass"),
+        ("of_python", "'mid.weight' is another one in each build from the same seed"),
+    ],
+)
+def test_builds_that_a_run_cannot_use(factory: str, says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        dry_run(ModelSpec(factory=f"{HERE}:{factory}"), 256, 20)
+
+
+def test_a_factory_that_needs_numbers_is_run() -> None:
+    assert dry_run(ModelSpec(factory=f"{HERE}:of_numbers"), 256, 20).untried == ""
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "rembert"])
+def test_types_that_see_later_tokens_are_refused_unless_they_are_decoders(kind: str) -> None:
+    config = {**SMALL, "model_type": kind, "max_position_embeddings": 66}
+    with pytest.raises(ModelError, match=r"an earlier position sees a later token.*set is_decoder = true"):
+        dry_run(ModelSpec(config), 256, 32)
+    assert dry_run(ModelSpec({**config, "is_decoder": True}), 256, 32).untried == ""
+
+
+def test_a_large_model_is_run_as_a_small_copy() -> None:
+    config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 80, "num_attention_heads": 64}
+    done = dry_run(ModelSpec({**config, "num_key_value_heads": 8, "vocab_size": 50000}), 50000, 1024)
+    assert done.untried == ""
+    assert done.spec is not None
+    assert done.spec.config is not None
+    assert (done.spec.config["num_hidden_layers"], done.spec.config["hidden_size"]) == (2, 128)
+
+
+def test_a_sample_that_is_longer_than_the_positions_is_refused() -> None:
+    """A RoBERTa counts positions from 2, so that 64 of them are enough for 62 tokens."""
+    config = {**SMALL, "model_type": "roberta", "is_decoder": True, "max_position_embeddings": 64}
+    with pytest.raises(ModelError, match=r"a pass of 64 tokens fails: .*raise max_position_embeddings"):
+        dry_run(ModelSpec(config), 256, 64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "says"),
+    [
+        ("llama", {"n_layers": 12}, "model.config.n_layers = 12: .*no such key of 'llama'; near it: num_hidden_layers"),
+        ("llama", {"hiden_size": 64}, "model.config.hiden_size = 64: .*near it: .*hidden_size"),
+        ("gpt2", {"num_key_value_heads": 2}, "model.config.num_key_value_heads"),
+        ("llama", {"dtype": "bfloat16"}, "model.config.dtype = 'bfloat16': a run's weights are fp32: remove it"),
+        ("llama", {"torch_dtype": "float16"}, "model.config.torch_dtype = 'float16': a run's weights are fp32"),
+        ("llama", {"quantization_config": {"bits": 4}}, "model.config.quantization_config"),
+        ("llama", {"label_smoothing": 0.1}, "label_smoothing = 0.1: .*without smoothing"),
+        ("llama", {"loss_type": "ForMaskedLM"}, "loss_type = 'ForMaskedLM': the training here has the next-token loss"),
+        ("llama", {"gradient_checkpointing": True}, "--activation-checkpointing"),
+        ("llama", {"num_labels": 5}, "num_labels = 5: it belongs to a classifier"),
+        ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "a run trains LlamaForCausalLM"),
+        ("mixtral", {"output_router_logits": True}, "output_router_logits = True"),
+        ("mixtral", {"router_aux_loss_coef": 0}, "^[^\n]*expected float, got int[^\n]*$"),
+        ("mixtral", {"router_aux_loss_coef": 0.02}, "router_aux_loss_coef = 0.02: .*leaves this term out"),
+        ("deepseek_v3", {"num_nextn_predict_layers": 2}, "trains no layers that predict further tokens"),
+        ("gemma3", {"text_config": {"hidden_sizes": 8}}, "model.config.text_config.hidden_sizes = 8"),
+    ],
+)
+def test_keys_that_ask_for_what_is_not_done_are_refused(kind: str, keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        dry_run(ModelSpec({"model_type": kind, **keys}), 256, 32)
+
+
+def test_all_keys_are_named_at_once_and_defaults_ask_for_nothing() -> None:
+    sound = {
+        "dtype": "float32",
+        "use_cache": True,
+        "attention_dropout": 0.1,
+        "rope_theta": 1e6,
+        "router_aux_loss_coef": 0.001,
+    }
+    with pytest.raises(ModelError) as told:
+        dry_run(ModelSpec({**SMALL, "model_type": "mixtral", **sound, "n_head": 2, "num_labels": 3}), 256, 32)
+    assert [line.split(" =")[0] for line in str(told.value).splitlines()] == [
+        "model.config.n_head",
+        "model.config.num_labels",
+    ]
+    mixture = {**SMALL, "model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4, **sound}
+    assert (
+        dry_run(
+            ModelSpec({**mixture, "router_aux_loss_coef": 0.0, "architectures": ["MixtralForCausalLM"]}), 256, 32
+        ).untried
+        == ""
+    )
+
+
+def test_the_small_llama_is_sound_and_its_loss_is_the_same_twice() -> None:
+    done = dry_run(ModelSpec(), 256, 128)
+    assert (done.untried, done.notes) == ("", ())
+    assert done.spec == ModelSpec(dict(SMALL_LLAMA))
+    assert done.loss == dry_run(ModelSpec(), 256, 128).loss
