@@ -126,7 +126,9 @@ def _back_of_type(model: nn.Module, tokenizer: Tokenizer, where: str) -> nn.Modu
             raise ModelError(f"{where}: its export fails, and nobody could use the result: {error.why}") from error
         try:
             with no_progress_bar():
-                back: nn.Module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+                back: nn.Module = AutoModelForCausalLM.from_pretrained(
+                    path, dtype=torch.float32, trust_remote_code=False
+                )
         except FAILURES as error:
             raise ModelError(f"{where}: its export cannot be loaded again: {_why(error)}") from error
         return back

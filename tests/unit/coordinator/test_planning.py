@@ -60,7 +60,7 @@ def test_the_layout_that_a_run_fixes_is_the_one_that_its_peers_have(
     monkeypatch.setattr(planning, "PATIENCE_SECONDS", 0.01)
     file, told = tmp_path / "run.toml", list[str]()
     file.write_text('name = "layout"\n')
-    facts, why = layout_of_run(file, told.append)
+    facts, why = layout_of_run(file, told=told.append)
     assert told == ["building the model to count it, and running a small copy of it ..."]
     assert facts is not None, why
     config = RunConfig()
