@@ -59,6 +59,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             return pb.GetRunResponse(bootstrap=self._bootstrap(runtime, context, without=b""))
         answer = self.hub.describe(runtime)
         answer.bootstrap.extend(self._bootstrap(runtime, context, without=b""))
+        answer.unix_ms = clocks.unix_ms()
         return answer
 
     @answered

@@ -15,6 +15,7 @@ from node.doctor.facts import Devices, Fault, Here, OwnText
 from node.donor.conditions import State
 from node.donor.settings import LiveSettings
 from protos.amounts import amount
+from protos.wall_clock import SET_IT
 
 DISK_BYTES_MIN = 2 * 10**9
 """Room for a small run: its snapshots, and other peers' votes since the last one."""
@@ -133,6 +134,8 @@ def clock(found: Here | Fault) -> Line:
     """Whether the clock is kept right. No decision of a run depends on it."""
     if isinstance(found, Fault):
         return unknown("clock", found)
+    if found.clock_wrong:
+        return wrong_clock(found.clock_wrong)
     if found.clock_kept is None:
         return unknown("clock", Fault("the system does not say whether it keeps the clock right"))
     if found.clock_kept:
@@ -143,6 +146,12 @@ def clock(found: Here | Fault) -> Line:
         "nothing keeps the clock right; times in logs may be wrong, a run does not depend on them",
         "Turn on automatic time in the system settings.",
     )
+
+
+def wrong_clock(why: str) -> Line:
+    """A clock that says another time than it is. The peer trains with it, and keeps its hours by it."""
+    text = f"{why}; `hours`, the month's traffic, logs, QUIC and relays need the right time"
+    return Line("clock", Verdict.WARNING, text, SET_IT)
 
 
 def ports(found: Here | Fault) -> Line:

@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from node.donor import awake
 from node.model.device import DeviceError, devices, pick_device
 from node.model.room import room_of
 from node.overlay.ports import check_port_free
+from protos import wall_clock
 from protos.errors import OperatorError
 from protos.log import FORMAT_VERSION
 from protos.version import software_version
@@ -62,6 +64,7 @@ def here(settings: PeerSettings) -> Here:
         home=str(settings.home),
         disk_free=free_at(settings.home),
         clock_kept=clock_kept(),
+        clock_wrong=wall_clock.too_early(datetime.now(UTC)),
         listen=settings.listen,
         port_fault=port_fault(settings),
         on_battery=on_battery(SYSFS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from node.doctor.facts import Fault, Found, InLine, Others, Reach, Seat
-from node.doctor.lines import Line, Verdict, texts, unknown
+from node.doctor.lines import Line, Verdict, texts, unknown, wrong_clock
 from node.doctor.predict import SECONDS_AN_HOUR, Prediction, predict
 from protos.address import Scope, scope_of, usable
 from protos.amounts import amount
@@ -24,6 +24,7 @@ def of_run(found: Found) -> list[Line]:
     lines = [
         coordinator(found),
         run(found.facts),
+        clock(found.facts),
         asks(found.asks),
         admission(found.admitted),
         *texts(found.texts),
@@ -61,6 +62,11 @@ def run(facts: Others | Fault) -> Line:
     if facts.phase == "finished":
         return Line("run", Verdict.PROBLEM, text, "Ask the run's operator for the link of another run.")
     return Line("run", Verdict.OK, text)
+
+
+def clock(facts: Others | Fault) -> Line | None:
+    """A clock that is not the coordinator's; None if they agree."""
+    return None if isinstance(facts, Fault) or not facts.clock_wrong else wrong_clock(facts.clock_wrong)
 
 
 def asks(asked: str | Fault) -> Line:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import structlog
@@ -22,6 +23,7 @@ from node.swarm.counters import Counters
 from node.swarm.events import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import About
 from node.swarm.session import Session
+from protos import wall_clock
 from protos.errors import NetworkError, RefusedError, StoppedError
 from protos.evaluation import Evaluation
 from protos.log import SignedEntry, Verdict
@@ -117,6 +119,8 @@ class Swarm:
         """Reach the coordinator and read the run's facts. Waits while the coordinator is away, and while the run is full.
         Raises RefusedError if it does not admit this peer, NetworkError after so many seconds without a coordinator."""
         facts = self._patiently(self._session.connect, patience_seconds)
+        if why := wall_clock.wrong(datetime.now(UTC), facts.unix_ms):
+            structlog.get_logger("peer").warning("the clock is wrong", why=why, todo=wall_clock.SET_IT)
         self._wait_in_line(anchor=anchor, step=facts.head_step, patience_seconds=patience_seconds)
         return facts
 

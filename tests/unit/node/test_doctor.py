@@ -105,6 +105,16 @@ def test_memory_disk_clock_ports_and_power() -> None:
     assert verdict(lines.power(replace(HERE, on_battery=False))) is Verdict.OK
 
 
+def test_a_wrong_clock_is_a_warning_with_its_time_alone_and_against_the_coordinators() -> None:
+    line = lines.clock(replace(HERE, clock_wrong="this machine's clock says 1972-02-22 00:00 UTC"))
+    assert line.verdict is Verdict.WARNING
+    assert "1972-02-22" in line.text
+    assert "timedatectl" in line.todo
+    named = run_lines.of_run(replace(FOUND, facts=replace(OTHERS, clock_wrong="they are 3 d 0 h apart")))
+    assert [(line.name, line.verdict) for line in named if "3 d" in line.text] == [("clock", Verdict.WARNING)]
+    assert not [line for line in run_lines.of_run(FOUND) if line.name == "clock"]
+
+
 def test_a_fact_that_was_not_found_is_said_and_stops_nothing() -> None:
     found = lines.of_machine(Fault("no answer within 30 s"), Fault("no answer within 30 s"))
     assert {line.verdict for line in found} == {Verdict.UNKNOWN}
