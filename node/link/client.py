@@ -108,7 +108,7 @@ class CoordinatorClient:
             self._at, self._channel = address, pinned_aio_channel(address, pem, _OPTIONS)
             self._opened.append(self._channel)
             return
-        until = time.monotonic() + TAKE_OVER_SECONDS_MAX
+        until, waits = time.monotonic() + TAKE_OVER_SECONDS_MAX, patience.waits()
         while True:
             try:
                 await self.move()
@@ -116,7 +116,7 @@ class CoordinatorClient:
             except NetworkError:
                 if time.monotonic() > until:
                     raise
-            await asyncio.sleep(TAKE_OVER_RETRY_SECONDS_MAX)
+            await asyncio.sleep(waits.next(TAKE_OVER_RETRY_SECONDS_MAX))
 
     async def move(self) -> bool:
         """Move to the coordinator that acts, of several. Returns whether it is another one than before.
@@ -195,7 +195,7 @@ class CoordinatorClient:
 
     async def reach_run(self, patience_seconds: float) -> tuple[pb.GetRunResponse, RunConfig]:
         """As `get_run`; waits for an absent coordinator, and moves to another one that acts."""
-        give_up, delay = time.monotonic() + patience_seconds, patience.RETRY_SECONDS_MIN
+        give_up, waits = time.monotonic() + patience_seconds, patience.waits()
         while True:
             try:
                 return await self.get_run()
@@ -204,8 +204,7 @@ class CoordinatorClient:
                     raise
             with suppress(NetworkError):
                 await self.move()
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
+            await asyncio.sleep(waits.next())
 
     async def may_join(self, *, anchor: bool = False) -> str:
         """Raise RefusedError with the reason if the coordinator would not admit this peer with any model.
@@ -337,7 +336,7 @@ class CoordinatorClient:
     async def entries(self, from_step: int) -> tuple[list[bytes], int]:
         """A page of the log as serialised envelopes, and the head's step."""
         request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=from_step)
-        give_up, delay = time.monotonic() + BUSY_SECONDS_MAX, patience.RETRY_SECONDS_MIN
+        give_up, waits = time.monotonic() + BUSY_SECONDS_MAX, patience.waits()
         while True:  # the coordinator tells the reader of a long log to wait now and then
             try:
                 response = await self._call("ListEntries", request)
@@ -345,8 +344,7 @@ class CoordinatorClient:
             except BusyError:
                 if time.monotonic() > give_up:
                     raise
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
+            await asyncio.sleep(waits.next())
         return [entry.SerializeToString(deterministic=True) for entry in response.entries], response.head_step
 
     def _next(self) -> int:

@@ -27,6 +27,7 @@ from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings
 from node.overlay.tasks import Tasks
 from protos.address import usable
 from protos.errors import NetworkError
+from protos.waits import Waits
 
 # A peer behind a router tries BOOTSTRAP_TRIES times to reach its first relay, about 20 s, before it gives up.
 BOOTSTRAP_TRIES = 8
@@ -80,7 +81,7 @@ class Daemon:
         self._tasks, self._log = tasks, log
         self._p2p: Any = None
         self._closing = False
-        self._delay = 0.0
+        self._restart_waits = Waits(patience.RETRY_SECONDS_MIN, RESTART_SECONDS_MAX)
         self.memory_bytes_max = settings.memory_bytes_max
         """A daemon that takes more is ended, and the next one starts; None: no limit."""
         self._changed: asyncio.Event | None = None
@@ -157,7 +158,7 @@ class Daemon:
 
     async def _process(self, options: dict[str, Any], initial: Sequence[str] = (), tries: int = 1) -> P2P:
         """A running p2pd that is connected to one of `initial`. Raises NetworkError after so many tries."""
-        delay = patience.RETRY_SECONDS_MIN
+        waits = patience.waits()
         for left in reversed(range(tries)):
             try:
                 flags = self._relaying()
@@ -167,8 +168,7 @@ class Daemon:
                 if not left:
                     raise NetworkError(f"the libp2p daemon did not start: {error}") from error
                 self._log.info("the libp2p daemon did not start; trying again", tries_left=left, error=str(error))
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, patience.RETRY_SECONDS_MAX)
+            await asyncio.sleep(waits.next())
         raise AssertionError("no try was allowed")
 
     def _relaying(self) -> tuple[str, ...]:
@@ -182,23 +182,27 @@ class Daemon:
         await memory.bounded(p2p._child, lambda: self.memory_bytes_max, self._log)
         if self._closing or p2p is not self._p2p:
             return
+        delay = 0.0
         if self._changed is None:
             self.restarts += 1
             steady = time.monotonic() - began >= STEADY_SECONDS
-            self._delay = 0.0 if steady else min(max(2 * self._delay, patience.RETRY_SECONDS_MIN), RESTART_SECONDS_MAX)
-            self._log.warning("the libp2p daemon died; starting it again", restarts=self.restarts, seconds=self._delay)
+            if steady:
+                self._restart_waits.reset()
+            delay = 0.0 if steady else self._restart_waits.next()
+            self._log.warning(
+                "the libp2p daemon died; starting it again", restarts=self.restarts, seconds=round(delay, 3)
+            )
         with suppress(*FAILURES):
             await p2p.shutdown()  # closes the files of the dead daemon
         if self._changed is None:
-            await asyncio.sleep(self._delay)
-        delay = patience.RETRY_SECONDS_MIN
+            await asyncio.sleep(delay)
+        waits = patience.waits()
         while not self._closing:
             try:
                 await self._launch(initial, ready, restarted)
             except (NetworkError, *FAILURES) as error:
                 self._log.warning("the libp2p daemon does not start", error=str(error))
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
+                await asyncio.sleep(waits.next())
                 continue
             await restarted()
             if self._changed is not None:

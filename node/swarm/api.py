@@ -31,6 +31,7 @@ from protos.owner import Owner
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
+from protos.waits import Waits
 
 EVENTS_MAX = 256
 FAILURE_SECONDS_MAX = 5.0
@@ -126,14 +127,15 @@ class Swarm:
 
     def _patiently(self, call: Callable[[], Coroutine[Any, Any, T]], patience_seconds: float, step: int = 0) -> T:
         """The call's result. A coordinator that does not answer is asked again, with a growing wait between two tries."""
-        give_up, delay = time.monotonic() + patience_seconds, patience.RETRY_SECONDS_MIN
-        again = patience.Again()
+        give_up, again = time.monotonic() + patience_seconds, patience.Again()
+        waits = Waits(patience.RETRY_SECONDS_MIN, AWAY_SECONDS_MAX)
         while True:
             try:
                 result = self._call(call(), START_SECONDS_MAX, stoppable=True)
                 self._waits_for = ""
                 return result
             except NetworkError as error:
+                delay = waits.next()
                 if time.monotonic() + delay > give_up:
                     raise
                 why = printable(str(error))
@@ -141,7 +143,6 @@ class Swarm:
             if again.worth(why, time.monotonic()):
                 structlog.get_logger("peer").info("coordinator away; trying again", why=why, step=step)
             self._sleep(delay)
-            delay = min(2 * delay, AWAY_SECONDS_MAX)
 
     def tell_failure(self, reason: pb.JoinFailure) -> None:
         """Tell the operator what keeps this peer from joining. NetworkError, RefusedError."""

@@ -24,10 +24,12 @@ from protos.run_config import RunConfig
 from protos.status import error_of
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
+from protos.waits import Waits
 
 CALL_SECONDS_MAX = 10.0
 POLL_SECONDS = 5.0
-RETRY_SECONDS = 2.0
+RETRY_SECONDS_MIN = 2.0
+RETRY_SECONDS_MAX = 8.0
 BOOTSTRAP_MAX = 8 * limits.ADDRESSES_MAX
 STOP_SECONDS_MAX = 3.0
 # The bytes of a page of the longest entries.
@@ -100,7 +102,7 @@ class LogReader(threading.Thread):
 
     def run(self) -> None:
         """Read until stopped."""
-        due = time.monotonic()
+        due, waits = time.monotonic(), Waits(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         while not self._stopping:
             try:
                 if self._channel is None:
@@ -108,13 +110,14 @@ class LogReader(threading.Thread):
                 if time.monotonic() >= due:
                     self._tell(self._facts())
                     due = time.monotonic() + POLL_SECONDS
+                    waits.reset()
                 step, self._wanted = self._wanted, None
                 if step is not None:
                     self._tell(self._page(step))
             except NetworkError as error:
                 self._close()
                 self._tell(Away(error))
-                due = time.monotonic() + RETRY_SECONDS
+                due = time.monotonic() + waits.next()
             except RefusedError as error:
                 self._tell(Denied(error))
                 break
