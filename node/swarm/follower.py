@@ -74,14 +74,16 @@ class Follower:
                     behind = False
                     await self._give_back()
                 async for event in self._client.follow(self._view.step):
-                    waits.reset()
+                    if not self._membership.used_twice:
+                        waits.reset()
                     heard, self._view.away = time.monotonic(), ""
                     await self._handle(event)
                 problem: SwarmentumError = NetworkError("the coordinator ended the stream")
                 away = True
             except SessionLostError as error:
                 problem, lost = error, True
-                waits.reset()  # the coordinator is there: no long wait as for an absent one
+                if not self._membership.used_twice:
+                    waits.reset()  # the coordinator is there: no long wait as for an absent one
             except BehindError as error:
                 problem, behind = error, True
             except NetworkError as error:

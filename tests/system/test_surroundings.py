@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.local_swarm import SURROUNDINGS, TINY_MODEL, LocalSwarm
+from tests.system.local_swarm import SURROUNDINGS, TINY_MODEL, LocalSwarm, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 LIBRARY = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
@@ -87,3 +88,19 @@ def test_a_proxy_is_not_asked_for_a_coordinator(swarm: LocalSwarm) -> None:
     proxies = dict.fromkeys(("https_proxy", "HTTPS_PROXY", "http_proxy", "grpc_proxy"), "http://127.0.0.1:9")
     done = run("status", swarm.link, "--json", no_proxy="", NO_PROXY="", **proxies)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long
+def test_a_home_on_two_machines_is_told_to_both(swarm: LocalSwarm) -> None:
+    swarm.join("ada")
+    swarm.wait_step("ada", 3)
+    (swarm.folder / "copy").mkdir()
+    shutil.copy(swarm.folder / "ada" / "identity.key", swarm.folder / "copy")
+    swarm.join("copy")
+    for name in ("ada", "copy"):
+        [told, *_] = wait_for("a word", lambda name=name: swarm.events(name, "two machines use one identity"))
+        assert "127.0.0.1" in told["why"]
+        assert "delete identity.key in the home of one of the two" in told["todo"]
+    for name in ("copy", "ada"):
+        swarm.processes[name].interrupt()
+        assert swarm.processes[name].finish()[0] == 130

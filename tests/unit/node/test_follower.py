@@ -50,7 +50,7 @@ async def test_a_coordinator_that_has_come_back_is_joined_at_once(monkeypatch: p
     log = SimpleNamespace(info=lambda *words, **values: None)
     anything: Any = SimpleNamespace(pause=lambda: None, emit=emit, log=log, step=7)
     client: Any = Client()
-    membership: Any = SimpleNamespace(join=join)
+    membership: Any = SimpleNamespace(join=join, used_twice=False)
     follower = Follower(
         b"me",
         client,
