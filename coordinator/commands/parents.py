@@ -15,9 +15,10 @@ import grpc
 from coordinator.commands.operator import Operator
 from protos.changes import in_force
 from protos.errors import NetworkError, OperatorError, RefusedError
-from protos.invite import Invite, is_link
+from protos.invite import Invite
 from protos.limits import HASH_BYTES
 from protos.log import open_entry, run_id_of
+from protos.pasted import is_link
 from protos.pinned import fetch_certificate, pinned_channel
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body, start_from_body

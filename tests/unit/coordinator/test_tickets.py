@@ -340,7 +340,7 @@ async def test_a_disk_that_fails_admits_nobody_and_uses_nothing(tmp_path: Path) 
                 stop = "CREATE TRIGGER full BEFORE INSERT ON records WHEN NEW.kind = 'used' "
                 connection.execute(sa.text(stop + "BEGIN SELECT RAISE(ABORT, 'disk full'); END"))
             first, second = peer(made["invite"], 0), peer(made["invite"], 1)
-            with pytest.raises(NetworkError, match="disk full"):
+            with pytest.raises(NetworkError, match="disk is full"):
                 await first.join()
             with here.journal._engine.begin() as connection:
                 connection.execute(sa.text("DROP TRIGGER full"))
