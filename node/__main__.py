@@ -39,6 +39,7 @@ from node.commands.options import (
     need_node_extra,
 )
 from node.imports import many_imports
+from protos.about import add_about
 from protos.console import configure_logging, exit_with
 from protos.signals import leaving_at_once
 
@@ -385,6 +386,9 @@ def start_from(
     print(f"{named} is stored in {settings.home} as a starting state of {values['parameters']} parameters.")
     print(f"Create the run: swarmentum-coordinator run create {file} --from {out}")
     print("Then start a peer or an anchor with this --home: it gives the state to the others.")
+
+
+add_about(app)
 
 
 def main() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 import re
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -21,9 +19,8 @@ from node.model.device import DeviceError, devices, pick_device
 from node.model.room import room_of
 from node.overlay.ports import check_port_free
 from protos import wall_clock
+from protos.about import versions
 from protos.errors import OperatorError
-from protos.log import FORMAT_VERSION
-from protos.version import software_version
 
 SYSFS = Path("/sys")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -33,7 +30,6 @@ TIME_ERROR = 5
 """What adjtimex(2) returns for a clock that nothing keeps right."""
 TIMEX_BYTES = 512
 """More than `struct timex` has on any Linux."""
-LIBRARIES = ("torch", "transformers", "hivemind")
 
 
 def devices_of(settings: PeerSettings) -> Devices:
@@ -125,14 +121,3 @@ def on_battery(sysfs: Path) -> bool | None:
         except OSError:
             continue
     return "Discharging" in states if states else None
-
-
-def versions() -> dict[str, str]:
-    """This program, what it speaks, and the libraries that decide whether it runs."""
-    found = {"swarmentum": software_version(), "format": str(FORMAT_VERSION), "Python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "missing"
-    return found
