@@ -16,7 +16,10 @@ DOWN_BYTES_A_SECOND_MIN = 250_000
 """Two megabits a second: below, a snapshot of a model of 100 M parameters takes half an hour."""
 SMALLER_VOTES = "Join with --fit-uplink: the votes then follow what the line carries."
 CARRIER = ipaddress.ip_network("100.64.0.0/10")
-RELAY_TODO = "Forward a port of your router to this machine (--listen 0.0.0.0:PORT), or name a relay (--relay ADDRESS)."
+RELAY_TODO = (
+    "If `join` finds no relay either, forward a port of your router to this machine (--listen 0.0.0.0:PORT), or name a relay "
+    "(--relay ADDRESS)."
+)
 
 
 def of_run(found: Found) -> list[Line]:
@@ -118,10 +121,8 @@ def router(reach: Reach | Fault) -> Line:
     if seen in own:
         return Line("router", Verdict.OK, f"none: this machine has the public address {seen}")
     if any(address in CARRIER for address in own if address.version == CARRIER.version):
-        text = f"carrier-grade NAT: your provider shares {seen} among customers"
-        return Line(
-            "router", Verdict.WARNING, text, "Name a relay (--relay ADDRESS), or ask the provider for an address."
-        )
+        text = f"carrier-grade NAT: your provider shares {seen} among customers; `join` takes a relay by itself"
+        return Line("router", Verdict.OK, text)
     return Line("router", Verdict.OK, f"a router between this machine and the internet ({seen} outside)")
 
 
@@ -130,14 +131,14 @@ def reachable(reach: Reach | Fault) -> Line:
     if isinstance(reach, Fault):
         return unknown("reachability", reach)
     found = usable(reach.addresses)
-    peers = f"{reach.connected} peers answered"
+    peers = f"{reach.connected} peer{'s'[: reach.connected != 1]} answered"
     if reach.dialled:
         return Line("reachability", Verdict.OK, f"peers of the run could dial this machine; {peers}")
     if reach.dialled is False and reach.relays:
         text = f"nobody can dial this machine; `join` takes one of {reach.relays} relays by itself; {peers}"
         return Line("reachability", Verdict.OK, text)
     if reach.dialled is False:
-        text = f"nobody can dial this machine, and no connected peer is a relay; {peers}"
+        text = f"nobody can dial this machine, and no connected peer is a relay now; `join` goes on looking; {peers}"
         return Line("reachability", Verdict.WARNING, text, RELAY_TODO)
     if any(address.scope is Scope.PUBLIC and not address.relay for address in found):
         return Line("reachability", Verdict.OK, f"libp2p found a public address for this machine; {peers}")
@@ -145,8 +146,8 @@ def reachable(reach: Reach | Fault) -> Line:
         return Line("reachability", Verdict.OK, f"through a relay; {peers}")
     if reach.seen_from and scope_of(ipaddress.ip_address(reach.seen_from)) is not Scope.PUBLIC:
         return Line("reachability", Verdict.OK, f"in the coordinator's own network; {peers}")
-    text = f"libp2p found no public address; this machine reaches peers that are public ({peers})"
-    return Line("reachability", Verdict.WARNING, text, RELAY_TODO)
+    text = f"no peer said whether it can dial this machine; `join` asks again, and takes a relay by itself ({peers})"
+    return Line("reachability", Verdict.UNKNOWN, text)
 
 
 def _own(addresses: tuple[str, ...]) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:

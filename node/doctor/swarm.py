@@ -180,6 +180,7 @@ async def _overlay(
         try:
             async with asyncio.timeout(OVERLAY_SECONDS_MAX):
                 await host.start(known)
+                await host.finder.somebody()
                 connected, finding = await host.connected(), await host.finder.ask()
                 dialled = None if finding.verdict is Verdict.UNKNOWN else finding.verdict is Verdict.PUBLIC
                 reach = Reach(tuple(await host.addresses()), len(connected), seen_from, dialled, len(finding.relays))

@@ -49,11 +49,15 @@ class Finder:
 
     async def begin(self) -> None:
         """`find_out`, as soon as a peer is connected that can be asked; without one after BEGIN_SECONDS_MAX, later."""
+        await self.somebody()
+        await self.find_out()
+
+    async def somebody(self) -> None:
+        """Wait until a peer is connected that can be asked, at most BEGIN_SECONDS_MAX."""
         for _ in range(round(BEGIN_SECONDS_MAX / POLL_SECONDS)):
             if await self._links.remotes():
-                break
+                return
             await asyncio.sleep(POLL_SECONDS)
-        await self.find_out()
 
     async def find_out(self) -> Finding:
         """Ask, and start p2pd again if the answer asks for other settings. Bounded in time; UNKNOWN if nobody answers."""

@@ -137,7 +137,7 @@ def test_conditions_of_the_owner_are_lines_and_say_whether_the_peer_would_work_n
     ("reach", "words", "kind"),
     [
         (ROUTER, "a router between", Verdict.OK),
-        (at("100.72.1.2", "8.8.4.4"), "carrier-grade NAT", Verdict.WARNING),
+        (at("100.72.1.2", "8.8.4.4"), "carrier-grade NAT", Verdict.OK),
         (at("8.8.4.4", "8.8.4.4"), "none: this machine has the public address 8.8.4.4", Verdict.OK),
         (at("127.0.0.1", "127.0.0.1"), "own network", Verdict.UNKNOWN),
         (at("192.168.1.5", ""), "does not say", Verdict.UNKNOWN),
@@ -149,10 +149,19 @@ def test_the_router_is_known_by_the_address_that_others_see(reach: Reach, words:
     assert line.verdict is kind
 
 
+def test_a_probe_that_nobody_answered_says_nothing_and_asks_for_nothing() -> None:
+    """A home behind a router was told to forward a port; 15 s later it joined without a flag."""
+    unanswered = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4", dialled=None))
+    assert (unanswered.verdict, unanswered.todo) == (Verdict.UNKNOWN, "")
+    assert "takes a relay by itself" in unanswered.text
+    relayed = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4", dialled=False, relays=1))
+    assert (relayed.verdict, relayed.todo) == (Verdict.OK, "")
+
+
 def test_reachability_names_the_relay_as_a_way_out() -> None:
     public = at("8.8.4.4", "8.8.4.4")
     relayed = replace(ROUTER, addresses=(f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}/p2p-circuit/p2p/{PEER}",))
-    private = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4"))
+    private = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4", dialled=False))
     assert private.verdict is Verdict.WARNING
     assert "--relay" in private.todo
     assert "public address" in run_lines.reachable(public).text
