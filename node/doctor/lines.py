@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from node.control.words import things
 from node.doctor.facts import Devices, Fault, Here, OwnText
 from node.donor.conditions import State
 from node.donor.settings import LiveSettings
@@ -59,7 +60,7 @@ def worst(lines: Sequence[Line]) -> Verdict:
 
 def unknown(name: str, fault: Fault, todo: str = "") -> Line:
     """A fact that was not found."""
-    return Line(name, Verdict.UNKNOWN, f"not measured: {fault.why}", todo)
+    return Line(name, Verdict.UNKNOWN, fault.why, todo)
 
 
 def device(found: Devices | Fault) -> Line:
@@ -71,7 +72,7 @@ def device(found: Devices | Fault) -> Line:
     if found.chosen != "cpu":
         return Line("device", Verdict.OK, f"{found.chosen}, {found.name}" if found.name else found.chosen)
     idle = [card for card in found.cards if card in ("NVIDIA", "AMD")]
-    text = f"the processor, {found.threads} threads"
+    text = f"the processor, {things(found.threads, 'thread')}"
     if not idle or len(found.present) > 1:  # the person chose the processor
         return Line("device", Verdict.OK, text)
     return _idle_card(idle[0], found, text)

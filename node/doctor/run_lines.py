@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
+from node.control.words import things
 from node.doctor.facts import Fault, Found, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Verdict, texts, unknown, wrong_clock
 from node.doctor.predict import SECONDS_AN_HOUR, Prediction, predict
@@ -61,7 +62,7 @@ def run(facts: Others | Fault) -> Line:
     """The run itself. A run of another format, or one that is finished, is a problem."""
     if isinstance(facts, Fault):
         return _fault("run", facts)
-    text = f"{facts.phase}, step {facts.head_step} of {facts.steps}, {facts.ready} peers ready"
+    text = f"{facts.phase}, step {facts.head_step} of {facts.steps}, {things(facts.ready, 'peer')} ready"
     if facts.phase == "finished":
         return Line("run", Verdict.PROBLEM, text, "Ask the run's operator for the link of another run.")
     return Line("run", Verdict.OK, text)
@@ -131,7 +132,7 @@ def reachable(reach: Reach | Fault) -> Line:
     if isinstance(reach, Fault):
         return unknown("reachability", reach)
     found = usable(reach.addresses)
-    peers = f"{reach.connected} peer{'s'[: reach.connected != 1]} answered"
+    peers = f"{things(reach.connected, 'peer')} answered"
     if reach.dialled:
         return Line("reachability", Verdict.OK, f"peers of the run could dial this machine; {peers}")
     if reach.dialled is False and reach.relays:
