@@ -85,7 +85,7 @@ def doctor(
     """Check whether this machine can take part (in a run), what it would give, and what to do first. Joins nothing."""
     need_node_extra()
     configure_logging(as_json=as_json, verbose=verbose)
-    with many_imports():
+    with many_imports(said=not as_json):
         from node.commands.doctor import doctor as examine
     from node.commands.person import link_from
     from node.config import load_settings

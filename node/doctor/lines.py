@@ -235,9 +235,15 @@ def _text(found: OwnText) -> Line:
     return Line("training text", Verdict.PROBLEM, text, todo)
 
 
-def of_machine(devices: Devices | Fault, here: Here | Fault) -> list[Line]:
-    """All lines that need no run."""
-    lines = (
-        device(devices), driver(devices), memory(devices), disk(here), clock(here), ports(here), power(here), versions(here),
-    )  # fmt: skip
+def of_devices(found: Devices | Fault) -> list[Line]:
+    """What computes."""
+    return _there(device(found), driver(found), memory(found))
+
+
+def of_here(found: Here | Fault) -> list[Line]:
+    """The rest of the machine."""
+    return _there(disk(found), clock(found), ports(found), power(found), versions(found))
+
+
+def _there(*lines: Line | None) -> list[Line]:
     return [line for line in lines if line is not None]

@@ -23,12 +23,14 @@ RELAY_TODO = (
 )
 
 
-def of_run(found: Found) -> list[Line]:
-    """All lines that need the run, in the order in which `join` meets them."""
-    lines = [
-        coordinator(found),
-        run(found.facts),
-        clock(found.facts),
+def of_way(found: Found) -> list[Line]:
+    """The lines that the coordinator's first answer gives."""
+    return _there(coordinator(found), run(found.facts), clock(found.facts))
+
+
+def of_seat(found: Found) -> list[Line]:
+    """All other lines that need the run, in the order in which `join` meets them."""
+    return _there(
         asks(found.asks),
         admission(found.admitted),
         *texts(found.texts),
@@ -38,7 +40,15 @@ def of_run(found: Found) -> list[Line]:
         download(found),
         upload(found),
         contribution(found),
-    ]
+    )
+
+
+def of_run(found: Found) -> list[Line]:
+    """All lines that need the run."""
+    return of_way(found) + of_seat(found)
+
+
+def _there(*lines: Line | None) -> list[Line]:
     return [line for line in lines if line is not None]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from node.blobs.testbytes import Upload
-from node.commands.doctor import as_values
+from node.commands.doctor import Screen, as_values
 from node.config import PeerSettings
 from node.data.errors import DataError
 from node.doctor import lines, machine, run_lines, texts
@@ -116,7 +116,8 @@ def test_a_wrong_clock_is_a_warning_with_its_time_alone_and_against_the_coordina
 
 
 def test_a_fact_that_was_not_found_is_said_and_stops_nothing() -> None:
-    found = lines.of_machine(Fault("no answer within 30 s"), Fault("no answer within 30 s"))
+    fault = Fault("no answer within 30 s")
+    found = lines.of_devices(fault) + lines.of_here(fault)
     assert {line.verdict for line in found} == {Verdict.UNKNOWN}
     assert all(line.text == "no answer within 30 s" for line in found)
     assert lines.worst(found) is Verdict.OK
@@ -227,7 +228,7 @@ def test_the_prediction_follows_speed() -> None:
 
 
 def test_the_json_has_every_line_and_the_prediction() -> None:
-    found = lines.of_machine(GPU, HERE) + run_lines.of_run(FOUND)
+    found = lines.of_devices(GPU) + lines.of_here(HERE) + run_lines.of_run(FOUND)
     values = json.loads(json.dumps(as_values(found, FOUND)))
     assert values["run"] == "tiny"
     assert values["prediction"]["samples_a_step"] == 16
@@ -250,6 +251,32 @@ def test_a_probe_that_hangs_or_fails_stops_no_other() -> None:
     assert found["hangs"].why.startswith("no answer within")
     assert found["away"] == Fault("away")
     assert found["refused"] == Fault("no", refused=True)
+
+
+def test_a_fact_is_told_when_it_comes_and_not_when_the_last_one_does() -> None:
+    """The doctor was silent for 21 s, and then printed all of its lines."""
+    came, goes_on = list[str](), threading.Event()
+
+    def told(name: str, _: Any) -> None:
+        came.append(name)
+        goes_on.set()
+
+    found = side_by_side({"slow": lambda: goes_on.wait(20), "quick": lambda: 3}, 30, told)
+    assert found == {"slow": True, "quick": 3}, "the slow probe ended because the quick one's fact was told before"
+    assert came == ["quick", "slow"]
+
+
+def test_rows_stand_under_each_other_and_what_takes_time_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen() as screen:
+        screen.say("looking")
+        screen.tell([lines.disk(HERE)])
+        screen.tell([lines.ports(HERE), lines.clock(HERE)])
+        screen.end([])
+    out, err = capsys.readouterr()
+    assert err == "looking ...\n"
+    starts = {line.index(" ok ") for line in out.splitlines() if " ok " in line}
+    assert len(starts) == 1
+    assert out.splitlines()[-1] == "This machine can take part."
 
 
 def test_cards_and_batteries_are_read_from_the_system(tmp_path: Path) -> None:
