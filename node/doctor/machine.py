@@ -20,6 +20,7 @@ from node.model.room import room_of
 from node.overlay.ports import check_port_free
 from protos import wall_clock
 from protos.about import versions
+from protos.cores import usable_cores
 from protos.errors import OperatorError
 
 SYSFS = Path("/sys")
@@ -44,7 +45,7 @@ def devices_of(settings: PeerSettings) -> Devices:
         chosen="",
         cards=cards_of(SYSFS),
         driver=driver_of(NVIDIA_DRIVER),
-        threads=settings.threads or torch.get_num_threads(),
+        threads=settings.threads or min(torch.get_num_threads(), usable_cores()),
     )
     try:
         device = pick_device(settings.device)
