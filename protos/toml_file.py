@@ -199,8 +199,8 @@ def _numbers_of(loc: Place) -> dict[str, int]:
 class TomlSettings(TomlConfigSettingsSource):
     """A file of settings, as `_text_of` reads it."""
 
-    def _read_file(self, file_path: Path) -> dict[str, Any]:
-        return tomllib.loads(file_path.read_text(encoding=WRITTEN))
+    def _read_file(self, file_path: Any) -> dict[str, Any]:
+        return tomllib.loads(Path(file_path).read_text(encoding=WRITTEN))
 
 
 def line_of(text: str, loc: Place) -> int:

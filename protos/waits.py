@@ -6,6 +6,7 @@ growing wait use this class; tests/house/test_house.py keeps it so. Refuses noth
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Final
@@ -21,7 +22,7 @@ class Waits:
 
     def next(self, most: float | None = None) -> float:
         """The next wait: from half of the doubled time to the whole. `most`: a bound for this wait alone."""
-        whole = min(self._first * 2**self._tries, self._most if most is None else most)
+        whole = min(math.ldexp(self._first, self._tries), self._most if most is None else most)
         self._tries = min(self._tries + 1, DOUBLINGS_MAX)
         return whole * (1 + self._drawn()) / 2
 

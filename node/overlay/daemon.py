@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import structlog
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
@@ -27,6 +28,7 @@ from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings
 from node.overlay.tasks import Tasks
 from protos.address import usable
 from protos.errors import NetworkError
+from protos.text import printable
 from protos.waits import Waits
 
 # A peer behind a router tries BOOTSTRAP_TRIES times to reach its first relay, about 20 s, before it gives up.
@@ -35,6 +37,7 @@ CHANGE_SECONDS_MAX = 60.0
 # A daemon that ends sooner is started again later and later: up to RESTART_SECONDS_MAX.
 STEADY_SECONDS = 60.0
 RESTART_SECONDS_MAX = 30.0
+P2PD_CHARACTERS_MAX = 500
 FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, TimeoutError)
 """Exceptions of a call to p2pd that has failed, or that did not end in time."""
 
@@ -51,6 +54,14 @@ class _Process(P2P):  # type: ignore[misc]
     def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
         made: list[str] = P2P._make_process_args(*args, pubsub=1, relayDiscovery=0, **kwargs)
         return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *cls.before, *made, *cls.flags]
+
+    @staticmethod
+    def _log_p2pd_message(line: str) -> None:
+        """What p2pd prints, for `--verbose`: it calls errors what is none, such as a connection that another side closed.
+
+        A p2pd that does not start is told with its last line.
+        """
+        structlog.get_logger("p2pd").debug("p2pd says", line=printable(line, P2PD_CHARACTERS_MAX))
 
     @classmethod
     async def started(cls, *more: str, prefix: Sequence[str] = (), **options: Any) -> P2P:
