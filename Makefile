@@ -26,7 +26,7 @@ help: ## Show this help.
 	$(PYTHON) -m venv .venv
 
 .venv/.node: .venv/bin/python pyproject.toml deploy/constraints.txt
-	@echo "Installing swarmentum and what it needs into .venv (a few minutes) ..."
+	@echo "Installing swarmentum and what it needs into .venv: 6 GB with torch for NVIDIA cards, 2 GB with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu (a few minutes, without a word) ..."
 	$(PIP) --editable '.[node]'
 	@$(BIN)/python -c 'import coordinator.__main__, node.app, node.optim.demo, transformers.models.llama.modeling_llama, textual.app'
 	@touch $@

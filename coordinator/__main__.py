@@ -21,6 +21,7 @@ from coordinator.commands import anchors, backups, checking, forks, health, invi
 from coordinator.commands import web as web_commands
 from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, settings
 from protos import toml_file
+from protos.about import add_about
 from protos.console import configure_logging, exit_with
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
@@ -229,6 +230,9 @@ def list_runs(
         name, why = Text(said), Text(row["reason"])
         table.add_row(row["run"][:16], name, row["phase"], step, loss, ", ".join(row["peers"]), why)
     Console().print(table)
+
+
+add_about(app)
 
 
 def main() -> None:

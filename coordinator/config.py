@@ -6,10 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from protos.errors import OperatorError
 from protos.mistakes import ADVERTISED, LISTEN, LISTEN_OR_NONE, PROXY_HOST
+from protos.toml_file import TomlSettings
 
 ADVERTISED_CHARACTERS_MAX = 256
 
@@ -72,7 +73,7 @@ class CoordinatorSettings(BaseSettings):
         if named and not path.is_file():
             raise OperatorError(f"SWARMENTUM_COORDINATOR_CONFIG={named}: there is no such file")
         try:
-            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+            return init_settings, env_settings, TomlSettings(settings_cls, toml_file=path)
         except (OSError, ValueError) as error:
             raise OperatorError(f"{path}: {error}") from error
 

@@ -38,6 +38,7 @@ from node.commands.options import (
     need_node_extra,
 )
 from node.imports import many_imports
+from protos.about import add_about
 from protos.console import configure_logging, exit_with
 from protos.signals import leaving_at_once
 
@@ -83,7 +84,7 @@ def doctor(
     """Check whether this machine can take part (in a run), what it would give, and what to do first. Joins nothing."""
     need_node_extra()
     configure_logging(as_json=as_json, verbose=verbose)
-    with many_imports():
+    with many_imports(said=not as_json):
         from node.commands.doctor import doctor as examine
     from node.commands.person import link_from
     from node.config import load_settings
@@ -387,6 +388,9 @@ def start_from(
     print(f"{named} is stored in {settings.home} as a starting state of {values['parameters']} parameters.")
     print(f"Create the run: swarmentum-coordinator run create {file} --from {out}")
     print("Then start a peer or an anchor with this --home: it gives the state to the others.")
+
+
+add_about(app)
 
 
 def main() -> None:

@@ -175,7 +175,7 @@ class _Peer:
                 observed.metrics(self.settings, trainer, swarm.counters, ends, self.log)
                 observed.track(self.settings, trainer, self.invite.run_id, self.folder, self.log)
                 trainer.enter(list(facts.bootstrap))
-                finished = trainer.run()
+                finished = summary.finished = trainer.run()
                 if finished and self.anchor:
                     self._serve_on(replica.step)
                 trainer.finish()

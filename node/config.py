@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from node.donor.settings import LiveSettings
 from node.overlay.settings import OverlaySettings
@@ -186,7 +186,7 @@ class PeerSettings(LiveSettings, BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then environment, then the file."""
         path = Path(os.environ.get("SWARMENTUM_CONFIG", "swarmentum.toml"))
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+        return init_settings, env_settings, toml_file.TomlSettings(settings_cls, toml_file=path)
 
     def overlay(self) -> OverlaySettings:
         """The settings of the overlay."""
@@ -221,7 +221,7 @@ def load_settings(**flags: Any) -> PeerSettings:
     except OSError as error:
         raise OperatorError(f"{path} cannot be read: {error.strerror}; move it away, or make it readable") from error
     except ValidationError as error:
-        text = path.read_text() if path.is_file() else ""
+        text = path.read_text(encoding=toml_file.WRITTEN) if path.is_file() else ""
         lines = toml_file.describe(
             error, lambda loc: f"{path}:{toml_file.line_of(text, loc)}: " if _in(text, loc) else ""
         )
@@ -233,7 +233,7 @@ def _refuse_consent_of(path: Path) -> None:
 
     The folder may be somebody else's. Flags, the environment, and a file that SWARMENTUM_CONFIG names are the person's own.
     """
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding=toml_file.WRITTEN)
     for name in CONSENTS:
         if name in tomllib.loads(text):
             flag = "--" + name.replace("_", "-")

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from protos.errors import SwarmentumError
+from protos.waits import Waits
 
 T = TypeVar("T")
 
@@ -55,7 +56,7 @@ def outlasting(take_part: Callable[[bool], T], home: Path, log: Any, metrics_lis
 
 def _wait(home: Path, log: Any, why: str, metrics_listen: str | None) -> None:
     """Until there is room. A quota shows none, so this tries again after LOOK_SECONDS_MAX at most once a minute."""
-    began, said, look = time.monotonic(), 0.0, LOOK_SECONDS
+    began, said, looks = time.monotonic(), 0.0, Waits(LOOK_SECONDS, LOOK_SECONDS_MAX)
     with _metric(metrics_listen, log):
         while True:
             free, now = shutil.disk_usage(home).free, time.monotonic()
@@ -65,8 +66,7 @@ def _wait(home: Path, log: Any, why: str, metrics_listen: str | None) -> None:
                     "the disk is full: this peer is out of the run, and takes part again when there is room",
                     home=str(home), free_bytes=free, needed_bytes=ROOM_BYTES_MIN, why=why,
                 )  # fmt: skip
-            time.sleep(look)
-            look = min(2 * look, LOOK_SECONDS_MAX)
+            time.sleep(looks.next())
             if shutil.disk_usage(home).free >= ROOM_BYTES_MIN:
                 break
     log.warning("the disk has room again; taking part", seconds=round(time.monotonic() - began))

@@ -18,8 +18,13 @@ from typing import Any
 
 
 @contextmanager
-def many_imports() -> Iterator[None]:
-    """Collect no garbage inside; afterwards, leave what was imported out of all later collections."""
+def many_imports(*, said: bool = False) -> Iterator[None]:
+    """Collect no garbage inside; afterwards, leave what was imported out of all later collections.
+
+    `said`: tell a person on stderr what takes the time, if torch is not here yet.
+    """
+    if said and "torch" not in sys.modules:
+        print("loading torch ...", file=sys.stderr, flush=True)
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,11 +1,18 @@
-"""The wait before a failed call is tried again: the first wait, and the longest; and how often the log says so."""
+"""The waits before a failed call is tried again (the first and the longest), and how often the log says so."""
 
 from __future__ import annotations
+
+from protos.waits import Waits
 
 RETRY_SECONDS_MIN = 0.2
 RETRY_SECONDS_MAX = 5.0
 TOLD_AGAIN_SECONDS = 600.0
 """A call that fails for hours says so again after so long, so that the log of an unattended peer stays short."""
+
+
+def waits() -> Waits:
+    """The waits of one call to others."""
+    return Waits(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
 
 
 class Again:

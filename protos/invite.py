@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
 from dataclasses import dataclass
 
 from protos.envelope import parse
 from protos.errors import OperatorError, Refusal
-from protos.limits import HASH_BYTES, INVITE_BYTES_MAX, PUBLIC_KEY_BYTES
+from protos.limits import HASH_BYTES, PUBLIC_KEY_BYTES
+from protos.pasted import ANCHOR_SCHEME, CHECKSUM_BYTES, SCHEME, is_link, link_bytes
 from protos.ticket import open_ticket
 from protos.v1 import log_pb2
 
-AROUND_A_LINK = "\"'`<>()[]{}.,;:!?\u00ab\u00bb\u2018\u2019\u201c\u201d"
-"""What people and programs put before and after a link; base64url has none of it."""
-
-SCHEME = "swarmentum://"
 # More addresses than this make a link that nobody wants to copy.
 COORDINATORS_MAX = 8
 ID_DIGITS_MIN = 16
@@ -48,27 +44,36 @@ class Invite:
             run_name=self.run_name,
             ticket=self.ticket,
         ).SerializeToString(deterministic=True)
-        text = base64.urlsafe_b64encode(data + hashlib.sha256(data).digest()[:4]).decode("ascii")
-        return SCHEME + text.rstrip("=")
+        text = base64.urlsafe_b64encode(data + hashlib.sha256(data).digest()[:CHECKSUM_BYTES]).decode("ascii")
+        return (ANCHOR_SCHEME if self.makes_anchors else SCHEME) + text.rstrip("=")
+
+    @property
+    def makes_anchors(self) -> bool:
+        """Whether its ticket makes anchors: this link is the operator's secret. Older versions wrote it as any other."""
+        try:
+            return (
+                bool(self.ticket)
+                and open_ticket(self.ticket, run_id=self.run_id, coordinator=self.coordinator_public_key).anchor
+            )
+        except Refusal:
+            return False
+
+    def public(self, what: str) -> Invite:
+        """This invite. OperatorError if it makes anchors, and `what` would take or show a link for peers."""
+        if self.makes_anchors:
+            raise OperatorError(
+                f"this link makes anchors: its holder decides about the run's state. {what} takes the link for peers, which "
+                f"begins with {SCHEME} (`swarmentum-coordinator run invite NAME` prints it). Keep this one secret: it is for "
+                "`swarmentum anchor`"
+            )
+        return self
 
     @staticmethod
     def parse(link: str) -> Invite:
-        """Read a link; OperatorError says what is wrong with it.
-
-        A link that was copied out of a chat or a page may have line breaks, spaces, quotes or a full stop: none is of the link.
-        """
-        text = "".join(link.split()).strip(AROUND_A_LINK)
-        if not is_link(text) or len(text) > INVITE_BYTES_MAX:
-            raise OperatorError(f"not an invite link: it starts with {SCHEME}, got {text[:32]!r}")
-        coded = text[len(SCHEME) :]
+        """Read the link in a text that a person pasted (protos/pasted.py); OperatorError says what is wrong with it."""
+        data = link_bytes(link)
         try:
-            data = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise OperatorError("the invite link is damaged or cut off; copy it again, whole") from error
-        if len(data) < 4 or hashlib.sha256(data[:-4]).digest()[:4] != data[-4:]:
-            raise OperatorError("the invite link is damaged or cut off; copy it again, whole")
-        try:
-            body = parse(log_pb2.Invite, data[:-4])
+            body = parse(log_pb2.Invite, data)
         except Refusal as error:
             raise OperatorError(f"the invite link is of another version of swarmentum ({error.detail})") from error
         lengths = (len(body.run_id), len(body.coordinator_public_key), len(body.certificate_sha256))
@@ -88,11 +93,6 @@ class Invite:
             run_name=body.run_name,
             ticket=body.ticket,
         )
-
-
-def is_link(text: str) -> bool:
-    """Whether a text is meant as an invite link, and not as a path or a name. Schemes have any case (RFC 3986)."""
-    return "".join(text.split()).lstrip(AROUND_A_LINK)[: len(SCHEME)].lower() == SCHEME
 
 
 def run_named(text: str) -> str:

@@ -7,6 +7,7 @@ PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 NONCE_BYTES = 16
 SESSION_ID_BYTES = 16
+PROCESS_BYTES = 16
 CHALLENGE_BYTES = 32
 
 # Gossip carries small signed messages only: flooding big ones costs some ten times the ideal bytes (docs/overlay.md).

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_settings import TomlConfigSettingsSource
 
 from protos.errors import OperatorError
 from protos.mistakes import Mistake, expected
 
 Place = tuple[int | str, ...]
 M = TypeVar("M", bound=BaseModel)
+WRITTEN: Final = "utf-8-sig"
+"""Of text that people write: UTF-8, and editors of Windows put a byte order mark before it."""
 LINE_DOTS_MAX: Final = 256
 """The reader of TOML takes quadratic time for a key of many parts: 64 kB of one took 72 s."""
 WRONG_SHOWN_MAX: Final = 100
@@ -144,7 +147,7 @@ def _names(place: Place) -> Iterator[str]:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding=WRITTEN)
     except OSError as error:
         raise OperatorError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -221,6 +224,13 @@ def _numbers_of(loc: Place) -> dict[str, int]:
         else:
             names.append(part)
     return found
+
+
+class TomlSettings(TomlConfigSettingsSource):
+    """A file of settings, as `_text_of` reads it."""
+
+    def _read_file(self, file_path: Any) -> dict[str, Any]:
+        return tomllib.loads(Path(file_path).read_text(encoding=WRITTEN))
 
 
 def line_of(text: str, loc: Place) -> int:

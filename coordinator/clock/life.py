@@ -116,7 +116,7 @@ def may_go(run: Run) -> str:
     if run.archived or run.finished_told:
         return ""
     if run.phase is Phase.FINISHED:
-        return f"the run is finished, but not all of its peers: {run.reason}; try again in a minute"
+        return f"the run is finished, and its peers may still need it: {run.reason}; try again in a minute"
     return "the run is not finished: `run finish` ends it"
 
 

@@ -72,12 +72,19 @@ def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
         or not members
         or {peer.public_key for peer in members} == set(current.tick.places)
     ):
-        text = reason if run.is_paused else f"{reason}: {len(ready)} of {wanted} peers needed are ready"
+        text = reason if run.is_paused else f"{reason}; {_next_try(len(ready), wanted)}"
         deadline = now_ms + run.config.clock.deadline_ms_max
         run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
         return run, [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
     roster = rules.roster_of(run, members, samples)
     return _announce(run, replace(current.tick, attempt=current.tick.attempt + 1, roster=roster), now_ms)
+
+
+def _next_try(ready: int, wanted: int) -> str:
+    """What becomes of a step that is not decided at its deadline, for people."""
+    if ready < wanted:
+        return f"the step waits for peers: {ready} of {wanted} needed are ready"
+    return "the peers that have the step may still send them, and then it is decided"
 
 
 def _ask_again(run: Run, current: OpenStep, now_ms: int) -> Outcome:
@@ -112,7 +119,7 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
     if now_ms >= current.deadline_at_ms and run.config.clock.strict:
         return _ask_again(run, current, now_ms)
     if now_ms >= current.deadline_at_ms:
-        why = f"no payload of step {current.tick.step} is held by a quorum"
+        why = f"no votes of step {current.tick.step} reached a quorum of the peers before its deadline"
         if run.is_paused:
             why = f"{life.words(run)}; {why}, so the step waits for the end of the pause"
         elif current.abstained:
@@ -143,6 +150,16 @@ def _after_commit(run: Run, now_ms: int) -> Outcome:
     return run, effects
 
 
+def _awaited(run: Run, behind: int, keeping: int) -> str:
+    """The peers whose last report a finished run waits for, for a while."""
+    number = behind or keeping
+    if not any(peer.phase is not PeerPhase.ABSENT for peer in run.peers.values()):
+        whom = "1 peer that is" if number == 1 else f"{number} peers that are"
+        return f"the coordinator waits a moment for {whom} not connected now"
+    whom = "1 peer is" if number == 1 else f"{number} peers are"
+    return f"{whom} still {'applying it' if behind else 'storing its state'}"
+
+
 def _try_finish(run: Run, now_ms: int) -> Outcome:
     """Tell everyone once all connected peers and the last roster have applied the last step, or its deadline has passed."""
     if run.finished_told:
@@ -152,9 +169,8 @@ def _try_finish(run: Run, now_ms: int) -> Outcome:
     behind = sum(key not in run.peers or run.peers[key].applied_step < run.head_step for key in awaited)
     keeping = sum(key not in run.reported_snapshots.get(run.head_step, {}) for key in awaited) if run.ended else 0
     if (behind or keeping) and now_ms < run.finish_by_ms:
-        who = "1 peer is" if (behind or keeping) == 1 else f"{behind or keeping} peers are"
         what = str(run.ended) if run.ended else "the last step is committed"
-        return replace(run, reason=f"{what}; {who} still {'applying it' if behind else 'storing its state'}"), []
+        return replace(run, reason=f"{what}; {_awaited(run, behind, keeping)}"), []
     text = str(run.ended) if run.ended else f"finished: {run.head_step} steps"
     run = replace(run, finished_told=True, reason=text)
     return run, [SendNotice(NoticeKind.FINISHED, text, run.snapshot)]

@@ -41,7 +41,7 @@ def changes_of(arguments: Iterable[str]) -> dict[str, Any]:
 
 def _file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding=toml_file.WRITTEN))
     except OSError as error:
         raise OperatorError(
             f"{path}: is neither a file that can be read ({error.strerror}) nor a setting such as optimizer.lr=0.001"

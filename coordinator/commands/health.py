@@ -14,8 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.commands.options import Home, Json, settings
 from coordinator.serving.server import Serving
-from coordinator.serving.tls import TLS_NAME, load_or_create
+from coordinator.serving.tls import load_or_create
 from protos.errors import NetworkError
+from protos.pinned import pinned_channel
 
 CALL_SECONDS_MAX = 5.0
 
@@ -30,9 +31,8 @@ def health(
     """Ask the coordinator of --home whether it acts. Exit code 0: yes; 1: it stands by; 3: no answer."""
     folder = settings(home=home).home
     serving = Serving.read(folder)
-    credentials = grpc.ssl_channel_credentials(load_or_create(folder).certificate_pem)
     address = f"{serving.host}:{serving.port}"
-    with grpc.secure_channel(address, credentials, [("grpc.ssl_target_name_override", TLS_NAME)]) as channel:
+    with pinned_channel(address, load_or_create(folder).certificate_pem) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=CALL_SECONDS_MAX)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from coordinator.serving.server import Serving
-from coordinator.serving.tls import TLS_NAME, load_or_create
+from coordinator.serving.tls import load_or_create
 from protos.changes import Settings, settings_body
 from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, OperatorError
@@ -17,6 +17,7 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.limits import NONCE_BYTES
 from protos.log import run_id_of
+from protos.pinned import pinned_channel
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body
 from protos.status import error_of
@@ -184,9 +185,7 @@ class Operator:
         raise NetworkError("; ".join(problems))
 
     def _ask(self, address: str, name: str, request: Any) -> Any:
-        credentials = grpc.ssl_channel_credentials(self._certificate.certificate_pem)
-        options = [("grpc.ssl_target_name_override", TLS_NAME)]
-        with grpc.secure_channel(address, credentials, options) as channel:
+        with pinned_channel(address, self._certificate.certificate_pem) as channel:
             try:
                 return getattr(rpc.OperatorServiceStub(channel), name)(request, timeout=CALL_SECONDS_MAX)
             except grpc.RpcError as error:

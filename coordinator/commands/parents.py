@@ -15,10 +15,11 @@ import grpc
 from coordinator.commands.operator import Operator
 from protos.changes import in_force
 from protos.errors import NetworkError, OperatorError, RefusedError
-from protos.invite import Invite, is_link
+from protos.invite import Invite
 from protos.limits import HASH_BYTES
 from protos.log import open_entry, run_id_of
-from protos.pinned import TLS_NAME, fetch_certificate
+from protos.pasted import is_link
+from protos.pinned import fetch_certificate, pinned_channel
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body, start_from_body
 from protos.status import error_of
@@ -138,8 +139,7 @@ def _ask(invite: Invite, name: str, request: Any) -> Any:
     for address in invite.coordinators:
         try:
             pem = fetch_certificate(address, invite.certificate_sha256)
-            credentials = grpc.ssl_channel_credentials(pem)
-            with grpc.secure_channel(address, credentials, [("grpc.ssl_target_name_override", TLS_NAME)]) as channel:
+            with pinned_channel(address, pem) as channel:
                 return getattr(rpc.CoordinatorServiceStub(channel), name)(request, timeout=CALL_SECONDS_MAX)
         except grpc.RpcError as error:
             found = error_of(error)

@@ -27,6 +27,7 @@ from coordinator.serving.calls import (
 )
 from coordinator.serving.gate import admitted
 from coordinator.serving.hub import Hub
+from coordinator.serving.processes import Processes
 from coordinator.serving.reading import BusyError
 from coordinator.serving.runtime import RunRuntime
 from coordinator.serving.sessions import Sessions
@@ -50,6 +51,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         super().__init__(hub, sessions)
         self._telling: set[asyncio.Task[Any]] = set()
         self._ended = False
+        self._processes = Processes()
 
     @answered
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:  # noqa: N802
@@ -59,6 +61,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             return pb.GetRunResponse(bootstrap=self._bootstrap(runtime, context, without=b""))
         answer = self.hub.describe(runtime)
         answer.bootstrap.extend(self._bootstrap(runtime, context, without=b""))
+        answer.unix_ms = clocks.unix_ms()
         return answer
 
     @answered
@@ -143,6 +146,13 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             raise NotAdmittedError(refusals[0])
         self.hub.metrics.refused_addresses(len(body.addresses) - len(event.addresses))
         run = runtime.run
+        twice = self._processes.joined(
+            (run.run_id, opened.public_key), body.process[: limits.PROCESS_BYTES], network, clocks.monotonic_ms(),
+            connected=opened.public_key in runtime.streams.newest,
+        )  # fmt: skip
+        runtime.streams.end(
+            opened.public_key
+        )  # it belongs to the session that ends, whose peer would wait for events for ever
         return pb.JoinResponse(
             session_id=self.sessions.open(run.run_id, opened.public_key, network),
             head_step=run.head_step,
@@ -152,6 +162,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
             withdrawn=facts.withdrawn_of(run),
             bootstrap=self._bootstrap(runtime, context, without=opened.public_key),
             settings=settings_body(run.settings_at(run.head_step)),
+            used_twice=twice,
         )
 
     def _places_free(self, run: Run, public_key: bytes, waiting: line.Line, now_ms: int) -> int:

@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,8 @@ async def serve(settings: CoordinatorSettings, ready: Callable[[Serving], None])
         backup.check_whole(home)
         identity = Identity.load_or_create(home / "identity.key")
         certificate = tls.load_or_create(home)
+        if why := certificate.ends_soon(datetime.now(UTC)):
+            structlog.get_logger("coordinator").warning("the TLS certificate ends", why=why)
         metrics, url = Metrics(home), parsed(settings.database or Journal.sqlite_url(home))
         metrics_server = _serve_metrics(settings, metrics, stack)
         journal = Journal(url, identity)

@@ -16,10 +16,13 @@ from cryptography.x509.oid import NameOID
 
 from protos.disk import PRIVATE_MODE, check_no_folder, replace_bytes
 from protos.errors import OperatorError
+from protos.pinned import TLS_NAME
 
-# The name that peers expect, whatever the address: the pin decides, not the name.
-TLS_NAME = "swarmentum-coordinator"
-VALID_DAYS = 3650
+# The pin decides, not the dates: a machine whose clock is wrong can check the pin, too.
+VALID_FROM = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+VALID_UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+"""RFC 5280 gives this date to certificates without an end."""
+ENDS_SOON = datetime.timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,17 @@ class Certificate:
         """The hash that invites pin; 32 bytes."""
         certificate = x509.load_pem_x509_certificate(self.certificate_pem)
         return hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()
+
+    def ends_soon(self, now: datetime.datetime) -> str:
+        """A warning if an older version made this certificate, and TLS refuses it within a year; else empty."""
+        last = x509.load_pem_x509_certificate(self.certificate_pem).not_valid_after_utc
+        if last - now > ENDS_SOON:
+            return ""
+        return (
+            f"the certificate ends on {last:%Y-%m-%d}: no peer can connect after that. Stop the coordinator, delete tls.key "
+            "and tls.crt in its home, and start it: the new certificate has no end. Then send every peer a new invite "
+            "(`swarmentum-coordinator run invite NAME`)"
+        )
 
 
 def load_or_create(home: Path) -> Certificate:
@@ -74,15 +88,14 @@ def _check(certificate: Certificate, key_path: Path, certificate_path: Path) -> 
 def _create() -> Certificate:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, TLS_NAME)])
-    now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .not_valid_before(VALID_FROM)
+        .not_valid_after(VALID_UNTIL)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
         .sign(key, hashes.SHA256())
     )

@@ -11,6 +11,7 @@ from typing import Any, Final
 from coordinator.serving.caused import CausedLines
 from coordinator.serving.metrics import Metrics
 from coordinator.store.journal import JournalError
+from protos.waits import Waits
 
 RETRY_MS_MIN: Final = 1_000
 RETRY_MS_MAX: Final = 5_000
@@ -27,7 +28,7 @@ class Trouble:
         self._log, self._metrics, self._run = log, metrics, run
         self.why = ""
         self._since_ms = self._said_ms = self._again_ms = 0
-        self._wait_ms = RETRY_MS_MIN
+        self._waits = Waits(RETRY_MS_MIN, RETRY_MS_MAX)
         metrics.journal_failing.labels(run).set(0)
 
     def check(self, now_ms: int) -> None:
@@ -42,12 +43,12 @@ class Trouble:
         self._metrics.journal_failures.labels(self._run).inc()
         self._metrics.journal_failing.labels(self._run).set(1)
         if first:
-            self._since_ms, self._wait_ms = now_ms, RETRY_MS_MIN
+            self._since_ms = now_ms
+            self._waits.reset()
         if first or now_ms - self._said_ms >= SAY_AGAIN_MS:
             self._said_ms = now_ms
             self._log.error(self.why, step=step, peer="-", error=text, seconds=(now_ms - self._since_ms) // 1000)
-        self._again_ms = now_ms + self._wait_ms
-        self._wait_ms = min(2 * self._wait_ms, RETRY_MS_MAX)
+        self._again_ms = now_ms + round(self._waits.next())
         return self._again_ms
 
     def refused(self, lines: CausedLines, cause: bytes, values: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -227,7 +228,7 @@ class _Pull:
         haste: asyncio.Future[None],
     ) -> None:
         self._sha256, self._size = sha256, size
-        self._turns, self._asking, self._refused = Turns(holders), asking, refused
+        self._turns, self._asking, self._refused = Turns(holders, random.random), asking, refused
         self._haste = haste
         self._running: dict[asyncio.Task[Said], Attempt] = {}
         self._come = bytearray()  # the longest run of bytes so far, from the first byte on

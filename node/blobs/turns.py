@@ -9,10 +9,11 @@ most peers are known to hold the blob, all waits are shorter. ADR 24.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from node.blobs import blobs
+from protos.waits import Waits
 
 # A holder has this long for a blob, and a second more for so many bytes. The lower time counts while the peer could ask other
 # holders; after that, the time that a modem needs counts. So a holder that sends a byte now and then delays no peer.
@@ -69,8 +70,11 @@ class Attempt:
     @property
     def quiet_at(self) -> float:
         """As `silent_at`, for a puller in haste: not later, and not before twice the holder's usual time."""
-        haste = HASTE_SECONDS + (self.total - self.resumed) / blobs.IMPATIENT_BYTES_A_SECOND
-        return min(self.silent_at, self.progress_at + max(haste, 2 * self.usual_seconds))
+        haste, usual = (
+            HASTE_SECONDS + (self.total - self.resumed) / blobs.IMPATIENT_BYTES_A_SECOND,
+            2 * self.usual_seconds,
+        )
+        return min(self.silent_at, self.progress_at + max(haste, usual))
 
     @property
     def late_at(self) -> float:
@@ -79,9 +83,9 @@ class Attempt:
 
 
 class Turns:
-    """The turns of one pull. The peer asks at most ATTEMPTS_MAX holders side by side."""
+    """The turns of one pull. The peer asks at most ATTEMPTS_MAX holders side by side. `drawn`: see `Waits`."""
 
-    def __init__(self, holders: Iterable[bytes]) -> None:
+    def __init__(self, holders: Iterable[bytes], drawn: Callable[[], float]) -> None:
         self._left = deque(dict.fromkeys(holders))  # not asked yet
         self._back: dict[bytes, int] = {}  # holders that gave way and get another turn: the bytes that they sent
         self._gave_way: set[bytes] = set()
@@ -89,6 +93,7 @@ class Turns:
         # The peer asks holders that lacked the blob again, in rounds of a few holders each.
         self._rounds, self._round_left, self._round_at = 0, 0, 0.0
         self._rounds_max, self._hasty = LACKING_ROUNDS_MAX, False
+        self._waits = Waits(LACKING_SECONDS, LACKING_SECONDS * 2**LACKING_ROUNDS_MAX, drawn)
 
     def hasten(self, now: float) -> None:
         """From now on, the peer asks sooner beside a silent holder, and holders that lacked the blob get one more round."""
@@ -149,7 +154,8 @@ class Turns:
     def lacks(self, holder: bytes, now: float) -> None:
         """A holder does not have the blob now."""
         if not self._lacking and not self._rounds:
-            self._round_at = now + LACKING_SECONDS
+            self._waits.reset()
+            self._round_at = now + self._waits.next()
         self._lacking.append(holder)
 
     def _again(self, now: float) -> bytes | None:
@@ -159,7 +165,7 @@ class Turns:
         self._round_left = (self._round_left or min(len(self._lacking), LACKING_ROUND_MAX)) - 1
         if not self._round_left:
             self._rounds += 1
-            self._round_at = now + LACKING_SECONDS * 2**self._rounds
+            self._round_at = now + self._waits.next()
         return self._lacking.popleft()
 
     def _company_at(self, attempt: Attempt) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from rich.text import Text
 from node.commands.pictures import PeerRow, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
 from node.commands.processes import Processes
 from node.commands.status import as_values, fetch
+from protos.cores import usable_cores
 from protos.errors import NetworkError, OperatorError, StoppedError, SwarmentumError
 from protos.invite import Invite
 from protos.run_config import RunConfig
@@ -166,7 +166,7 @@ def _start_anchor(processes: Processes, homes: Path, link: str) -> None:
 
 def _start_peers(processes: Processes, homes: Path, options: DemoOptions, invite: str) -> list[subprocess.Popen[str]]:
     """Start the peers. The first one exports the model. The peers share the machine's cores."""
-    threads = str(max(1, (os.cpu_count() or 1) // options.peers))
+    threads = str(max(1, usable_cores() // options.peers))
     children = []
     for index in range(options.peers):
         export = ("--export", str(options.output / "model")) if index == 0 else ()

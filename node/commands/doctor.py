@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -33,11 +35,22 @@ MACHINE_SECONDS_MAX = 30.0
 RUN_SECONDS_MAX = 90.0
 NAME_CHARACTERS_MAX = 64
 LINE_CHARACTERS_MAX = 600
+NAME_COLUMNS, VERDICT_COLUMNS = 14, 12
 STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red", Verdict.UNKNOWN: "dim"}
 
 
-def examine(settings: PeerSettings, invite: Invite | None) -> tuple[list[Line], Found | None]:
-    """All lines, and what was found about the run."""
+Tell = Callable[[Sequence[Line]], None]
+Say = Callable[[str], None]
+
+
+def _nothing(_: object) -> None:
+    """Nobody looks on."""
+
+
+def examine(
+    settings: PeerSettings, invite: Invite | None, tell: Tell = _nothing, say: Say = _nothing
+) -> tuple[list[Line], Found | None]:
+    """All lines, and what was found about the run. `tell` gets lines as they come; `say` hears what takes time now."""
     probes: dict[str, Any] = {
         "devices": lambda: machine.devices_of(settings),
         "here": lambda: machine.here(settings),
@@ -47,13 +60,20 @@ def examine(settings: PeerSettings, invite: Invite | None) -> tuple[list[Line], 
     }
     if invite is not None:
         probes["way"] = lambda: asyncio.run(swarm.way_to(invite))
-    facts = side_by_side(probes, MACHINE_SECONDS_MAX)
+    shown = {"devices": lines.of_devices, "here": lines.of_here, "owner": lines.conditions, "texts": lines.texts}
+    say(f"looking at this machine (at most {MACHINE_SECONDS_MAX:.0f} s)")
+    facts = side_by_side(
+        probes, MACHINE_SECONDS_MAX, lambda name, fact: tell(shown[name](fact)) if name in shown else None
+    )
     device = "" if isinstance(facts["devices"], Fault) else facts["devices"].chosen
-    found = lines.of_machine(facts["devices"], facts["here"]) + lines.conditions(facts["owner"])
-    found += lines.limits(device, facts["here"], facts["limits"]) + lines.texts(facts["texts"])
+    limits = lines.limits(device, facts["here"], facts["limits"])
+    tell(limits)
+    found = lines.of_devices(facts["devices"]) + lines.of_here(facts["here"]) + lines.conditions(facts["owner"])
+    found += limits + lines.texts(facts["texts"])
     if invite is None:
         return found, None
-    of_run = _run(settings, invite, facts["way"])
+    of_run = _run(settings, invite, facts["way"], tell, say)
+    tell(run_lines.of_seat(of_run))
     return found + run_lines.of_run(of_run), of_run
 
 
@@ -66,15 +86,14 @@ def conditions_of(settings: PeerSettings) -> list[State]:
     return list(states(values, replace(facts, uploaded=used[0], downloaded=used[1])))
 
 
-def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault) -> Found:
+def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault, tell: Tell, say: Say) -> Found:
     """What can be found about a run from here."""
-    name = printable(invite.run_name, NAME_CHARACTERS_MAX)
-    if isinstance(way, Fault):
-        return Found(name, "", way, way, way, way, way, way, way, way)
+    before = _before(invite, way)
+    tell(run_lines.of_way(before))
+    if isinstance(way, Fault) or isinstance(way.run, Fault):
+        return before
     run = way.run
-    if isinstance(run, Fault):
-        rest = Fault("the run is not known")
-        return Found(name, way.address, way.round_trip_ms, run, rest, rest, rest, rest, rest, rest)
+    say(f"measuring this machine with the run's model, and the way to its peers (at most {RUN_SECONDS_MAX:.0f} s)")
     folder = settings.home / "runs" / invite.run_id.hex()[:16]
     identity = Identity.load_or_create(settings.home / "identity.key")
     first = side_by_side({"asks": lambda: seat.asked(run.config, settings)}, MACHINE_SECONDS_MAX)
@@ -89,10 +108,8 @@ def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault) -> Foun
     inside = facts["inside"]
     if isinstance(inside, Fault):
         inside = swarm.Inside(inside, inside, inside, inside, inside)
-    return Found(
-        name=name,
-        address=way.address,
-        round_trip_ms=way.round_trip_ms,
+    return replace(
+        before,
         facts=swarm.others_of(run, inside.later),
         asks=first["asks"],
         admitted=inside.admitted,
@@ -102,6 +119,16 @@ def _run(settings: PeerSettings, invite: Invite, way: swarm.Way | Fault) -> Foun
         upload=inside.upload,
         texts=facts["texts"],
     )
+
+
+def _before(invite: Invite, way: swarm.Way | Fault) -> Found:
+    """What the coordinator's first answer says, and nothing that must be measured."""
+    name = printable(invite.run_name, NAME_CHARACTERS_MAX)
+    if isinstance(way, Fault):
+        return Found(name, "", way, way, way, way, way, way, way, way)
+    facts = way.run if isinstance(way.run, Fault) else swarm.others_of(way.run, way.run)
+    rest = Fault("the run is not known")
+    return Found(name, way.address, way.round_trip_ms, facts, rest, rest, rest, rest, rest, rest)
 
 
 def as_values(found: list[Line], run: Found | None) -> dict[str, Any]:
@@ -115,19 +142,47 @@ def as_values(found: list[Line], run: Found | None) -> dict[str, Any]:
     }
 
 
-def show(found: list[Line], run: Found | None) -> None:
-    """For people. Words of a run are strangers': printable, never markup."""
-    table = Table(title=None if run is None else Text(f"run {run.name}"), show_header=False, box=None)
-    for overflow in ("fold", "fold", "fold"):  # a peer id is longer than a line of words
-        table.add_column(overflow=overflow)
-    for line in found:
-        words = Text(printable(line.text, LINE_CHARACTERS_MAX))
-        if line.todo:
-            words.append(f"\n{printable(line.todo, LINE_CHARACTERS_MAX)}", style="bold")
-        table.add_row(line.name, Text(line.verdict.value, style=STYLES[line.verdict]), words)
-    console = Console()
-    console.print(table)
-    console.print(Text(ENDINGS[lines.worst(found)]))
+class Screen:
+    """Prints lines for people as they come. Words of a run are strangers': printable, never markup."""
+
+    def __init__(self) -> None:
+        self._console, self._busy = Console(), Console(stderr=True).status("")
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._busy.stop()
+
+    def say(self, what: str) -> None:
+        """What takes time now: a line that moves on a terminal, and a plain line elsewhere."""
+        if self._busy.console.is_terminal:
+            self._busy.update(f"{what} ...")
+            self._busy.start()
+        else:
+            print(f"{what} ...", file=sys.stderr, flush=True)
+
+    def tell(self, found: Sequence[Line]) -> None:
+        """A row for each line."""
+        table = Table.grid(padding=(0, 2))
+        for width in (
+            NAME_COLUMNS,
+            VERDICT_COLUMNS,
+            None,
+        ):  # the same in each table, so that rows stand under each other
+            table.add_column(width=width, overflow="fold")
+        for line in found:
+            words = Text(printable(line.text, LINE_CHARACTERS_MAX))
+            if line.todo:
+                words.append(f"\n{printable(line.todo, LINE_CHARACTERS_MAX)}", style="bold")
+            table.add_row(line.name, Text(line.verdict.value, style=STYLES[line.verdict]), words)
+        if found:
+            self._console.print(table)
+
+    def end(self, found: Sequence[Line]) -> None:
+        """The verdict."""
+        self._busy.stop()
+        self._console.print(Text(ENDINGS[lines.worst(found)]))
 
 
 ENDINGS = {
@@ -139,9 +194,12 @@ ENDINGS = {
 
 def doctor(settings: PeerSettings, link: str | None, *, as_json: bool) -> int:
     """Examine, print, and return the exit code: 1 for a problem, otherwise 0. Raises OperatorError for a damaged link."""
-    found, run = examine(settings, None if link is None else Invite.parse(link))
+    invite = None if link is None else Invite.parse(link)
     if as_json:
+        found, run = examine(settings, invite)
         print(json.dumps(as_values(found, run)), flush=True)
     else:
-        show(found, run)
+        with Screen() as screen:
+            found, _ = examine(settings, invite, screen.tell, screen.say)
+            screen.end(found)
     return int(lines.worst(found) is Verdict.PROBLEM)

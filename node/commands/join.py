@@ -156,7 +156,7 @@ def join(
     launch = launched(os.environ)
     stage = Stage(wanted=not (plain or as_json or launch is not None))  # other ranks write to the same terminal
     configure_logging(as_json=as_json, verbose=verbose, target=stage, seen=stage.recent)
-    link = _read(invite, invite_file, as_json=as_json) if launch is None or not launch.rank else ""
+    link = _read(invite, invite_file, as_json=as_json, anchor=False) if launch is None or not launch.rank else ""
     from node.config import load_settings
 
     settings = load_settings(
@@ -212,14 +212,14 @@ def join(
     _take_part(link, settings, export, stage, as_json=as_json)
 
 
-def _read(invite: str | None, invite_file: Path | None, *, as_json: bool) -> str:
+def _read(invite: str | None, invite_file: Path | None, *, as_json: bool, anchor: bool) -> str:
     """The link, checked and answered on the screen at once: torch takes seconds to load, a damaged link none to see."""
     from node.commands.person import link_from
     from protos.invite import Invite
     from protos.text import printable
 
     link = link_from(invite, invite_file)
-    told = Invite.parse(link)
+    told = Invite.parse(link) if anchor else Invite.parse(link).public("`swarmentum join`")
     if not as_json:
         name, coordinators = printable(told.run_name, NAME_CHARACTERS_MAX), ", ".join(told.coordinators)
         print(f"Run {name}: loading torch, then asking {printable(coordinators, 200)} ...", file=sys.stderr, flush=True)
@@ -312,7 +312,7 @@ def anchor(
 
     stage = Stage()  # an anchor runs unattended
     configure_logging(as_json=as_json, verbose=verbose, target=stage, seen=stage.recent)
-    link = _read(invite, invite_file, as_json=as_json)
+    link = _read(invite, invite_file, as_json=as_json, anchor=True)
     from node.config import load_settings
 
     settings = load_settings(

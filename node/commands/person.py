@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protos.errors import OperatorError, StoppedError
-from protos.limits import INVITE_BYTES_MAX
+from protos.pasted import PASTED_CHARACTERS_MAX
+from protos.toml_file import WRITTEN
 
 if TYPE_CHECKING:
     from node.commands.consent import Request
@@ -30,16 +31,19 @@ def link_from(given: str | None, file: Path | None = None) -> str:
         )
     if file is not None:
         try:
-            with file.open(encoding="utf-8") as opened:
-                text = opened.read(INVITE_BYTES_MAX + 2)
-        except (OSError, UnicodeDecodeError) as error:
-            raise OperatorError(f"--invite-file {file}: cannot be read: {error}") from error
+            with file.open(encoding=WRITTEN) as opened:
+                text = opened.read(PASTED_CHARACTERS_MAX)
+        except OSError as error:
+            raise OperatorError(f"--invite-file {file}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise OperatorError(f"--invite-file {file}: is not UTF-8 text: save it as UTF-8") from error
         return _some(text, f"--invite-file {file}")
     assert given is not None, "one of them is"
+    given = given.strip()
     if given != STDIN:
         return given
     read = sys.stdin.readline if sys.stdin.isatty() else sys.stdin.read
-    return _some(read(INVITE_BYTES_MAX + 2), "stdin")
+    return _some(read(PASTED_CHARACTERS_MAX), "stdin")
 
 
 def _some(text: str, where: str) -> str:

@@ -44,7 +44,7 @@ def install(
     from protos.invite import Invite
 
     here, link = manager(), link_from(invite)
-    told = Invite.parse(link)
+    told = Invite.parse(link).public("A service that joins")
     home = _home_of(link, context.args)
     run_id = told.run_id.hex()[:16]
     file = _link_file(run_id)

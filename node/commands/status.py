@@ -266,17 +266,16 @@ def watch(link: str, *, plain: bool, as_json: bool) -> int:
 async def _lines(source: Watcher, *, as_json: bool) -> None:
     """A line for each change, until the run is finished. A coordinator that is away is asked again, for ever."""
     before: tuple[Any, ...] = ()
-    delay = patience.RETRY_SECONDS_MIN
+    waits = patience.waits()
     try:
         while True:
             try:
                 values = await source.look()
             except NetworkError as error:
                 print(f"the coordinator is away, asking again: {printable(str(error))}", file=sys.stderr, flush=True)
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, patience.RETRY_SECONDS_MAX)
+                await asyncio.sleep(waits.next())
                 continue
-            delay = patience.RETRY_SECONDS_MIN
+            waits.reset()
             now = values["phase"], values["step"], len(values["peers"])
             if now != before:
                 print(json.dumps(values) if as_json else _line(values), flush=True)

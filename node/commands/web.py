@@ -18,7 +18,7 @@ from protos.text import printable
 
 def web(links: Sequence[str], listen: str, hosts: Sequence[str], *, as_json: bool) -> None:
     """Serve the page until Ctrl-C. Raises OperatorError for a link that is none, or an address that cannot be used."""
-    shown = [Shown(Invite.parse(link_from(link))) for link in links]
+    shown = [Shown(Invite.parse(link_from(link)).public("The page")) for link in links]
 
     def ready(url: str) -> None:
         if as_json:
@@ -32,7 +32,7 @@ def web(links: Sequence[str], listen: str, hosts: Sequence[str], *, as_json: boo
 
 def export(link: str, folder: Path, *, as_json: bool) -> None:
     """Write the page of a run as files. Raises OperatorError, NetworkError."""
-    steps = export_page(Invite.parse(link_from(link)), folder)
+    steps = export_page(Invite.parse(link_from(link)).public("The page"), folder)
     if as_json:
         print(json.dumps({"event": "exported", "folder": str(folder), "steps": steps}))
     else:

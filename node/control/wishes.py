@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+BY_OWNER = "paused by its owner"
+
 
 class Ending(Enum):
     """How the owner wants the peer to end."""
@@ -21,14 +23,14 @@ class Wishes:
     """One peer's. Each is a single value, and each change sets it whole: no lock is needed. The last command wins."""
 
     def __init__(self) -> None:
-        self.by_owner = False
+        self.by_owner, self._why = False, BY_OWNER
         self.held = ""
         """Why a condition of the owner's settings pauses the peer; empty: none does. `node/donor/watch.py` writes it."""
         self.ending: Ending | None = None
 
-    def pause(self) -> None:
-        """Apply the log, and train in no step."""
-        self.by_owner = True
+    def pause(self, why: str = BY_OWNER) -> None:
+        """Apply the log, and train in no step. `why`: for the log."""
+        self.by_owner, self._why = True, why
 
     def resume(self) -> None:
         """Train again, as far as the conditions let the peer."""
@@ -46,7 +48,7 @@ class Wishes:
     def words(self) -> str:
         """Whether the peer works, and why not, for the log."""
         if self.by_owner:
-            return "paused by its owner"
+            return self._why
         return f"paused: {self.held}" if self.held else "goes on"
 
     def ends(self, *, awaits_entry: bool) -> bool:

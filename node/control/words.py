@@ -21,7 +21,7 @@ BYTES_A_GB = 10**9
 REACHED = {
     "public": "others can dial this peer",
     "private": "others cannot dial this peer",
-    "unknown": "whether others can dial this peer is not known yet",
+    "unknown": "no peer outside its own network has said whether it can dial this peer",
 }
 
 Told = Mapping[str, Any]
@@ -165,7 +165,11 @@ def farewell(summary: Told, *, anchor: bool = False) -> str:
     if anchor:
         return f"Thank you. This anchor applied {things(summary['steps_applied'], 'step')}, with {traffic} in {time}."
     if not summary["votes_accepted"]:
-        return f"Thank you. The log counts no votes of this peer yet; {traffic} in {time}."
+        what = "The run is finished. It" if summary["finished"] else "The log"
+        return (
+            f"{what} counts no votes of this peer since this start, {time} ago ({traffic}). Votes of earlier starts count as "
+            "before: `swarmentum ledger LINK` shows them."
+        )
     return (
         f"Thank you for {count(summary['tokens_accepted'])} tokens in {steps}, {percent(summary['share'])} of the swarm's "
         f"work, with {traffic} in {time}."

@@ -7,7 +7,6 @@ owner allows them: a run could else make a peer call the devices of its own home
 from __future__ import annotations
 
 import ipaddress
-import random
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Shard, sha256_of
 from node.data.shelf import PART, matches
 from protos.errors import NetworkError
 from protos.version import software_version
+from protos.waits import Waits
 from protos.web_address import SCHEMES
 
 RATE_SECONDS: Final = 30.0
@@ -88,7 +88,11 @@ class Mirrors:
 
     def fetch(self, shard: Shard, width: int, path: Path, told: Callable[[int], bool]) -> bool:
         """Bring one shard to `path`. Tries until it is there (True) or `told` says that nobody wants it (False)."""
-        part, size, wait = path.with_name(path.name + PART), shard.tokens * width, WAIT_SECONDS_MIN
+        part, size, waits = (
+            path.with_name(path.name + PART),
+            shard.tokens * width,
+            Waits(WAIT_SECONDS_MIN, WAIT_SECONDS_MAX),
+        )
         while told(_size(part)):
             url = self._url(shard.name)
             try:
@@ -103,10 +107,10 @@ class Mirrors:
             except (httpx.HTTPError, OSError, DataError, NetworkError) as error:
                 why = _words(error)
             self._at += 1
+            wait = waits.next()
             self._log("training text: the download is tried again", url=url, why=why, seconds=round(wait, 1))
-            if not _slept(wait * random.uniform(0.5, 1.0), part, told):  # noqa: S311
+            if not _slept(wait, part, told):
                 return False
-            wait = min(2 * wait, WAIT_SECONDS_MAX)
         return False
 
     def _url(self, name: str) -> str:

@@ -53,6 +53,8 @@ class Here:
     port_fault: str
     """Why the peer could not listen there; empty: it could."""
     on_battery: bool | None
+    clock_wrong: str = ""
+    """Why the clock is wrong; empty: nothing is known against it."""
     keeps_awake: bool = False
     """Whether this machine has a program that the setting `keep_awake` can use."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -98,6 +100,8 @@ class Others:
     phase: str
     steps_per_second: float | None
     """Of the run, while the doctor looked; None: it did not move."""
+    clock_wrong: str = ""
+    """How this machine's clock differs from the coordinator's; empty: it does not."""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from node.control.words import things
 from node.doctor.facts import Devices, Fault, Here, OwnText
 from node.donor.conditions import State
 from node.donor.settings import LiveSettings
 from protos.amounts import amount
+from protos.wall_clock import SET_IT
 
 DISK_BYTES_MIN = 2 * 10**9
 """Room for a small run: its snapshots, and other peers' votes since the last one."""
@@ -58,7 +60,7 @@ def worst(lines: Sequence[Line]) -> Verdict:
 
 def unknown(name: str, fault: Fault, todo: str = "") -> Line:
     """A fact that was not found."""
-    return Line(name, Verdict.UNKNOWN, f"not measured: {fault.why}", todo)
+    return Line(name, Verdict.UNKNOWN, fault.why, todo)
 
 
 def device(found: Devices | Fault) -> Line:
@@ -70,7 +72,7 @@ def device(found: Devices | Fault) -> Line:
     if found.chosen != "cpu":
         return Line("device", Verdict.OK, f"{found.chosen}, {found.name}" if found.name else found.chosen)
     idle = [card for card in found.cards if card in ("NVIDIA", "AMD")]
-    text = f"the processor, {found.threads} threads"
+    text = f"the processor, {things(found.threads, 'thread')}"
     if not idle or len(found.present) > 1:  # the person chose the processor
         return Line("device", Verdict.OK, text)
     return _idle_card(idle[0], found, text)
@@ -133,6 +135,8 @@ def clock(found: Here | Fault) -> Line:
     """Whether the clock is kept right. No decision of a run depends on it."""
     if isinstance(found, Fault):
         return unknown("clock", found)
+    if found.clock_wrong:
+        return wrong_clock(found.clock_wrong)
     if found.clock_kept is None:
         return unknown("clock", Fault("the system does not say whether it keeps the clock right"))
     if found.clock_kept:
@@ -143,6 +147,12 @@ def clock(found: Here | Fault) -> Line:
         "nothing keeps the clock right; times in logs may be wrong, a run does not depend on them",
         "Turn on automatic time in the system settings.",
     )
+
+
+def wrong_clock(why: str) -> Line:
+    """A clock that says another time than it is. The peer trains with it, and keeps its hours by it."""
+    text = f"{why}; `hours`, the month's traffic, logs, QUIC and relays need the right time"
+    return Line("clock", Verdict.WARNING, text, SET_IT)
 
 
 def ports(found: Here | Fault) -> Line:
@@ -225,9 +235,15 @@ def _text(found: OwnText) -> Line:
     return Line("training text", Verdict.PROBLEM, text, todo)
 
 
-def of_machine(devices: Devices | Fault, here: Here | Fault) -> list[Line]:
-    """All lines that need no run."""
-    lines = (
-        device(devices), driver(devices), memory(devices), disk(here), clock(here), ports(here), power(here), versions(here),
-    )  # fmt: skip
+def of_devices(found: Devices | Fault) -> list[Line]:
+    """What computes."""
+    return _there(device(found), driver(found), memory(found))
+
+
+def of_here(found: Here | Fault) -> list[Line]:
+    """The rest of the machine."""
+    return _there(disk(found), clock(found), ports(found), power(found), versions(found))
+
+
+def _there(*lines: Line | None) -> list[Line]:
     return [line for line in lines if line is not None]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 import re
 import sys
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -19,9 +18,10 @@ from node.donor import awake
 from node.model.device import DeviceError, devices, pick_device
 from node.model.room import room_of
 from node.overlay.ports import check_port_free
+from protos import wall_clock
+from protos.about import versions
+from protos.cores import usable_cores
 from protos.errors import OperatorError
-from protos.log import FORMAT_VERSION
-from protos.version import software_version
 
 SYSFS = Path("/sys")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -31,7 +31,6 @@ TIME_ERROR = 5
 """What adjtimex(2) returns for a clock that nothing keeps right."""
 TIMEX_BYTES = 512
 """More than `struct timex` has on any Linux."""
-LIBRARIES = ("torch", "transformers", "hivemind")
 
 
 def devices_of(settings: PeerSettings) -> Devices:
@@ -46,7 +45,7 @@ def devices_of(settings: PeerSettings) -> Devices:
         chosen="",
         cards=cards_of(SYSFS),
         driver=driver_of(NVIDIA_DRIVER),
-        threads=settings.threads or torch.get_num_threads(),
+        threads=settings.threads or min(torch.get_num_threads(), usable_cores()),
     )
     try:
         device = pick_device(settings.device)
@@ -62,6 +61,7 @@ def here(settings: PeerSettings) -> Here:
         home=str(settings.home),
         disk_free=free_at(settings.home),
         clock_kept=clock_kept(),
+        clock_wrong=wall_clock.too_early(datetime.now(UTC)),
         listen=settings.listen,
         port_fault=port_fault(settings),
         on_battery=on_battery(SYSFS),
@@ -122,14 +122,3 @@ def on_battery(sysfs: Path) -> bool | None:
         except OSError:
             continue
     return "Discharging" in states if states else None
-
-
-def versions() -> dict[str, str]:
-    """This program, what it speaks, and the libraries that decide whether it runs."""
-    found = {"swarmentum": software_version(), "format": str(FORMAT_VERSION), "Python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "missing"
-    return found

@@ -5,6 +5,7 @@ A thread that hangs cannot be ended: it is a daemon, so that the program ends wi
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,27 +17,40 @@ from protos.errors import OperatorError, RefusedError, SwarmentumError
 Probe = Callable[[], Any]
 
 
+def _nobody(_name: str, _fact: Any) -> None:
+    """Nobody waits for the facts one by one."""
+
+
 def fault_of(error: BaseException) -> Fault:
     """What a failed probe says."""
     refused = isinstance(error, RefusedError | OperatorError)
     return Fault(str(error) or type(error).__name__, refused)
 
 
-def side_by_side(probes: Mapping[str, Probe], seconds_max: float) -> dict[str, Any]:
-    """The fact of each probe, by its name, or its Fault."""
-    found: dict[str, Any] = {}
+def side_by_side(
+    probes: Mapping[str, Probe], seconds_max: float, told: Callable[[str, Any], None] = _nobody
+) -> dict[str, Any]:
+    """The fact of each probe, by its name, or its Fault. `told` gets each name and fact as it comes, in this thread."""
+    came: queue.Queue[tuple[str, Any]] = queue.Queue(len(probes))
 
     def run(name: str, probe: Probe) -> None:
         try:
-            found[name] = probe()
+            came.put((name, probe()))
         except (SwarmentumError, OSError, RuntimeError, ValueError) as error:
-            found[name] = fault_of(error)
+            came.put((name, fault_of(error)))
 
-    threads = {name: threading.Thread(target=run, args=(name, probe), daemon=True) for name, probe in probes.items()}
-    for thread in threads.values():
-        thread.start()
+    for name, probe in probes.items():
+        threading.Thread(target=run, args=(name, probe), daemon=True).start()
+    found: dict[str, Any] = {}
     until = time.monotonic() + seconds_max
-    for thread in threads.values():
-        thread.join(max(until - time.monotonic(), 0.0))
+    while len(found) < len(probes):
+        try:
+            name, fact = came.get(timeout=max(until - time.monotonic(), 0.001))
+        except queue.Empty:
+            break
+        found[name] = fact
+        told(name, fact)
     late = Fault(f"no answer within {seconds_max:.0f} s")
+    for name in probes.keys() - found.keys():
+        told(name, late)
     return {name: found.get(name, late) for name in probes}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 
+from node.control.words import things
 from node.doctor.facts import Fault, Found, InLine, Others, Reach, Seat
-from node.doctor.lines import Line, Verdict, texts, unknown
+from node.doctor.lines import Line, Verdict, texts, unknown, wrong_clock
 from node.doctor.predict import SECONDS_AN_HOUR, Prediction, predict
 from protos.address import Scope, scope_of, usable
 from protos.amounts import amount
@@ -16,14 +17,20 @@ DOWN_BYTES_A_SECOND_MIN = 250_000
 """Two megabits a second: below, a snapshot of a model of 100 M parameters takes half an hour."""
 SMALLER_VOTES = "Join with --fit-uplink: the votes then follow what the line carries."
 CARRIER = ipaddress.ip_network("100.64.0.0/10")
-RELAY_TODO = "Forward a port of your router to this machine (--listen 0.0.0.0:PORT), or name a relay (--relay ADDRESS)."
+RELAY_TODO = (
+    "If `join` finds no relay either, forward a port of your router to this machine (--listen 0.0.0.0:PORT), or name a relay "
+    "(--relay ADDRESS)."
+)
 
 
-def of_run(found: Found) -> list[Line]:
-    """All lines that need the run, in the order in which `join` meets them."""
-    lines = [
-        coordinator(found),
-        run(found.facts),
+def of_way(found: Found) -> list[Line]:
+    """The lines that the coordinator's first answer gives."""
+    return _there(coordinator(found), run(found.facts), clock(found.facts))
+
+
+def of_seat(found: Found) -> list[Line]:
+    """All other lines that need the run, in the order in which `join` meets them."""
+    return _there(
         asks(found.asks),
         admission(found.admitted),
         *texts(found.texts),
@@ -33,7 +40,15 @@ def of_run(found: Found) -> list[Line]:
         download(found),
         upload(found),
         contribution(found),
-    ]
+    )
+
+
+def of_run(found: Found) -> list[Line]:
+    """All lines that need the run."""
+    return of_way(found) + of_seat(found)
+
+
+def _there(*lines: Line | None) -> list[Line]:
     return [line for line in lines if line is not None]
 
 
@@ -57,10 +72,15 @@ def run(facts: Others | Fault) -> Line:
     """The run itself. A run of another format, or one that is finished, is a problem."""
     if isinstance(facts, Fault):
         return _fault("run", facts)
-    text = f"{facts.phase}, step {facts.head_step} of {facts.steps}, {facts.ready} peers ready"
+    text = f"{facts.phase}, step {facts.head_step} of {facts.steps}, {things(facts.ready, 'peer')} ready"
     if facts.phase == "finished":
         return Line("run", Verdict.PROBLEM, text, "Ask the run's operator for the link of another run.")
     return Line("run", Verdict.OK, text)
+
+
+def clock(facts: Others | Fault) -> Line | None:
+    """A clock that is not the coordinator's; None if they agree."""
+    return None if isinstance(facts, Fault) or not facts.clock_wrong else wrong_clock(facts.clock_wrong)
 
 
 def asks(asked: str | Fault) -> Line:
@@ -112,10 +132,8 @@ def router(reach: Reach | Fault) -> Line:
     if seen in own:
         return Line("router", Verdict.OK, f"none: this machine has the public address {seen}")
     if any(address in CARRIER for address in own if address.version == CARRIER.version):
-        text = f"carrier-grade NAT: your provider shares {seen} among customers"
-        return Line(
-            "router", Verdict.WARNING, text, "Name a relay (--relay ADDRESS), or ask the provider for an address."
-        )
+        text = f"carrier-grade NAT: your provider shares {seen} among customers; `join` takes a relay by itself"
+        return Line("router", Verdict.OK, text)
     return Line("router", Verdict.OK, f"a router between this machine and the internet ({seen} outside)")
 
 
@@ -124,14 +142,14 @@ def reachable(reach: Reach | Fault) -> Line:
     if isinstance(reach, Fault):
         return unknown("reachability", reach)
     found = usable(reach.addresses)
-    peers = f"{reach.connected} peers answered"
+    peers = f"{things(reach.connected, 'peer')} answered"
     if reach.dialled:
         return Line("reachability", Verdict.OK, f"peers of the run could dial this machine; {peers}")
     if reach.dialled is False and reach.relays:
         text = f"nobody can dial this machine; `join` takes one of {reach.relays} relays by itself; {peers}"
         return Line("reachability", Verdict.OK, text)
     if reach.dialled is False:
-        text = f"nobody can dial this machine, and no connected peer is a relay; {peers}"
+        text = f"nobody can dial this machine, and no connected peer is a relay now; `join` goes on looking; {peers}"
         return Line("reachability", Verdict.WARNING, text, RELAY_TODO)
     if any(address.scope is Scope.PUBLIC and not address.relay for address in found):
         return Line("reachability", Verdict.OK, f"libp2p found a public address for this machine; {peers}")
@@ -139,8 +157,8 @@ def reachable(reach: Reach | Fault) -> Line:
         return Line("reachability", Verdict.OK, f"through a relay; {peers}")
     if reach.seen_from and scope_of(ipaddress.ip_address(reach.seen_from)) is not Scope.PUBLIC:
         return Line("reachability", Verdict.OK, f"in the coordinator's own network; {peers}")
-    text = f"libp2p found no public address; this machine reaches peers that are public ({peers})"
-    return Line("reachability", Verdict.WARNING, text, RELAY_TODO)
+    text = f"no peer said whether it can dial this machine; `join` asks again, and takes a relay by itself ({peers})"
+    return Line("reachability", Verdict.UNKNOWN, text)
 
 
 def _own(addresses: tuple[str, ...]) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:

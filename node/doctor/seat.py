@@ -17,6 +17,7 @@ from node.model.room import main_memory, room_of
 from node.model.spec import build_meta
 from node.training import need as needs
 from node.training.methods import form_of
+from protos.cores import usable_cores
 from protos.run_config import RunConfig
 
 NOT_COUNTED = "the model cannot be counted before it is built (model.factory)"
@@ -30,8 +31,7 @@ def asked(config: RunConfig, settings: PeerSettings) -> str:
 
 def seat_of(config: RunConfig, settings: PeerSettings, folder: Path) -> Seat:
     """`folder`: of the run on this machine. Raises OperatorError for a model that cannot be built."""
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.threads or min(torch.get_num_threads(), usable_cores()))
     device, wanted = pick_device(settings.device), min(settings.micro_batch, config.clock.batch_samples)
     need = need_of_run(config, settings)
     if need is None:

@@ -54,7 +54,7 @@ def _timed(model: nn.Module, tokens: torch.Tensor, device: torch.device, autocas
         accumulate_gradients(model, [tokens], device, autocast)  # it reads the loss, so the device has finished
         passes += 1
     rate = passes * len(tokens) / (time.monotonic() - began)
-    return rate, f"{passes} micro-batches of {len(tokens)} on {device}"
+    return rate, f"{passes} micro-batch{'' if passes == 1 else 'es'} of {len(tokens)} on {device}"
 
 
 def _operations_per_second(device: torch.device) -> float:

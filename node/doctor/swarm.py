@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from node.blobs.blobs import WireBytes
@@ -27,6 +28,7 @@ from node.snapshot.pieces import Manifest, open_manifest
 from node.swarm.events import Snapshot
 from node.swarm.snapshots import snapshot_of
 from node.training.sync import manifest_bytes
+from protos import wall_clock
 from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.identity import Identity, peer_id, public_key_of
 from protos.invite import Invite
@@ -53,6 +55,8 @@ class Run:
     config: RunConfig
     at: float
     """When that was, on this machine's monotonic clock."""
+    clock_wrong: str = ""
+    """How this machine's wall clock differs from the coordinator's; empty: it does not."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ async def look(invite: Invite) -> Run:
     try:
         await client.connect()
         facts, config = await client.get_run()
-        return Run(facts, config, time.monotonic())
+        return Run(facts, config, time.monotonic(), wall_clock.apart(datetime.now(UTC), facts.unix_ms))
     finally:
         await client.close()
 
@@ -121,6 +125,7 @@ def others_of(run: Run, later: Run | Fault) -> Others:
         steps=facts.total_steps,
         phase=phase_word(facts),
         steps_per_second=moved / (newest.at - run.at) if moved > 0 else None,
+        clock_wrong=run.clock_wrong,
     )
 
 
@@ -175,6 +180,7 @@ async def _overlay(
         try:
             async with asyncio.timeout(OVERLAY_SECONDS_MAX):
                 await host.start(known)
+                await host.finder.somebody()
                 connected, finding = await host.connected(), await host.finder.ask()
                 dialled = None if finding.verdict is Verdict.UNKNOWN else finding.verdict is Verdict.PUBLIC
                 reach = Reach(tuple(await host.addresses()), len(connected), seen_from, dialled, len(finding.relays))

@@ -118,7 +118,7 @@ def shown(value: object) -> str:
 def _read(path: Path) -> dict[str, Any]:
     """OperatorError if the file cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding=toml_file.WRITTEN))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -132,7 +132,7 @@ def _over(start: LiveSettings, kept: Mapping[str, Any], path: Path) -> LiveSetti
         try:
             values = with_value(values, key, given)
         except ValueError as error:
-            line = toml_file.line_of(path.read_text(encoding="utf-8"), (key,))
+            line = toml_file.line_of(path.read_text(encoding=toml_file.WRITTEN), (key,))
             raise OperatorError(f"{path}:{line}: {error}; correct the line, or remove it") from error
     return values
 

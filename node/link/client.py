@@ -25,7 +25,7 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import FORMAT_VERSION, run_id_of
 from protos.packing import unpack
-from protos.pinned import TLS_NAME, fetch_certificate
+from protos.pinned import fetch_certificate, pinned_aio_channel
 from protos.run_config import RunConfig, UnknownSetting, config_from_json
 from protos.run_facts import bounded
 from protos.start import start_of
@@ -49,7 +49,6 @@ TAKE_OVER_SECONDS_MAX = 15.0
 TAKE_OVER_RETRY_SECONDS_MAX = 0.5
 
 _OPTIONS = {
-    "grpc.ssl_target_name_override": TLS_NAME,
     "grpc.keepalive_time_ms": 10_000,
     "grpc.keepalive_timeout_ms": 10_000,
     "grpc.http2.ping_timeout_ms": 10_000,  # without it gRPC waits a minute, in spite of keepalive_timeout_ms
@@ -106,10 +105,10 @@ class CoordinatorClient:
         if not self.several:
             [address] = self.known.addresses
             pem = await asyncio.to_thread(fetch_certificate, address, self._invite.certificate_sha256)
-            self._at, self._channel = address, _channel(address, pem, _OPTIONS)
+            self._at, self._channel = address, pinned_aio_channel(address, pem, _OPTIONS)
             self._opened.append(self._channel)
             return
-        until = time.monotonic() + TAKE_OVER_SECONDS_MAX
+        until, waits = time.monotonic() + TAKE_OVER_SECONDS_MAX, patience.waits()
         while True:
             try:
                 await self.move()
@@ -117,7 +116,7 @@ class CoordinatorClient:
             except NetworkError:
                 if time.monotonic() > until:
                     raise
-            await asyncio.sleep(TAKE_OVER_RETRY_SECONDS_MAX)
+            await asyncio.sleep(waits.next(TAKE_OVER_RETRY_SECONDS_MAX))
 
     async def move(self) -> bool:
         """Move to the coordinator that acts, of several. Returns whether it is another one than before.
@@ -154,7 +153,7 @@ class CoordinatorClient:
                 fetch_certificate, address, self._invite.certificate_sha256, PROBE_SECONDS_MAX
             )
         if address not in self._channels:
-            self._channels[address] = _channel(address, self._pem, _OPTIONS_OF_SEVERAL)
+            self._channels[address] = pinned_aio_channel(address, self._pem, _OPTIONS_OF_SEVERAL)
             self._opened.append(self._channels[address])
         channel, request = self._channels[address], health_pb2.HealthCheckRequest()
         try:
@@ -196,7 +195,7 @@ class CoordinatorClient:
 
     async def reach_run(self, patience_seconds: float) -> tuple[pb.GetRunResponse, RunConfig]:
         """As `get_run`; waits for an absent coordinator, and moves to another one that acts."""
-        give_up, delay = time.monotonic() + patience_seconds, patience.RETRY_SECONDS_MIN
+        give_up, waits = time.monotonic() + patience_seconds, patience.waits()
         while True:
             try:
                 return await self.get_run()
@@ -205,8 +204,7 @@ class CoordinatorClient:
                     raise
             with suppress(NetworkError):
                 await self.move()
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
+            await asyncio.sleep(waits.next())
 
     async def may_join(self, *, anchor: bool = False) -> str:
         """Raise RefusedError with the reason if the coordinator would not admit this peer with any model.
@@ -338,7 +336,7 @@ class CoordinatorClient:
     async def entries(self, from_step: int) -> tuple[list[bytes], int]:
         """A page of the log as serialised envelopes, and the head's step."""
         request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=from_step)
-        give_up, delay = time.monotonic() + BUSY_SECONDS_MAX, patience.RETRY_SECONDS_MIN
+        give_up, waits = time.monotonic() + BUSY_SECONDS_MAX, patience.waits()
         while True:  # the coordinator tells the reader of a long log to wait now and then
             try:
                 response = await self._call("ListEntries", request)
@@ -346,8 +344,7 @@ class CoordinatorClient:
             except BusyError:
                 if time.monotonic() > give_up:
                     raise
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
+            await asyncio.sleep(waits.next())
         return [entry.SerializeToString(deterministic=True) for entry in response.entries], response.head_step
 
     def _next(self) -> int:
@@ -373,10 +370,6 @@ def _unpacked(frame: bytes, before: bytes) -> pb.Decided:
         return parse(pb.Decided, unpack(frame, before, contract.DECIDED_BYTES_MAX))
     except Refusal as refusal:
         raise NetworkError(f"the coordinator's stream cannot be read: {refusal}") from refusal
-
-
-def _channel(address: str, pem: bytes, options: dict[str, Any]) -> Any:
-    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(pem), options=list(options.items()))
 
 
 def check_genesis(genesis: log_pb2.Genesis, invite: Invite) -> RunConfig:

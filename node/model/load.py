@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from node.model.room import room_of
+from protos.cores import usable_cores
 
 MEASURED_SECONDS_MIN = 0.5
 
@@ -54,16 +55,9 @@ class Meter:
         with self._lock:
             now, seconds = time.monotonic(), _cpu_seconds(self._process)
             if now - self._at >= MEASURED_SECONDS_MIN:
-                self._busy = min((seconds - self._cpu_seconds) / (now - self._at) / _cores(self._process), 1.0)
+                self._busy = min((seconds - self._cpu_seconds) / (now - self._at) / usable_cores(), 1.0)
                 self._at, self._cpu_seconds = now, seconds
             return self._busy
-
-
-def _cores(process: psutil.Process) -> int:
-    """Those that this process may run on, where the system says so."""
-    if hasattr(process, "cpu_affinity"):
-        return len(process.cpu_affinity())
-    return psutil.cpu_count() or 1
 
 
 def _cpu_seconds(process: psutil.Process) -> float:

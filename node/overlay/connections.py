@@ -15,6 +15,7 @@ from node.overlay.links import is_public
 from protos.address import parse_address
 from protos.errors import Refusal
 from protos.text import printable
+from protos.waits import Waits
 
 # A refresh costs some six answers with the records of the whole run: 130 kB in a run of 32 peers.
 DHT_REFRESH_SECONDS = 300.0
@@ -63,7 +64,7 @@ class Connections:
         self._host, self._run_id, self._neighbours = host, run_id, neighbours
         self._make_discovery = discovery
         self._discovery = discovery(host, run_id)
-        self._again: dict[str, tuple[float, float]] = {}  # relayed peers: the next dial's time, and the wait after it
+        self._again: dict[str, tuple[float, Waits]] = {}  # relayed peers: when to dial next, and the waits after that
         self._punched: dict[str, int] = {}
         self._announced = 0.0
         self._lacked: set[str] = set()
@@ -87,7 +88,7 @@ class Connections:
     async def keep_forever(self) -> None:
         """Announce this peer's addresses, find the other peers, stay connected."""
         addresses, ways = tuple[str, ...](), dict[str, bool]()
-        again_at, patience = 0.0, DISCOVER_AGAIN_SECONDS
+        again_at, waits = 0.0, Waits(DISCOVER_AGAIN_SECONDS, DISCOVER_AGAIN_SECONDS_MAX)
         while True:
             found = tuple(await self._host.addresses())
             if found and found != addresses:
@@ -98,13 +99,13 @@ class Connections:
             here = await self._host.connected()
             lacking = self._lacking(here)
             if lacking - self._lacked:  # a peer is new, or gone: look for it soon
-                again_at, patience = 0.0, DISCOVER_AGAIN_SECONDS
+                again_at = 0.0
+                waits.reset()
             self._lacked = lacking
             if (lacking or not here) and time.monotonic() >= again_at:
                 await self._look()
                 here = await self._host.connected()
-                again_at = time.monotonic() + patience
-                patience = min(2 * patience, DISCOVER_AGAIN_SECONDS_MAX)
+                again_at = time.monotonic() + waits.next()
             if here != ways:
                 ways, relayed = here, sorted(peer[-8:] for peer, direct in here.items() if not direct)
                 self._neighbours.log(
@@ -165,7 +166,7 @@ class Connections:
         now = time.monotonic()
         for peer, theirs in relayed.items():
             public = [address for address in theirs if is_public(address)]
-            again, patience = self._again.get(peer, (0.0, DIAL_DIRECTLY_SECONDS_MIN))
+            again, waits = self._again.get(peer) or (0.0, Waits(DIAL_DIRECTLY_SECONDS_MIN, DIAL_DIRECTLY_SECONDS_MAX))
             if now < again:
                 continue
             if public:
@@ -175,6 +176,6 @@ class Connections:
             else:
                 continue
             self._neighbours.log(what, to=peer, direct=direct)
-            self._again[peer] = (now + patience, min(2 * patience, DIAL_DIRECTLY_SECONDS_MAX))
+            self._again[peer] = (now + waits.next(), waits)
             if len(self._again) > OVERLAY_PEERS_MAX:
                 self._again.pop(next(iter(self._again)))

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import structlog
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
@@ -27,6 +28,8 @@ from node.overlay.settings import BOOTSTRAP_MAX, OverlaySettings
 from node.overlay.tasks import Tasks
 from protos.address import usable
 from protos.errors import NetworkError
+from protos.text import printable
+from protos.waits import Waits
 
 # A peer behind a router tries BOOTSTRAP_TRIES times to reach its first relay, about 20 s, before it gives up.
 BOOTSTRAP_TRIES = 8
@@ -34,6 +37,7 @@ CHANGE_SECONDS_MAX = 60.0
 # A daemon that ends sooner is started again later and later: up to RESTART_SECONDS_MAX.
 STEADY_SECONDS = 60.0
 RESTART_SECONDS_MAX = 30.0
+P2PD_CHARACTERS_MAX = 500
 FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, TimeoutError)
 """Exceptions of a call to p2pd that has failed, or that did not end in time."""
 
@@ -50,6 +54,14 @@ class _Process(P2P):  # type: ignore[misc]
     def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
         made: list[str] = P2P._make_process_args(*args, pubsub=1, relayDiscovery=0, **kwargs)
         return [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *cls.before, *made, *cls.flags]
+
+    @staticmethod
+    def _log_p2pd_message(line: str) -> None:
+        """What p2pd prints, for `--verbose`: it calls errors what is none, such as a connection that another side closed.
+
+        A p2pd that does not start is told with its last line.
+        """
+        structlog.get_logger("p2pd").debug("p2pd says", line=printable(line, P2PD_CHARACTERS_MAX))
 
     @classmethod
     async def started(cls, *more: str, prefix: Sequence[str] = (), **options: Any) -> P2P:
@@ -80,7 +92,7 @@ class Daemon:
         self._tasks, self._log = tasks, log
         self._p2p: Any = None
         self._closing = False
-        self._delay = 0.0
+        self._restart_waits = Waits(patience.RETRY_SECONDS_MIN, RESTART_SECONDS_MAX)
         self.memory_bytes_max = settings.memory_bytes_max
         """A daemon that takes more is ended, and the next one starts; None: no limit."""
         self._changed: asyncio.Event | None = None
@@ -157,7 +169,7 @@ class Daemon:
 
     async def _process(self, options: dict[str, Any], initial: Sequence[str] = (), tries: int = 1) -> P2P:
         """A running p2pd that is connected to one of `initial`. Raises NetworkError after so many tries."""
-        delay = patience.RETRY_SECONDS_MIN
+        waits = patience.waits()
         for left in reversed(range(tries)):
             try:
                 flags = self._relaying()
@@ -167,8 +179,7 @@ class Daemon:
                 if not left:
                     raise NetworkError(f"the libp2p daemon did not start: {error}") from error
                 self._log.info("the libp2p daemon did not start; trying again", tries_left=left, error=str(error))
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, patience.RETRY_SECONDS_MAX)
+            await asyncio.sleep(waits.next())
         raise AssertionError("no try was allowed")
 
     def _relaying(self) -> tuple[str, ...]:
@@ -182,23 +193,27 @@ class Daemon:
         await memory.bounded(p2p._child, lambda: self.memory_bytes_max, self._log)
         if self._closing or p2p is not self._p2p:
             return
+        delay = 0.0
         if self._changed is None:
             self.restarts += 1
             steady = time.monotonic() - began >= STEADY_SECONDS
-            self._delay = 0.0 if steady else min(max(2 * self._delay, patience.RETRY_SECONDS_MIN), RESTART_SECONDS_MAX)
-            self._log.warning("the libp2p daemon died; starting it again", restarts=self.restarts, seconds=self._delay)
+            if steady:
+                self._restart_waits.reset()
+            delay = 0.0 if steady else self._restart_waits.next()
+            self._log.warning(
+                "the libp2p daemon died; starting it again", restarts=self.restarts, seconds=round(delay, 3)
+            )
         with suppress(*FAILURES):
             await p2p.shutdown()  # closes the files of the dead daemon
         if self._changed is None:
-            await asyncio.sleep(self._delay)
-        delay = patience.RETRY_SECONDS_MIN
+            await asyncio.sleep(delay)
+        waits = patience.waits()
         while not self._closing:
             try:
                 await self._launch(initial, ready, restarted)
             except (NetworkError, *FAILURES) as error:
                 self._log.warning("the libp2p daemon does not start", error=str(error))
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
+                await asyncio.sleep(waits.next())
                 continue
             await restarted()
             if self._changed is not None:

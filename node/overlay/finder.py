@@ -14,6 +14,7 @@ from node.overlay.daemon import Daemon
 from node.overlay.links import CIRCUIT, Links
 from node.overlay.reach import RELAYS_WANTED, Finding, Opener, Remote, Verdict, ask_all, conclude, tcp_ports
 from protos.errors import NetworkError
+from protos.waits import Waits
 
 LOOK_SECONDS = 10.0
 # A peer asks again after so long: its router may have got another address, or its owner may have opened a port. While it lacks
@@ -36,7 +37,8 @@ class Finder:
     def __init__(self, daemon: Daemon, links: Links, open_stream: Opener, peer_id: str, log: Any) -> None:
         self._daemon, self._links, self._open, self._peer_id, self._log = daemon, links, open_stream, peer_id, log
         self.finding = Finding(Verdict.UNKNOWN)
-        self._next, self._tries, self._gone, self._vain = 0.0, 0, 0, 0
+        self._next, self._gone, self._vain = 0.0, 0, 0
+        self._waits = Waits(2 * LACKING_SECONDS, ASK_AGAIN_SECONDS)
         self._asked: frozenset[str] = frozenset()
 
     @property
@@ -47,11 +49,15 @@ class Finder:
 
     async def begin(self) -> None:
         """`find_out`, as soon as a peer is connected that can be asked; without one after BEGIN_SECONDS_MAX, later."""
+        await self.somebody()
+        await self.find_out()
+
+    async def somebody(self) -> None:
+        """Wait until a peer is connected that can be asked, at most BEGIN_SECONDS_MAX."""
         for _ in range(round(BEGIN_SECONDS_MAX / POLL_SECONDS)):
             if await self._links.remotes():
-                break
+                return
             await asyncio.sleep(POLL_SECONDS)
-        await self.find_out()
 
     async def find_out(self) -> Finding:
         """Ask, and start p2pd again if the answer asks for other settings. Bounded in time; UNKNOWN if nobody answers."""
@@ -59,8 +65,9 @@ class Finder:
         found = await self.ask()
         if found.verdict is not Verdict.UNKNOWN:
             self.finding = found
-        self._tries = self._tries + 1 if self._lacking else 0
-        wait = min(LACKING_SECONDS * 2**self._tries, ASK_AGAIN_SECONDS) if self._lacking else ASK_AGAIN_SECONDS
+        if not self._lacking:
+            self._waits.reset()
+        wait = self._waits.next() if self._lacking else ASK_AGAIN_SECONDS
         self._next = time.monotonic() + wait
         if found.verdict is Verdict.UNKNOWN:
             return before

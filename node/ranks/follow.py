@@ -15,6 +15,7 @@ from node.optim.votes.groups import NotANumber, VotesError
 from node.ranks.channel import Channel, lost_ranks
 from node.ranks.launch import Launch, rank_device
 from node.ranks.shard import COMMANDS, Shard
+from protos.cores import usable_cores
 from protos.signals import STOP_SIGNALS
 
 AGREED = (NonFiniteGradient, NotANumber, VotesError)
@@ -24,8 +25,7 @@ AGREED = (NonFiniteGradient, NotANumber, VotesError)
 def follow(launch: Launch, settings: PeerSettings) -> None:
     """Follow rank 0 until it sends `stop`. Raises `RankLost` if rank 0 is gone, and the errors of a call on this rank."""
     values = Live(settings.home, settings).values
-    if values.threads is not None:
-        torch.set_num_threads(values.threads)
+    torch.set_num_threads(values.threads or min(torch.get_num_threads(), usable_cores()))
     channel = Channel(launch, rank_device(launch, settings.device))
     limit(channel.device, values.gpu_memory)
     for number in STOP_SIGNALS:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import structlog
@@ -22,6 +23,7 @@ from node.swarm.counters import Counters
 from node.swarm.events import Event, Failed, Snapshot, Welcome
 from node.swarm.membership import About
 from node.swarm.session import Session
+from protos import wall_clock
 from protos.errors import NetworkError, RefusedError, StoppedError
 from protos.evaluation import Evaluation
 from protos.log import SignedEntry, Verdict
@@ -29,6 +31,7 @@ from protos.owner import Owner
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
+from protos.waits import Waits
 
 EVENTS_MAX = 256
 FAILURE_SECONDS_MAX = 5.0
@@ -117,19 +120,22 @@ class Swarm:
         """Reach the coordinator and read the run's facts. Waits while the coordinator is away, and while the run is full.
         Raises RefusedError if it does not admit this peer, NetworkError after so many seconds without a coordinator."""
         facts = self._patiently(self._session.connect, patience_seconds)
+        if why := wall_clock.wrong(datetime.now(UTC), facts.unix_ms):
+            structlog.get_logger("peer").warning("the clock is wrong", why=why, todo=wall_clock.SET_IT)
         self._wait_in_line(anchor=anchor, step=facts.head_step, patience_seconds=patience_seconds)
         return facts
 
     def _patiently(self, call: Callable[[], Coroutine[Any, Any, T]], patience_seconds: float, step: int = 0) -> T:
         """The call's result. A coordinator that does not answer is asked again, with a growing wait between two tries."""
-        give_up, delay = time.monotonic() + patience_seconds, patience.RETRY_SECONDS_MIN
-        again = patience.Again()
+        give_up, again = time.monotonic() + patience_seconds, patience.Again()
+        waits = Waits(patience.RETRY_SECONDS_MIN, AWAY_SECONDS_MAX)
         while True:
             try:
                 result = self._call(call(), START_SECONDS_MAX, stoppable=True)
                 self._waits_for = ""
                 return result
             except NetworkError as error:
+                delay = waits.next()
                 if time.monotonic() + delay > give_up:
                     raise
                 why = printable(str(error))
@@ -137,7 +143,6 @@ class Swarm:
             if again.worth(why, time.monotonic()):
                 structlog.get_logger("peer").info("coordinator away; trying again", why=why, step=step)
             self._sleep(delay)
-            delay = min(2 * delay, AWAY_SECONDS_MAX)
 
     def tell_failure(self, reason: pb.JoinFailure) -> None:
         """Tell the operator what keeps this peer from joining. NetworkError, RefusedError."""

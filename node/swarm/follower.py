@@ -60,7 +60,7 @@ class Follower:
 
     async def follow_forever(self) -> None:
         """Follow the acting coordinator's stream, and open it again after each end. Gives up after the configured patience."""
-        delay, heard, again = patience.RETRY_SECONDS_MIN, time.monotonic(), patience.Again()
+        waits, heard, again = patience.waits(), time.monotonic(), patience.Again()
         lost = away = behind = False
         while True:
             self._reporter.pause()
@@ -74,13 +74,16 @@ class Follower:
                     behind = False
                     await self._give_back()
                 async for event in self._client.follow(self._view.step):
-                    delay, heard, self._view.away = patience.RETRY_SECONDS_MIN, time.monotonic(), ""
+                    if not self._membership.used_twice:
+                        waits.reset()
+                    heard, self._view.away = time.monotonic(), ""
                     await self._handle(event)
                 problem: SwarmentumError = NetworkError("the coordinator ended the stream")
                 away = True
             except SessionLostError as error:
                 problem, lost = error, True
-                delay = patience.RETRY_SECONDS_MIN  # the coordinator is there: no long wait as for an absent one
+                if not self._membership.used_twice:
+                    waits.reset()  # the coordinator is there: no long wait as for an absent one
             except BehindError as error:
                 problem, behind = error, True
             except NetworkError as error:
@@ -96,9 +99,8 @@ class Follower:
             self._view.away = str(problem)
             if again.worth(f"{self._view.step} {problem}", time.monotonic()):
                 self._runtime.log.info("coordinator away; trying again", step=self._view.step, why=str(problem))
-            await asyncio.sleep(delay)
             soon = self._client.several and silent < client.TAKE_OVER_SECONDS_MAX
-            delay = min(delay * 2, client.TAKE_OVER_RETRY_SECONDS_MAX if soon else patience.RETRY_SECONDS_MAX)
+            await asyncio.sleep(waits.next(client.TAKE_OVER_RETRY_SECONDS_MAX if soon else None))
 
     async def _give_back(self) -> None:
         """The coordinator's journal has lost its end: give it the entries after its head, as far as this peer keeps them.

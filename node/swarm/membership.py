@@ -5,18 +5,29 @@ Refuses to follow the log; `follower` does that.
 
 from __future__ import annotations
 
+import secrets
+import time
 from dataclasses import dataclass
 
 from node.link.client import CoordinatorClient
 from node.overlay.connections import Connections
+from node.patience import Again
 from node.swarm.events import Snapshot, Welcome
 from node.swarm.outbox import Outbox
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots, snapshot_of
 from node.swarm.view import View
 from protos.changes import settings_from_body
+from protos.limits import PROCESS_BYTES
 from protos.owner import owner_body
+from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
+
+TWICE_CHARACTERS_MAX = 200
+TWICE_TODO = (
+    "If that is not this machine's last start, its home was copied: delete identity.key in the home of one of the two "
+    "(--home), and start that one again. It gets an identity of its own."
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,9 @@ class Membership:
         self._outbox, self._snapshots = outbox, snapshots
         self._view, self._runtime = view, runtime
         self._about: About | None = None
+        self._process, self._told = secrets.token_bytes(PROCESS_BYTES), Again()
+        self.used_twice = False
+        """Whether another machine seems to use this peer's identity. Two that join in turn must not do so all the time."""
 
     async def enter(self, about: About) -> Welcome:
         """Join for the first time, with these facts about the peer. Raises NetworkError or RefusedError."""
@@ -62,10 +76,22 @@ class Membership:
             addresses=self._outbox.addresses,
             anchor=about.anchor,
             owner=owner_body(self._outbox.owner),
+            process=self._process,
         )
         response = await self._client.join(body)
+        self._tell_twice(printable(response.used_twice, TWICE_CHARACTERS_MAX))
         self._view.admitted_at_step = response.head_step
         return Welcome(self._offered(response), response.head_step, settings_from_body(response.settings))
+
+    def _tell_twice(self, why: str) -> None:
+        self.used_twice = bool(why)
+        if why and self._told.worth("twice", time.monotonic()):
+            self._runtime.log.warning(
+                "two machines use one identity",
+                step=self._view.step,
+                why=f"this peer's identity: {why}",
+                todo=TWICE_TODO,
+            )
 
     async def offered(self, patience_seconds: float) -> tuple[Snapshot, ...]:
         """Ask the coordinator for the agreed snapshots, newest first. NetworkError if it stays silent for so long."""

@@ -23,6 +23,7 @@ from protos.envelope import Kind, seal
 from protos.identity import Identity
 from protos.log import Entry
 from protos.v1 import update_pb2
+from protos.waits import Waits
 
 # A peer gossips its announcement again while the step is open: the mesh may not have existed at the first time.
 GOSSIP_AGAIN_SECONDS_MIN = 1.0
@@ -162,15 +163,16 @@ class Publication:
 
     async def say_again_forever(self) -> None:
         """Re-announce to the peers that lack the announcement, ever less often, until its step is decided."""
-        said, delay = 0, GOSSIP_AGAIN_SECONDS_MIN
+        said, waits = 0, Waits(GOSSIP_AGAIN_SECONDS_MIN, GOSSIP_AGAIN_SECONDS_MAX)
         while True:
-            await asyncio.sleep(delay)
+            await asyncio.sleep(waits.next())
             announcement = self._outbox.announcement
             if announcement is None or self._withheld is not None:
-                delay = GOSSIP_AGAIN_SECONDS_MIN
+                waits.reset()
                 continue
             step = announcement.step
             if step == said:
                 await self._say(announcement.envelope, self._own(step))
-            delay = min(delay * 2, GOSSIP_AGAIN_SECONDS_MAX) if step == said else GOSSIP_AGAIN_SECONDS_MIN
+            else:
+                waits.reset()
             said = step

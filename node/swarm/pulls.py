@@ -45,7 +45,7 @@ class Pulls:
 
         Raises NetworkError.
         """
-        delay = patience.RETRY_SECONDS_MIN
+        waits = patience.waits()
         for _ in range(FETCH_ROUNDS_MAX - 1):
             try:
                 return await self._pull(
@@ -55,8 +55,7 @@ class Pulls:
                 if announced.step <= self._view.step:
                     raise
                 self._runtime.log.debug("pulling again", step=announced.step, why=str(error))
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
+                await asyncio.sleep(waits.next())
         return await self._pull(announced.step, announced.payload_sha256, announced.payload_bytes, announced.author)
 
     async def accepted(self, contribution: Contribution, step: int, bytes_max: int) -> bytes | None:
@@ -66,7 +65,7 @@ class Pulls:
         `bytes_max`.
         """
         give_up = time.monotonic() + self._patience_seconds
-        delay, size_max, rounds = patience.RETRY_SECONDS_MIN, None, 0
+        waits, size_max, rounds = patience.waits(), None, 0
         while (data := self._payloads.get(contribution.payload_sha256)) is None:
             try:
                 await self._pull(
@@ -84,8 +83,7 @@ class Pulls:
                     return None
                 self._runtime.log.info("payload missing; trying again", step=step, why=str(error))
                 size_max = bytes_max
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, patience.RETRY_SECONDS_MAX)
+                await asyncio.sleep(waits.next())
         return data
 
     def keep(self, step: int, sha256: bytes, data: bytes) -> None:

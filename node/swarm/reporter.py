@@ -67,6 +67,7 @@ class Reporter:
     async def report_forever(self) -> None:
         """Report every new fact; ends when the coordinator refuses this peer."""
         self._runtime.spawn(self._hear_late_forever())
+        waits = patience.waits()
         while True:
             await self._outbox.changed()
             if self._telling:
@@ -78,12 +79,14 @@ class Reporter:
             try:
                 if self._may_be_quiet(body, facts):
                     await self._client.tell_quietly(body, partial(self._told_quietly, facts))
+                    waits.reset()
                     continue
                 response = await self._client.tell(body)
+                waits.reset()
             except NetworkError as error:
                 log = self._runtime.log
                 log.info("the report did not arrive; sending it again", step=self._view.step, why=str(error))
-                await asyncio.sleep(patience.RETRY_SECONDS_MIN)
+                await asyncio.sleep(waits.next())
                 self._outbox.wake()
                 continue
             except RefusedError as error:

@@ -25,6 +25,7 @@ from protos.amounts import amount, duration
 from protos.errors import NetworkError, SwarmentumError
 from protos.signals import EXIT_INTERRUPTED
 from protos.text import printable
+from protos.waits import Waits
 
 LOOK_SECONDS = 2.0
 LOOK_SECONDS_MAX = 30.0
@@ -121,16 +122,17 @@ class RunView(View):
     @work(exclusive=True)
     async def follow(self) -> None:
         """Look again and again."""
-        delay = LOOK_SECONDS
+        waits = Waits(2 * LOOK_SECONDS, LOOK_SECONDS_MAX)
         try:
             while True:
                 try:
                     values = await self._source.look()
                     await self._learn(values["step"])
-                    delay = LOOK_SECONDS
                     self.tell(values)
+                    waits.reset()
+                    delay = LOOK_SECONDS
                 except NetworkError as error:
-                    delay = min(2 * delay, LOOK_SECONDS_MAX)
+                    delay = waits.next()
                     self.away(str(error))
                 except SwarmentumError as error:
                     self.failure = error

@@ -30,7 +30,7 @@ class Copier(Trainer):
 
     def follow(self, store: bool = False) -> None:
         """See `Trainer.follow`. The coordinator hears of the pause before it hears of a state, so no step asks this peer."""
-        self.wishes.pause()
+        self.wishes.pause("this command copies the state, and trains in no step")
         self._heed()
         super().follow(store)
 

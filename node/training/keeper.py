@@ -7,7 +7,6 @@ while WAITING_BYTES_MAX of earlier states wait for the disk. The keeper leaves i
 from __future__ import annotations
 
 import hashlib
-import os
 import queue
 import threading
 import time
@@ -24,6 +23,7 @@ from node.snapshot.store import SnapshotStore
 from node.training.core_part import CorePart
 from node.training.replica import THREAD_SAFE, Describe, Replica
 from node.training.spans import Spans
+from protos.cores import usable_cores
 from protos.limits import SNAPSHOT_PIECE_BYTES
 from protos.log import SignedEntry
 
@@ -67,7 +67,7 @@ class Keeper:
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of states, and of momentum
         self._hurry = threading.Event()
         self._late = False  # a snapshot was left out: what waits is written faster, and the next momentum is not saved
-        self._part = CorePart(os.cpu_count() or 1)
+        self._part = CorePart(usable_cores())
         self._written = threading.Condition()
         self._archiving_bytes = 0
         self._failed: BaseException | None = None

@@ -28,6 +28,7 @@ from node.training.sync import fetch_snapshot
 from protos.disk import write_bytes
 from protos.errors import DivergedError, NetworkError, Reason, Refusal, StoppedError
 from protos.log import SignedEntry
+from protos.waits import Waits
 
 EVIDENCE = "diverged.json"
 DIGESTS_KEPT = 256
@@ -297,7 +298,7 @@ class Recovery:
         Waits while no peer that has such a snapshot is online. Raises NetworkError when the patience is over, DivergedError if
         no snapshot holds, StoppedError if the person asked to stop.
         """
-        give_up, wait = time.monotonic() + self._patience_seconds, WAIT_SECONDS_MIN
+        give_up, waits = time.monotonic() + self._patience_seconds, Waits(WAIT_SECONDS_MIN, WAIT_SECONDS_MAX)
         while True:
             wanted = [s for s in offered if s.step > newer_than and s.root not in self._bad]
             if offered and not wanted and newer_than < 0:
@@ -310,11 +311,11 @@ class Recovery:
             if time.monotonic() > give_up:
                 raise NetworkError(f"{self._away(wanted, newer_than)}; join again when such a peer is back")
             self.loading.waits(self._away(wanted, newer_than))
+            wait = waits.next()
             self._log.warning(self.loading.words, trying_again_in_seconds=round(wait))
             if self._stopping.wait(wait):
                 raise StoppedError("stopped while waiting for a peer that has the model")
             self.loading.ended()
-            wait = min(2 * wait, WAIT_SECONDS_MAX)
             offered = self._swarm.offered()
 
     def _away(self, wanted: Sequence[Snapshot], newer_than: int) -> str:

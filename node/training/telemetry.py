@@ -49,6 +49,8 @@ class Summary:
     share: float = 0.0
     """Of the samples of all peers, in the steps that this peer was there for."""
     seconds: float = 0.0
+    finished: bool = False
+    """Whether the run is finished, and not only this peer's part in it."""
 
     def copy_counters(self, counters: Counters) -> None:
         """Copy the network side's figures."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from node.donor.settings import LiveSettings
+from protos.cores import usable_cores
 
 OWED_SECONDS_MAX = 60.0
 """A peer that replayed the log for long does not rest for as long before it trains."""
@@ -30,7 +31,8 @@ class Throttle:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._wanted, self._now, self._sleep = wanted, now, sleep
-        self._choice = torch.get_num_threads()
+        self._choice = min(torch.get_num_threads(), usable_cores())
+        torch.set_num_threads(self._choice)
         self._threads: int | None = None
         self._at, self._owed = now(), 0.0
 

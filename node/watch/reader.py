@@ -19,22 +19,21 @@ from protos import limits
 from protos.end import End, open_end
 from protos.errors import NetworkError, Refusal, RefusedError
 from protos.invite import Invite
-from protos.pinned import TLS_NAME, fetch_certificate
+from protos.pinned import fetch_certificate, pinned_channel
 from protos.run_config import RunConfig
 from protos.status import error_of
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
+from protos.waits import Waits
 
 CALL_SECONDS_MAX = 10.0
 POLL_SECONDS = 5.0
-RETRY_SECONDS = 2.0
+RETRY_SECONDS_MIN = 2.0
+RETRY_SECONDS_MAX = 8.0
 BOOTSTRAP_MAX = 8 * limits.ADDRESSES_MAX
 STOP_SECONDS_MAX = 3.0
-_OPTIONS = [
-    ("grpc.ssl_target_name_override", TLS_NAME),
-    # The bytes of a page of the longest entries.
-    ("grpc.max_receive_message_length", limits.ENTRIES_PAGE_MAX * (limits.ENTRY_BYTES_MAX + 1024)),
-]
+# The bytes of a page of the longest entries.
+_OPTIONS = {"grpc.max_receive_message_length": limits.ENTRIES_PAGE_MAX * (limits.ENTRY_BYTES_MAX + 1024)}
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class LogReader(threading.Thread):
 
     def run(self) -> None:
         """Read until stopped."""
-        due = time.monotonic()
+        due, waits = time.monotonic(), Waits(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         while not self._stopping:
             try:
                 if self._channel is None:
@@ -111,13 +110,14 @@ class LogReader(threading.Thread):
                 if time.monotonic() >= due:
                     self._tell(self._facts())
                     due = time.monotonic() + POLL_SECONDS
+                    waits.reset()
                 step, self._wanted = self._wanted, None
                 if step is not None:
                     self._tell(self._page(step))
             except NetworkError as error:
                 self._close()
                 self._tell(Away(error))
-                due = time.monotonic() + RETRY_SECONDS
+                due = time.monotonic() + waits.next()
             except RefusedError as error:
                 self._tell(Denied(error))
                 break
@@ -137,11 +137,10 @@ class LogReader(threading.Thread):
             address = next(self._addresses)
             try:
                 pem = fetch_certificate(address, self._invite.certificate_sha256)
+                self._channel = pinned_channel(address, pem, _OPTIONS)
+                return
             except (NetworkError, RefusedError) as error:
                 failure = error
-                continue
-            self._channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(pem), options=_OPTIONS)
-            return
         raise failure
 
     def _close(self) -> None:

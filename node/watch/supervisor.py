@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from node.watch.frames import MESSAGE, STATUS, FrameReader
 from node.watch.net import CHUNK_BYTES, EXIT_NO_LIBP2P
 from protos.safe_path import python_command
+from protos.waits import Waits
 
 RESTARTS_MAX = 100
 RESTART_SECONDS_MIN = 0.2
@@ -71,7 +72,7 @@ class Overlay(threading.Thread):
 
     def run(self) -> None:
         """Start, serve, start again. Gives up after RESTARTS_MAX restarts."""
-        delay = RESTART_SECONDS_MIN
+        waits = Waits(RESTART_SECONDS_MIN, RESTART_SECONDS_MAX)
         while not self._stopping.is_set():
             started = time.monotonic()
             code = self._one_life()
@@ -83,9 +84,9 @@ class Overlay(threading.Thread):
             if fatal:
                 return
             self.restarts += 1
-            steady = time.monotonic() - started > STEADY_SECONDS
-            delay = RESTART_SECONDS_MIN if steady else min(delay * 2, RESTART_SECONDS_MAX)
-            self._stopping.wait(delay)
+            if time.monotonic() - started > STEADY_SECONDS:
+                waits.reset()
+            self._stopping.wait(waits.next())
 
     def _one_life(self) -> int:
         """Run one process from start to end. Returns its exit code."""

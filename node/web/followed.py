@@ -24,6 +24,7 @@ from protos.log import Chain
 from protos.run_config import RunConfig
 from protos.text import printable
 from protos.v1 import coordinator_pb2 as pb
+from protos.waits import Waits
 
 LOOK_SECONDS: Final = 1.0
 FINISHED_LOOK_SECONDS: Final = 15.0
@@ -73,7 +74,7 @@ class Followed:
 
     async def run(self) -> None:
         """Follow until the task is cancelled, or an entry does not hold."""
-        client, delay = CoordinatorClient(self._asked, None), AGAIN_SECONDS_MIN
+        client, waits = CoordinatorClient(self._asked, None), Waits(2 * AGAIN_SECONDS_MIN, AGAIN_SECONDS_MAX)
         connected = False
         try:
             while True:
@@ -82,12 +83,13 @@ class Followed:
                         await client.connect()
                         connected = True
                     await self._look(client)
-                    delay, wait = AGAIN_SECONDS_MIN, self._pause()
+                    waits.reset()
+                    wait = self._pause()
                 except (NetworkError, RefusedError, OperatorError, Refusal) as error:
                     self._trouble(str(error))
                     # a coordinator of several may act now; `connect` also finds one that was restarted
                     connected = connected and isinstance(error, NetworkError) and not client.several
-                    delay = wait = min(delay * 2, AGAIN_SECONDS_MAX)
+                    wait = waits.next()
                 await asyncio.sleep(wait)
         except (DoesNotHoldError, SpoolFullError) as error:
             self._trouble(str(error))

@@ -100,7 +100,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., bootstrap_only: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived", "in_line", "changed", "evaluations", "failures", "unconfirmed_steps")
+    __slots__ = ("genesis", "phase", "head_step", "head_hash", "total_steps", "snapshot", "peers", "bootstrap", "loss", "reason", "payload_bytes_total", "exclusions", "earlier", "withdrawn", "anchored", "parameters", "paused", "end", "archived", "in_line", "changed", "evaluations", "failures", "unconfirmed_steps", "unix_ms")
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class GetRunResponse(_message.Message):
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     UNCONFIRMED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     genesis: _log_pb2.Genesis
     phase: Phase
     head_step: int
@@ -149,7 +150,8 @@ class GetRunResponse(_message.Message):
     evaluations: _containers.RepeatedScalarFieldContainer[bytes]
     failures: _containers.RepeatedCompositeFieldContainer[JoinFailures]
     unconfirmed_steps: int
-    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ..., in_line: _Optional[int] = ..., changed: _Optional[_Iterable[_Union[ChangedSetting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ..., failures: _Optional[_Iterable[_Union[JoinFailures, _Mapping]]] = ..., unconfirmed_steps: _Optional[int] = ...) -> None: ...
+    unix_ms: int
+    def __init__(self, genesis: _Optional[_Union[_log_pb2.Genesis, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., total_steps: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., payload_bytes_total: _Optional[int] = ..., exclusions: _Optional[_Iterable[_Union[ExcludedPeer, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., anchored: _Optional[bool] = ..., parameters: _Optional[int] = ..., paused: _Optional[bool] = ..., end: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., archived: _Optional[bool] = ..., in_line: _Optional[int] = ..., changed: _Optional[_Iterable[_Union[ChangedSetting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ..., failures: _Optional[_Iterable[_Union[JoinFailures, _Mapping]]] = ..., unconfirmed_steps: _Optional[int] = ..., unix_ms: _Optional[int] = ...) -> None: ...
 
 class ChangedSetting(_message.Message):
     __slots__ = ("setting", "from_step")
@@ -306,7 +308,7 @@ class JoinRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class JoinBody(_message.Message):
-    __slots__ = ("challenge", "layout_digest", "parameters", "device", "addresses", "software_version", "ticket", "anchor", "format_version", "owner")
+    __slots__ = ("challenge", "layout_digest", "parameters", "device", "addresses", "software_version", "ticket", "anchor", "format_version", "owner", "process")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +319,7 @@ class JoinBody(_message.Message):
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     challenge: bytes
     layout_digest: bytes
     parameters: int
@@ -327,10 +330,11 @@ class JoinBody(_message.Message):
     anchor: bool
     format_version: int
     owner: Owner
-    def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ..., ticket: _Optional[bytes] = ..., anchor: _Optional[bool] = ..., format_version: _Optional[int] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ...) -> None: ...
+    process: bytes
+    def __init__(self, challenge: _Optional[bytes] = ..., layout_digest: _Optional[bytes] = ..., parameters: _Optional[int] = ..., device: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., software_version: _Optional[str] = ..., ticket: _Optional[bytes] = ..., anchor: _Optional[bool] = ..., format_version: _Optional[int] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ..., process: _Optional[bytes] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("session_id", "head_step", "head_hash", "snapshot", "bootstrap", "earlier", "withdrawn", "settings")
+    __slots__ = ("session_id", "head_step", "head_hash", "snapshot", "bootstrap", "earlier", "withdrawn", "settings", "used_twice")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     HEAD_STEP_FIELD_NUMBER: _ClassVar[int]
     HEAD_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -339,6 +343,7 @@ class JoinResponse(_message.Message):
     EARLIER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    USED_TWICE_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     head_step: int
     head_hash: bytes
@@ -347,7 +352,8 @@ class JoinResponse(_message.Message):
     earlier: _containers.RepeatedCompositeFieldContainer[SnapshotRef]
     withdrawn: _containers.RepeatedCompositeFieldContainer[Withdrawn]
     settings: _containers.RepeatedCompositeFieldContainer[_log_pb2.Setting]
-    def __init__(self, session_id: _Optional[bytes] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., settings: _Optional[_Iterable[_Union[_log_pb2.Setting, _Mapping]]] = ...) -> None: ...
+    used_twice: str
+    def __init__(self, session_id: _Optional[bytes] = ..., head_step: _Optional[int] = ..., head_hash: _Optional[bytes] = ..., snapshot: _Optional[_Union[SnapshotRef, _Mapping]] = ..., bootstrap: _Optional[_Iterable[str]] = ..., earlier: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[_Union[Withdrawn, _Mapping]]] = ..., settings: _Optional[_Iterable[_Union[_log_pb2.Setting, _Mapping]]] = ..., used_twice: _Optional[str] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("envelope",)

@@ -57,8 +57,9 @@ from protos.envelope import Kind, VerifiedEnvelope, open_envelope, parse, seal_b
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.evaluation import figures, open_evaluation, reopen_evaluation
 from protos.identity import Identity
-from protos.invite import SCHEME, Invite
+from protos.invite import Invite
 from protos.log import Contribution, Entry, Exclusion, Tick, entry_body, lr_to_bits, open_entry, open_tick, tick_body
+from protos.pasted import SCHEME
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body, start_from_body
 from protos.text import TEXT_CHARACTERS_MAX, printable

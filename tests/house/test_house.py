@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -135,3 +136,53 @@ def test_nothing_is_left_to_do_in_the_tree() -> None:
 def test_what_is_cancelled_in_a_race_does_not_swallow_it(module: str) -> None:
     """`asyncio.wait_for` of Python 3.11 gives the result when the cancellation comes with it: a loser went on for ever."""
     assert "asyncio.wait_for(" not in (ROOT / "node" / "blobs" / f"{module}.py").read_text()
+
+
+def doublings(source: str) -> list[int]:
+    """Lines with a wait that is doubled by hand: `min(2 * delay, ...)`, `min(X_SECONDS * 2**n, ...)`, `wait *= 2`."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult | ast.LShift):
+            inside = [node]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
+            inside = [part for part in ast.walk(node) if isinstance(part, ast.BinOp) and _doubles(part)]
+        else:
+            continue
+        named = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        named |= {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+        if inside and any(re.search(r"seconds|delay|wait|patience|backoff|pause|again", name, re.I) for name in named):
+            found.add(node.lineno)
+    return sorted(found)
+
+
+def _doubles(part: ast.BinOp) -> bool:
+    if isinstance(part.op, ast.Pow | ast.LShift):
+        return True
+    sides = (part.left, part.right)
+    return isinstance(part.op, ast.Mult) and any(isinstance(it, ast.Constant) and it.value == 2 for it in sides)
+
+
+def test_waits_between_tries_have_one_place_and_jitter() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{line}"
+        for package in ("node", "coordinator", "protos")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "waits.py"
+        for line in doublings(path.read_text())
+    }
+    assert not found, f"take protos.waits.Waits: {sorted(found)}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "delay = min(delay * 2, RETRY_SECONDS_MAX)",
+        "delay = min(2 * delay, patience.RETRY_SECONDS_MAX)",
+        "self._delay = 0.0 if steady else min(max(2 * self._delay, FIRST), RESTART_SECONDS_MAX)",
+        "wait = min(LACKING_SECONDS * 2**self._tries, ASK_AGAIN_SECONDS)",
+        "delay *= 2",
+        "wait <<= 1",
+    ],
+)
+def test_the_rule_sees_a_wait_that_is_doubled_by_hand(line: str) -> None:
+    assert doublings(line) == [1]

@@ -107,7 +107,7 @@ def test_a_machine_and_a_run_that_goes_on(swarm: LocalSwarm, tmp_path: Path) -> 
     ):
         assert found[name]["verdict"] == "ok", found[name]
     assert "open, step " in found["run"]["text"]
-    assert "1 peers ready" in found["run"]["text"]
+    assert "1 peer ready" in found["run"]["text"]
     assert found["upload"]["verdict"] == "ok"
     assert "of test bytes in" in found["upload"]["text"]
     prediction = values["prediction"]

@@ -174,6 +174,29 @@ def trained_together(swarm: NatSwarm, names: tuple[str, ...], *, from_now: bool 
     assert all(len(digests) == 1 for digests in every.values()), "replicas differ"
 
 
+@pytest.mark.long
+def test_the_doctor_asks_a_home_for_nothing_that_join_does_not_need(internet: Internet, tmp_path: Path) -> None:
+    """It told a home to forward a port or to name a relay; the same home then joined without a flag."""
+    swarm = NatSwarm(tmp_path, internet, min_peers=1)
+    try:
+        home = ("--home", str(swarm.folder / "home1"), "--listen", f"0.0.0.0:{PEER_PORT}", "--threads", "1")
+        doctor = swarm.start("home1", "node", "doctor", swarm.link, *home, "--json")
+        code, values = doctor.finish(150)
+        assert code == 0, values
+        rows = {row["name"]: row for row in values["lines"]}
+        for name in ("router", "reachability"):
+            assert rows[name]["verdict"] in ("ok", "not measured"), rows[name]
+            assert rows[name]["todo"] == "", rows[name]
+        swarm.join_plainly("home1")
+        swarm.wait_step("home1", 2)
+        swarm.wait_relay("home1", "relay")
+        if "relays" in rows["reachability"]["text"]:
+            assert "takes one of 1 relays by itself" in rows["reachability"]["text"]
+        leaves_cleanly(swarm, ("home1",))
+    finally:
+        swarm.close()
+
+
 def leaves_cleanly(swarm: NatSwarm, names: tuple[str, ...]) -> None:
     for name in names:
         swarm.processes[name].interrupt()

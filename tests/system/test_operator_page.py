@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300), pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {"swarmentum": "node", "swarmentum-coordinator": "coordinator"}
-LINKS = re.compile(r"swarmentum://\S+")
+LINKS = re.compile(r"swarmentum(?:-anchor)?://\S+")
 
 
 def lines_of_ours() -> list[str]:

@@ -1,4 +1,5 @@
 // A line chart by uPlot, and the same figures as a table beside it.
+import { settle } from "./settle.js";
 import { cell, element, figures } from "./words.js";
 
 const HEIGHT = 240;
@@ -91,7 +92,7 @@ export class Chart {
       return row;
     });
     const caption = element("caption", {}, width === 1 ? "All values" : `Every ${width}th value`);
-    this.table.replaceChildren(caption, element("thead", {}, head), element("tbody", {}, ...body));
+    settle(this.table, caption, element("thead", {}, head), element("tbody", {}, ...body));
   }
 }
 

@@ -18,11 +18,8 @@ export class List {
     document.title = "Runs: Swarmentum";
     by("no-runs").hidden = runs.length > 0;
     table("runs", [["run"], ["phase"], ["step", "number"], ["loss", "number"], ["peers", "number"]], runs.map((it) => [
-      it.name, `${it.phase}${it.reason ? `: ${it.reason}` : ""}`, `${whole(it.step)} of ${whole(it.steps)}`, loss(it.loss), whole(it.peers),
-    ]));
-    by("runs").querySelectorAll("tbody th").forEach((head, index) => {
-      head.replaceChildren(element("a", { href: `#${runs[index].run}` }, element("bdi", {}, runs[index].name)));
-    });
+      element("a", { href: `#${it.run}` }, element("bdi", {}, it.name)), `${it.phase}${it.reason ? `: ${it.reason}` : ""}`, `${whole(it.step)} of ${whole(it.steps)}`, loss(it.loss), whole(it.peers),
+    ]), runs.map((it) => it.run));
   }
 
   stop() {

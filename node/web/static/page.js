@@ -2,6 +2,7 @@
 import { aboutOf } from "./about.js";
 import { Chart, speeds } from "./charts.js";
 import { List } from "./list.js";
+import { settle } from "./settle.js";
 import { source } from "./source.js";
 import { table } from "./table.js";
 import { crypts, invited } from "./verifier.js";
@@ -160,9 +161,9 @@ class Page {
       by("written-note").textContent = `After step ${whole(facts.written.step)}, as peer ${facts.written.peer.slice(-8)} says. Nobody checks this text.`;
       by("written-text").textContent = facts.written.text;
     }
-    by("feed").replaceChildren(...facts.events.slice(-FEED_MAX).reverse().map((it) => {
+    settle(by("feed"), ...facts.events.slice(-FEED_MAX).reverse().map((it) => {
       const when = `step ${whole(it.step)}${it.seen === null ? "" : `, ${moment(it.seen)}`}`;
-      return element("li", {}, element("span", { class: "when" }, when), element("bdi", {}, it.text));
+      return element("li", { "data-key": it.number }, element("span", { class: "when" }, when), element("bdi", {}, it.text));
     }));
     this.compareSums();
     const told = facts.events.findLast((it) => it.kind === "excluded" || it.kind === "readmitted")?.number ?? 0;
@@ -173,7 +174,7 @@ class Page {
   showAbout(facts) {
     by("about").hidden = facts.about === null;
     if (facts.about === null) return;
-    by("about").replaceChildren(...aboutOf(facts));
+    settle(by("about"), ...aboutOf(facts));
     by("about").querySelector("a").onclick = (event) => {
       event.preventDefault(); // the hash of the address names the run
       by("what-title").scrollIntoView();
@@ -185,11 +186,11 @@ class Page {
     this.shownSample = this.facts.written?.step;
     try {
       const { samples } = await this.at.json("samples");
-      by("samples-list").replaceChildren(...samples.slice(0, -1).reverse().flatMap((it) => [
+      settle(by("samples-list"), ...samples.slice(0, -1).reverse().flatMap((it) => [
         element("p", { class: "small" }, `After step ${whole(it.step)}, as peer ${it.peer.slice(-8)} says.`),
         element("pre", { dir: "auto" }, it.text),
       ]));
-      if (samples.length < 2) by("samples-list").replaceChildren(element("p", { class: "small" }, "This is the first one."));
+      if (samples.length < 2) settle(by("samples-list"), element("p", { class: "small" }, "This is the first one."));
     } catch (error) {
       by("samples-list").textContent = `They cannot be read: ${error.message}`;
     }
@@ -224,7 +225,7 @@ class Page {
       ["agreed snapshot", facts.snapshot_step === null ? "none yet" : `step ${whole(facts.snapshot_step)}`],
       ["who may join", facts.admission.replace("_", " ") || "-"],
     ];
-    by("figures").replaceChildren(...lines.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+    settle(by("figures"), ...lines.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   }
 
   showPeers(facts) {
@@ -251,7 +252,7 @@ class Page {
       it.last_step ? whole(it.last_step) : "-",
       whole(it.votes_accepted),
     ]);
-    table("peers", heads, rows);
+    table("peers", heads, rows, facts.peers.map((it) => it.id));
     by("peers").querySelectorAll("tbody th").forEach((head, index) => head.setAttribute("title", facts.peers[index].id));
   }
 
@@ -267,7 +268,7 @@ class Page {
     table("ledger", heads, lines.map((it) => [
       it.id, owned.get(it.id) ?? "-", whole(it.votes_accepted), whole(it.samples), whole(it.tokens), bytes(it.payload_bytes),
       `${whole(it.first_step)} to ${whole(it.last_step)}`, percent(it.uptime),
-    ]));
+    ]), lines.map((it) => it.id));
     by("by-owner").hidden = this.ledger.owners.length === 0;
     const sums = [["owner"], ["signed by"], ["identities", "number"], ["votes", "number"], ["samples", "number"], ["tokens", "number"], ["payloads", "number"]];
     table("owners", sums, this.ledger.owners.map((it) => [
@@ -279,7 +280,7 @@ class Page {
       const back = it.readmitted_step === null ? "" : `; admitted again in step ${whole(it.readmitted_step)}`;
       return element("p", { class: "small" }, element("bdi", {}, `Step ${whole(it.step)}: ${it.id} is excluded: ${it.reason} (${evidence}${back})`));
     });
-    by("exclusions").replaceChildren(...out);
+    settle(by("exclusions"), ...out);
   }
 
   check() {

@@ -157,21 +157,29 @@ export function peerId(key) {
 
 // What an invite link names: {run, key} in hex. Throws Error with words for people.
 export async function invited(link, crypt) {
-  const coded = link.replace(/\s+/g, "").replace(/^["'`<([{]+|["'`>)\]}.,;:!?]+$/g, "");
-  if (!coded.startsWith("swarmentum://")) throw new Error("this is no invite link: it starts with swarmentum://");
-  let data;
-  try {
-    const plain = atob(coded.slice("swarmentum://".length).replace(/-/g, "+").replace(/_/g, "/"));
-    data = Uint8Array.from(plain, (letter) => letter.charCodeAt(0));
-  } catch {
-    throw new Error("the link is damaged; copy it again, whole");
+  const found = /swarmentum(?:-anchor)?(?::|%3a)(?:\/|%2f){2}([^]*)/i.exec(link);
+  if (!found) throw new Error("this is no invite link: it starts with swarmentum://");
+  let coded = "";
+  // As protos/pasted.py: the link ends where its checksum holds. Line breaks may be in it, and words may follow it.
+  for (const word of (found[1].match(/[\w-]+/g) ?? []).slice(0, WORDS_MAX)) {
+    coded += word;
+    const body = await checked(coded, crypt);
+    if (!body) continue;
+    const all = fields(body);
+    return { run: hex(bytesOf(all, 1)), key: hex(bytesOf(all, 3)) };
   }
+  throw new Error("the link is damaged or cut off; copy it again, whole");
+}
+
+const WORDS_MAX = 256;
+
+// The bytes before the checksum; null if it does not hold.
+async function checked(coded, crypt) {
+  if (coded.length % 4 === 1) return null;
+  const plain = atob(coded.replace(/-/g, "+").replace(/_/g, "/"));
+  const data = Uint8Array.from(plain, (letter) => letter.charCodeAt(0));
   const body = data.subarray(0, -4);
-  if (data.length < 5 || !same((await crypt.sha256(body)).subarray(0, 4), data.subarray(-4))) {
-    throw new Error("the link is damaged or cut off; copy it again, whole");
-  }
-  const all = fields(body);
-  return { run: hex(bytesOf(all, 1)), key: hex(bytesOf(all, 3)) };
+  return data.length > 4 && same((await crypt.sha256(body)).subarray(0, 4), data.subarray(-4)) ? body : null;
 }
 
 // Follows a log from its first entry on, and adds up what the verified entries say.

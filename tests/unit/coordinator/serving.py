@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 from typer.testing import CliRunner
 
 from coordinator import __main__ as command
@@ -30,6 +29,7 @@ from protos.identity import Identity
 from protos.invite import Invite
 from protos.limits import NONCE_BYTES
 from protos.log import FORMAT_VERSION, run_id_of
+from protos.pinned import pinned_aio_channel
 from protos.run_config import RunConfig
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
@@ -77,9 +77,7 @@ class Served:
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[Any]:
         """A raw channel that trusts the certificate."""
-        credentials = grpc.ssl_channel_credentials(self.certificate.certificate_pem)
-        options = [("grpc.ssl_target_name_override", tls.TLS_NAME)]
-        async with grpc.aio.secure_channel(f"127.0.0.1:{self.port}", credentials, options) as channel:
+        async with pinned_aio_channel(f"127.0.0.1:{self.port}", self.certificate.certificate_pem) as channel:
             yield channel
 
 

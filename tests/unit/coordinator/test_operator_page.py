@@ -125,7 +125,7 @@ async def test_a_run_is_created_from_its_text_after_every_mistake_was_named_with
             assert len(here.hub.runs) == 1
             made = await good(page, "create", text=TOML, layout=False, anchor=True)
             assert len(here.hub.runs) == 2
-            assert made["secret"].startswith("swarmentum anchor swarmentum://")
+            assert made["secret"].startswith("swarmentum anchor swarmentum-anchor://")
             assert (await good(page, "run", made["run"]))["name"] == "made here"
             log = (await good(page, "log"))["actions"]
             assert log[0]["values"] == {"characters": len(TOML), "anchor": True, "layout": False}

@@ -151,7 +151,7 @@ class Away(Network):
             raise NetworkError(
                 f"no coordinator answers at nowhere.example:{self.calls // 2}: Name or service not known"
             )
-        return SimpleNamespace(head_step=7)
+        return SimpleNamespace(head_step=7, unix_ms=0)
 
     async def turn(self, *, anchor: bool) -> Any:
         self.calls += 1

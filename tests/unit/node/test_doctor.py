@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from node.blobs.testbytes import Upload
-from node.commands.doctor import as_values
+from node.commands.doctor import Screen, as_values
 from node.config import PeerSettings
 from node.data.errors import DataError
 from node.doctor import lines, machine, run_lines, texts
@@ -105,10 +105,21 @@ def test_memory_disk_clock_ports_and_power() -> None:
     assert verdict(lines.power(replace(HERE, on_battery=False))) is Verdict.OK
 
 
+def test_a_wrong_clock_is_a_warning_with_its_time_alone_and_against_the_coordinators() -> None:
+    line = lines.clock(replace(HERE, clock_wrong="this machine's clock says 1972-02-22 00:00 UTC"))
+    assert line.verdict is Verdict.WARNING
+    assert "1972-02-22" in line.text
+    assert "timedatectl" in line.todo
+    named = run_lines.of_run(replace(FOUND, facts=replace(OTHERS, clock_wrong="they are 3 d 0 h apart")))
+    assert [(line.name, line.verdict) for line in named if "3 d" in line.text] == [("clock", Verdict.WARNING)]
+    assert not [line for line in run_lines.of_run(FOUND) if line.name == "clock"]
+
+
 def test_a_fact_that_was_not_found_is_said_and_stops_nothing() -> None:
-    found = lines.of_machine(Fault("no answer within 30 s"), Fault("no answer within 30 s"))
+    fault = Fault("no answer within 30 s")
+    found = lines.of_devices(fault) + lines.of_here(fault)
     assert {line.verdict for line in found} == {Verdict.UNKNOWN}
-    assert all(line.text == "not measured: no answer within 30 s" for line in found)
+    assert all(line.text == "no answer within 30 s" for line in found)
     assert lines.worst(found) is Verdict.OK
 
 
@@ -127,7 +138,7 @@ def test_conditions_of_the_owner_are_lines_and_say_whether_the_peer_would_work_n
     ("reach", "words", "kind"),
     [
         (ROUTER, "a router between", Verdict.OK),
-        (at("100.72.1.2", "8.8.4.4"), "carrier-grade NAT", Verdict.WARNING),
+        (at("100.72.1.2", "8.8.4.4"), "carrier-grade NAT", Verdict.OK),
         (at("8.8.4.4", "8.8.4.4"), "none: this machine has the public address 8.8.4.4", Verdict.OK),
         (at("127.0.0.1", "127.0.0.1"), "own network", Verdict.UNKNOWN),
         (at("192.168.1.5", ""), "does not say", Verdict.UNKNOWN),
@@ -139,10 +150,19 @@ def test_the_router_is_known_by_the_address_that_others_see(reach: Reach, words:
     assert line.verdict is kind
 
 
+def test_a_probe_that_nobody_answered_says_nothing_and_asks_for_nothing() -> None:
+    """A home behind a router was told to forward a port; 15 s later it joined without a flag."""
+    unanswered = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4", dialled=None))
+    assert (unanswered.verdict, unanswered.todo) == (Verdict.UNKNOWN, "")
+    assert "takes a relay by itself" in unanswered.text
+    relayed = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4", dialled=False, relays=1))
+    assert (relayed.verdict, relayed.todo) == (Verdict.OK, "")
+
+
 def test_reachability_names_the_relay_as_a_way_out() -> None:
     public = at("8.8.4.4", "8.8.4.4")
     relayed = replace(ROUTER, addresses=(f"/ip4/8.8.8.8/tcp/4001/p2p/{PEER}/p2p-circuit/p2p/{PEER}",))
-    private = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4"))
+    private = run_lines.reachable(replace(ROUTER, seen_from="8.8.4.4", dialled=False))
     assert private.verdict is Verdict.WARNING
     assert "--relay" in private.todo
     assert "public address" in run_lines.reachable(public).text
@@ -208,7 +228,7 @@ def test_the_prediction_follows_speed() -> None:
 
 
 def test_the_json_has_every_line_and_the_prediction() -> None:
-    found = lines.of_machine(GPU, HERE) + run_lines.of_run(FOUND)
+    found = lines.of_devices(GPU) + lines.of_here(HERE) + run_lines.of_run(FOUND)
     values = json.loads(json.dumps(as_values(found, FOUND)))
     assert values["run"] == "tiny"
     assert values["prediction"]["samples_a_step"] == 16
@@ -231,6 +251,32 @@ def test_a_probe_that_hangs_or_fails_stops_no_other() -> None:
     assert found["hangs"].why.startswith("no answer within")
     assert found["away"] == Fault("away")
     assert found["refused"] == Fault("no", refused=True)
+
+
+def test_a_fact_is_told_when_it_comes_and_not_when_the_last_one_does() -> None:
+    """The doctor was silent for 21 s, and then printed all of its lines."""
+    came, goes_on = list[str](), threading.Event()
+
+    def told(name: str, _: Any) -> None:
+        came.append(name)
+        goes_on.set()
+
+    found = side_by_side({"slow": lambda: goes_on.wait(20), "quick": lambda: 3}, 30, told)
+    assert found == {"slow": True, "quick": 3}, "the slow probe ended because the quick one's fact was told before"
+    assert came == ["quick", "slow"]
+
+
+def test_rows_stand_under_each_other_and_what_takes_time_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen() as screen:
+        screen.say("looking")
+        screen.tell([lines.disk(HERE)])
+        screen.tell([lines.ports(HERE), lines.clock(HERE)])
+        screen.end([])
+    out, err = capsys.readouterr()
+    assert err == "looking ...\n"
+    starts = {line.index(" ok ") for line in out.splitlines() if " ok " in line}
+    assert len(starts) == 1
+    assert out.splitlines()[-1] == "This machine can take part."
 
 
 def test_cards_and_batteries_are_read_from_the_system(tmp_path: Path) -> None:

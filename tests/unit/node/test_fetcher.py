@@ -88,7 +88,7 @@ async def test_what_most_hold_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
 
 def test_haste_brings_company_and_cuts_nobody_off() -> None:
     """A holder far away is not stopped for an answer that takes longer than that."""
-    turns, running, now = Turns(SILENT), list[Attempt](), 0.0
+    turns, running, now = Turns(SILENT, lambda: 1.0), list[Attempt](), 0.0
     turns.hasten(now)
     while len(running) < turns_module.ATTEMPTS_MAX:
         holder = turns.next(now, running)
@@ -108,7 +108,7 @@ def test_haste_brings_company_and_cuts_nobody_off() -> None:
 def test_haste_leaves_who_needs_longer_alone() -> None:
     """More bytes, which our own link may hold up between two that come; and a holder that is as slow to answer as usual."""
     for attempt in (Attempt(LIAR, 40_000, 0.0), Attempt(LIAR, 1000, 0.0, usual_seconds=0.4)):
-        turns = Turns([ONE])
+        turns = Turns([ONE], lambda: 1.0)
         turns.hasten(0.0)
         assert turns.next(0.75, [attempt]) is None
         assert turns.wakes_at([attempt]) == attempt.quiet_at < attempt.silent_at
@@ -156,7 +156,7 @@ def test_what_was_not_waited_for_to_the_end_does_not_make_a_holder_quick() -> No
 
 
 def test_haste_grants_one_more_round_to_those_who_lacked_it() -> None:
-    turns, attempt, now, asked = Turns([]), Attempt(LIAR, 1000, 0.0), 0.0, 0
+    turns, attempt, now, asked = Turns([], lambda: 1.0), Attempt(LIAR, 1000, 0.0), 0.0, 0
     turns.lacks(ONE, now)
     while (wakes_at := turns.wakes_at([attempt])) is not None:
         now = max(now, wakes_at)
@@ -251,7 +251,7 @@ async def test_of_two_that_begin_to_send_one_stops(monkeypatch: pytest.MonkeyPat
 
 
 def test_who_sent_more_is_asked_again_first() -> None:
-    turns, now = Turns([LIAR, ONE, OTHER]), 0.0
+    turns, now = Turns([LIAR, ONE, OTHER], lambda: 1.0), 0.0
     for sent in (10, 100):
         holder = turns.next(now, [])
         assert holder is not None
@@ -356,7 +356,7 @@ NAMES = st.lists(st.binary(min_size=1, max_size=1), max_size=12)
 @given(holders=NAMES, data=st.data())
 def test_turns_come_to_an_end_and_nobody_is_left_out(holders: list[bytes], data: st.DataObject) -> None:
     """Whatever each holder does: all are asked, at most so many at once, and the last answer ends it."""
-    turns, running, now, waited = Turns(holders), list[Attempt](), 0.0, False
+    turns, running, now, waited = Turns(holders, lambda: 1.0), list[Attempt](), 0.0, False
     begun: dict[bytes, int] = {}
     while True:
         if data.draw(st.integers(0, 9)) == 9:

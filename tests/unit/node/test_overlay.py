@@ -342,3 +342,23 @@ async def test_a_busy_port_is_an_error_that_names_it() -> None:
         check_port_free("127.0.0.1", port)
     server.close()
     await server.wait_closed()
+
+
+async def test_what_p2pd_prints_does_not_reach_people(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It said `[ERROR] ... error accepting connection: use of closed network connection` of a sound peer at each start."""
+    from structlog.testing import capture_logs
+
+    with capture_logs() as logs:
+        async with hosts(tmp_path, 2) as (ada, bob):
+            assert await bob.connect(await ada.addresses())
+            await bob._daemon.change(reachability="private")
+            ada.p2p._log_p2pd_message(
+                '{"level":"error","ts":"2026-11-25T17:00:00.000Z","logger":"p2pd","caller":"daemon.go:198","msg":"error '
+                'accepting connection","error":"use of closed network connection"}'
+            )
+    out, err = capfd.readouterr()
+    assert "libp2p" not in out + err
+    assert "closed network connection" not in out + err
+    told = [line for line in logs if line["event"] == "p2pd says"]
+    assert told
+    assert {line["log_level"] for line in told} == {"debug"}

@@ -42,7 +42,7 @@ async def test_a_real_daemon_passes_its_limit_and_comes_back_each_time(
                     await asyncio.sleep(0.05)
             assert bob.restarts == 0
     waits = [line["seconds"] for line in logs if line["event"].startswith("the libp2p daemon died")]
-    assert waits[:3] == [0.2, 0.4, 0.8]
+    assert all(most / 2 <= wait <= most for wait, most in zip(waits, [0.2, 0.4, 0.8], strict=False)), waits
     ended = [line for line in logs if "too much memory" in line["event"]]
     assert len(ended) >= 3
     assert all(line["mb"] > line["mb_max"] == 10 for line in ended)

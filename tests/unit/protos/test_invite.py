@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from protos.errors import OperatorError
 from protos.identity import Identity
-from protos.invite import SCHEME, Invite
+from protos.invite import Invite
 from protos.limits import INVITE_BYTES_MAX, TICKET_BYTES_MAX, TICKET_LABEL_BYTES_MAX, TICKET_USES_MAX, UNIX_MS_MAX
+from protos.pasted import ANCHOR_SCHEME, SCHEME
 from protos.ticket import Ticket, seal_ticket
 
 deterministic = settings(derandomize=True, deadline=None)
@@ -112,3 +113,63 @@ def test_the_link_of_an_older_version_is_what_it_was() -> None:
         "swarmentum://CiABAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBARIKWzo6MV06NzcwMBIGaG9zdDoxGiACAgICAgICAgICAgICAgIC"
         "AgICAgICAgICAgICAgICAiIgAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMqDC9pcDQvMS4yLjMuNDIEdGlueVwqzQU"
     )
+
+
+LINK = INVITE.link()
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        f"swarmentum join {LINK}",
+        f"$ swarmentum join --home /data '{LINK}' --yes",
+        LINK.replace("swarmentum://", "SWARMENTUM://"),
+        LINK.replace("swarmentum://", "Swarmentum://"),
+        LINK.replace("://", "%3A%2F%2F"),
+        f"https://chat.example/redirect?to={LINK.replace('://', '%3a%2f%2f')}&from=ada",
+        f"<{LINK}> and then come to the channel",
+        f"{LINK}\nSee you there, it has 64 peers!",
+        f"{LINK} {LINK}",
+        f"The docs say swarmentum://... and yours is {LINK}",
+        f"> {LINK[:60]}\n> {LINK[60:]}\n> Ada",
+        f"{LINK[:50]}\u200b{LINK[50:]}\u00ad",
+        "\ufeff" + LINK,
+        LINK.removeprefix(SCHEME),
+        f"join {LINK.removeprefix(SCHEME)} please",
+    ],
+)
+def test_the_first_link_of_what_was_pasted_counts(pasted: str) -> None:
+    assert Invite.parse(pasted) == INVITE
+
+
+@pytest.mark.parametrize(
+    "pasted", ["swarmentum://...", "swarmentum join swarmentum://...", "swarmentum://LINK", SCHEME]
+)
+def test_the_example_of_the_docs_is_told_to_be_one(pasted: str) -> None:
+    with pytest.raises(OperatorError, match="the example of the docs"):
+        Invite.parse(pasted)
+
+
+@pytest.mark.parametrize("pasted", [f"x{'y' * 200_000}", "swarmentum://" + "a b " * 8000, "%" * 9000])
+def test_a_long_text_is_refused_soon(pasted: str) -> None:
+    with pytest.raises(OperatorError, match="invite link"):
+        Invite.parse(pasted)
+
+
+def test_the_link_that_makes_anchors_has_a_scheme_of_its_own_and_older_ones_are_known_by_their_ticket() -> None:
+    coordinator = Identity.generate()
+    peers, anchors = (
+        replace(
+            INVITE,
+            coordinator_public_key=coordinator.public_key,
+            ticket=seal_ticket(coordinator, INVITE.run_id, Ticket(bytes(16), 0, 1, anchor=anchor)),
+        )
+        for anchor in (False, True)
+    )
+    assert peers.link().startswith(SCHEME)
+    assert peers.public("join") is peers
+    assert anchors.link().startswith(ANCHOR_SCHEME)
+    for link in (anchors.link(), anchors.link().replace(ANCHOR_SCHEME, SCHEME)):
+        assert Invite.parse(link) == anchors
+        with pytest.raises(OperatorError, match=r"makes anchors.*begins with swarmentum://"):
+            Invite.parse(link).public("`swarmentum join`")

@@ -13,7 +13,8 @@ from node.config import PeerSettings
 from node.data.errors import DataError
 from node.text import open_text
 from protos.errors import OperatorError
-from protos.invite import Invite, is_link
+from protos.invite import Invite
+from protos.pasted import is_link
 from protos.run_config import DataConfig, RunConfig
 from protos.web_address import is_web, web_problem
 

@@ -59,7 +59,11 @@ def test_the_last_line_says_thank_you_with_figures() -> None:
     assert words.farewell(told()) == (
         "Thank you for 2.3 k tokens in 24 steps, 50 % of the swarm's work, with 19 kB up and 18 kB down in 2 min."
     )
-    assert "no votes of this peer yet" in words.farewell(told(votes_accepted=0))
+    came_back = words.farewell(told(votes_accepted=0, finished=True))
+    assert came_back.startswith("The run is finished. It counts no votes of this peer since this start, 2 min ago")
+    assert "Votes of earlier starts count as before" in came_back
+    assert "Thank you" not in came_back
+    assert words.farewell(told(votes_accepted=0)).startswith("The log counts no votes of this peer since this start")
     assert "applied 24 steps" in words.farewell(told(), anchor=True)
 
 

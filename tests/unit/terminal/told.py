@@ -32,7 +32,7 @@ def told(**changed: Any) -> dict[str, Any]:
         "load": {"busy": 0.93, "own": 665_000_000, "used": 3_200_000_000, "total": 25_000_000_000},
         "run": "owners", "run_id": "00" * 32, "steps": 1000, "committed_step": 24, "anchor": False, "paused": False,
         "paused_by_owner": False, "held": "",
-        "month": {"up": 1_200_000_000, "down": 900_000_000, "upload_gb": 50.0, "download_gb": None},
+        "finished": False, "month": {"up": 1_200_000_000, "down": 900_000_000, "upload_gb": 50.0, "download_gb": None},
         "ending": None, "last": [fate(step) for step in range(24, 0, -1)],
         "losses": [5.4 - 0.05 * step for step in range(24)],
         "lines": [line("run found: run owners, steps 1000, head 0"), line("snapshot agreed: snapshot 0")],

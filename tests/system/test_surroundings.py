@@ -1,0 +1,106 @@
+"""Machines as people have them: a clock of 1972, a proxy in the environment, one identity on two machines. Real commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.local_swarm import SURROUNDINGS, TINY_MODEL, LocalSwarm, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+LIBRARY = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
+RUN = f"""
+name = "surrounded"
+{TINY_MODEL}
+[data]
+context = 32
+[clock]
+steps = 100000
+batch_samples = 8
+snapshot_every = 50
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSwarm]:
+    swarm = LocalSwarm(tmp_path_factory.mktemp("surrounded"), RUN)
+    yield swarm
+    swarm.close()
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "node", *arguments]
+    environment = os.environ | SURROUNDINGS | environment
+    return subprocess.run(command, input="", capture_output=True, text=True, timeout=150, check=False, env=environment)
+
+
+def at(time: str) -> dict[str, str]:
+    return {"LD_PRELOAD": str(LIBRARY), "FAKETIME": f"@{time}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+
+needs_faketime = pytest.mark.skipif(
+    LIBRARY is None, reason="needs Debian's package faketime (apt-get install faketime)"
+)
+
+
+@needs_faketime
+@pytest.mark.parametrize("time", ["1972-02-22 00:00:00", "2037-12-01 00:00:00"])
+def test_a_wrong_clock_ends_no_command(swarm: LocalSwarm, time: str) -> None:
+    done = run("status", swarm.link, "--json", **at(time))
+    assert done.returncode == 0, done.stderr
+
+
+@needs_faketime
+@pytest.mark.long
+@pytest.mark.parametrize(("time", "words"), [("1972-02-22 00:00:00", "younger"), ("2037-12-01 00:00:00", "apart")])
+def test_the_doctor_names_a_wrong_clock_once(swarm: LocalSwarm, tmp_path: Path, time: str, words: str) -> None:
+    done = run("doctor", swarm.link, "--home", str(tmp_path), "--listen", "127.0.0.1:0", "--json", **at(time))
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    values = json.loads(done.stdout)
+    [wrong] = [line for line in values["lines"] if line["name"] == "clock" and "says" in line["text"]]
+    assert values["verdict"] == wrong["verdict"] == "warning"
+    assert f"this machine's clock says {time[:10]}" in wrong["text"]
+    assert words in wrong["text"]
+
+
+@needs_faketime
+@pytest.mark.long
+def test_a_peer_with_the_clock_of_1972_says_so_and_trains(swarm: LocalSwarm) -> None:
+    peer = swarm.join("old", environment=at("1972-02-22 00:00:00"))
+    swarm.wait_step("old", 2)
+    [told] = swarm.events("old", "the clock is wrong")
+    assert "this machine's clock says 1972-02-22" in told["why"]
+    assert "timedatectl" in told["todo"]
+    peer.interrupt()
+    assert peer.finish()[0] == 130
+
+
+def test_a_proxy_is_not_asked_for_a_coordinator(swarm: LocalSwarm) -> None:
+    proxies = dict.fromkeys(("https_proxy", "HTTPS_PROXY", "http_proxy", "grpc_proxy"), "http://127.0.0.1:9")
+    done = run("status", swarm.link, "--json", no_proxy="", NO_PROXY="", **proxies)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long
+def test_a_home_on_two_machines_is_told_to_both(swarm: LocalSwarm) -> None:
+    swarm.join("ada")
+    swarm.wait_step("ada", 3)
+    (swarm.folder / "copy").mkdir()
+    shutil.copy(swarm.folder / "ada" / "identity.key", swarm.folder / "copy")
+    swarm.join("copy")
+    for name in ("ada", "copy"):
+        [told, *_] = wait_for("a word", lambda name=name: swarm.events(name, "two machines use one identity"))
+        assert "127.0.0.1" in told["why"]
+        assert "delete identity.key in the home of one of the two" in told["todo"]
+    for name in ("copy", "ada"):
+        swarm.processes[name].interrupt()
+        assert swarm.processes[name].finish()[0] == 130

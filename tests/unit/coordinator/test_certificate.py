@@ -1,0 +1,120 @@
+"""The coordinator's certificate holds for any clock, and no proxy comes between: real TLS in processes with another time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from grpc_health.v1 import health, health_pb2_grpc
+
+from coordinator.serving import tls
+from protos.pinned import out_of_date
+
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+ASK = """
+import sys
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from protos.errors import SwarmentumError
+from protos.pinned import fetch_certificate, pinned_channel
+address, sha256 = sys.argv[1], bytes.fromhex(sys.argv[2])
+try:
+    with pinned_channel(address, fetch_certificate(address, sha256)) as channel:
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+    print("answered")
+except SwarmentumError as error:
+    print(error)
+"""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A gRPC server with a coordinator's certificate."""
+
+    address: str
+    certificate: tls.Certificate
+
+    def asked(self, **environment: str) -> str:
+        """What a client in a process of its own says, with this environment."""
+        done = subprocess.run(
+            [sys.executable, "-c", ASK, self.address, self.certificate.sha256.hex()],
+            env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        return done.stdout.strip() or done.stderr
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    yield from _serve(tls.load_or_create(tmp_path))
+
+
+@pytest.fixture
+def served_of_before(tmp_path: Path) -> Iterator[Served]:
+    yield from _serve(of_before(tmp_path, datetime.now(UTC)))
+
+
+def _serve(certificate: tls.Certificate) -> Iterator[Served]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+    pair = [(certificate.key_pem, certificate.certificate_pem)]
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair))
+    server.start()
+    yield Served(f"127.0.0.1:{port}", certificate)
+    server.stop(None).wait(10)
+
+
+def of_before(home: Path, now: datetime) -> tls.Certificate:
+    """A certificate for ten years, as older versions made it."""
+    made = tls.load_or_create(home)
+    new = x509.load_pem_x509_certificate(made.certificate_pem)
+    builder = x509.CertificateBuilder(new.issuer, new.subject, new.public_key(), new.serial_number)
+    for extension in new.extensions:
+        builder = builder.add_extension(extension.value, critical=extension.critical)
+    builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=3650))
+    signed = builder.sign(load_pem_private_key(made.key_pem, None), hashes.SHA256())  # type: ignore[arg-type]
+    return tls.Certificate(made.key_pem, signed.public_bytes(Encoding.PEM))
+
+
+needs_faketime = pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed (apt-get install faketime)")
+
+
+@needs_faketime
+@pytest.mark.parametrize(
+    "clock", ["1970-01-02 00:00:00", "1972-02-22 00:00:00", "2036-12-01 00:00:00", "2099-01-01 00:00:00"]
+)
+def test_a_wrong_clock_ends_no_connection(served: Served, clock: str) -> None:
+    assert served.asked(LD_PRELOAD=str(FAKETIME), FAKETIME=f"@{clock}", DONT_FAKE_MONOTONIC="1") == "answered"
+
+
+@needs_faketime
+@pytest.mark.parametrize("clock", ["1972-02-22 00:00:00", "2099-01-01 00:00:00"])
+def test_with_a_certificate_of_before_the_error_names_the_clock(served_of_before: Served, clock: str) -> None:
+    said = served_of_before.asked(LD_PRELOAD=str(FAKETIME), FAKETIME=f"@{clock}", DONT_FAKE_MONOTONIC="1")
+    assert f"this machine's clock says {clock[:10]}" in said
+    assert "timedatectl set-ntp true" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY", "http_proxy", "grpc_proxy", "all_proxy"])
+def test_no_proxy_comes_between(served: Served, name: str) -> None:
+    assert served.asked(**{name: "http://127.0.0.1:9", "no_proxy": "", "NO_PROXY": ""}) == "answered"
+
+
+def test_an_operator_hears_a_year_before_that_a_certificate_of_before_ends(tmp_path: Path) -> None:
+    now = datetime(2026, 11, 25, tzinfo=UTC)
+    old = of_before(tmp_path, now)
+    assert old.ends_soon(now) == ""
+    assert "ends on 2036-11-22" in old.ends_soon(now + timedelta(days=3300))
+    assert tls.load_or_create(tmp_path).ends_soon(now + timedelta(days=365_000)) == ""
+    assert out_of_date(old.certificate_pem, now) == ""
+    assert "holds from 2026-11-24 to 2036-11-22" in out_of_date(old.certificate_pem, now + timedelta(days=4000))
