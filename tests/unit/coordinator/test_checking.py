@@ -65,9 +65,9 @@ bootstrap = ["/ip4/999.1.1.1/tcp/1/p2p/12D3KooWAAAA"]
 """
 
 
-def refusal(file: Path, *options: str) -> list[str]:
+def refusal(file: Path, *flags: str) -> list[str]:
     """The lines of what `run check` says of a file that it refuses."""
-    done = CliRunner().invoke(command.app, ["run", "check", str(file), *options])
+    done = CliRunner().invoke(command.app, ["run", "check", str(file), *flags])
     assert isinstance(done.exception, OperatorError), done.output
     return str(done.exception).splitlines()
 
@@ -187,7 +187,7 @@ def test_a_model_that_was_not_run_is_never_called_sound(tmp_path: Path, monkeypa
         ((None, "counting took too long"), "Run swarm: not checked: counting took too long.", 1),
         ((None, NOT_INSTALLED), f"no mistakes found in its text. Its model is not checked here: {NOT_INSTALLED}.", 0),
     ):
-        monkeypatch.setattr(checking, "layout_of_run", lambda file, allow_code, told, answer=answer: answer)
+        monkeypatch.setattr(checking, "layout_of_run", lambda file, answer=answer, **flags: answer)
         done = CliRunner().invoke(command.app, ["run", "check", str(file)])
         assert (done.exit_code, says in done.output) == (code, True), done.output
         findings = findings_of(file, anchor=False)

@@ -37,7 +37,7 @@ def test_the_first_peer_of_a_run_that_nobody_tried_refuses_a_worthless_model() -
 
 
 def test_the_reference_of_a_run_is_what_its_peers_compute_and_another_one_is_told() -> None:
-    facts = layout_of(RunConfig(model=ModelConfig(**SOUND)))
+    facts = layout_of(RunConfig(model=ModelConfig(**SOUND)), allow_code=True)
     assert facts.reference is not None
     assert facts.reference["made_with"] == versions()
     assert looked({**SOUND, "reference": facts.reference}, known=True) == []
