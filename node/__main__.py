@@ -330,27 +330,11 @@ def layout(
 ) -> None:
     """Show the parameter layout of a run.toml's model, and run a small copy; `swarmentum-coordinator run create` needs both."""
     need_node_extra()
-    from dataclasses import asdict
-
     with many_imports():
-        from node.commands.layout import TookTooLongError, bound_memory, layout_of
-    from protos import toml_file
-    from protos.run_config import RunConfig
+        from node.commands.layout import bound_memory, print_layout
 
     bound_memory()
-    try:
-        facts = layout_of(toml_file.load(file, RunConfig), allow_code=allow_code)
-    except TookTooLongError as error:
-        if not as_json:
-            raise
-        print(json.dumps({"unknown": str(error)}))
-        return
-    if as_json:
-        print(json.dumps(asdict(facts)))
-        return
-    for line in (*facts.notes, *([f"not run: {facts.untried}"] if facts.untried else [])):
-        print(line)
-    print(f"layout {facts.layout_digest}, {facts.parameters} parameters, {facts.votes} votes a payload")
+    print_layout(file, allow_code=allow_code, as_json=as_json)
 
 
 @app.command("start-from", epilog=EXIT_CODES)

@@ -7,11 +7,13 @@ refuses, and those whose modules alone fill the machine: the operator's page ask
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from node.commands.consent import check_code
@@ -22,6 +24,7 @@ from node.data.tokenizer import load_tokenizer
 from node.model.dry_run import check_keys, shapes_of
 from node.model.spec import ModelSpec, parameter_count
 from node.training.methods import form_of
+from protos import toml_file
 from protos.errors import OperatorError, SwarmentumError
 from protos.limits import SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
 from protos.run_config import RunConfig
@@ -135,3 +138,20 @@ def _counted(spec: ModelSpec, config: RunConfig, vocabulary: int) -> LayoutFacts
         snapshot_bytes=need.snapshot,
         copies_bytes=need.copies,
     )
+
+
+def print_layout(file: Path, *, allow_code: bool, as_json: bool) -> None:
+    """Print the layout of a run.toml's model; for programs, also that it took too long."""
+    try:
+        facts = layout_of(toml_file.load(file, RunConfig), allow_code=allow_code)
+    except TookTooLongError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"unknown": str(error)}))
+        return
+    if as_json:
+        print(json.dumps(asdict(facts)))
+        return
+    for line in (*facts.notes, *([f"not run: {facts.untried}"] if facts.untried else [])):
+        print(line)
+    print(f"layout {facts.layout_digest}, {facts.parameters} parameters, {facts.votes} votes a payload")
