@@ -232,11 +232,9 @@ def list_runs(
     Console().print(table)
 
 
-add_about(app)
-
-
 def main() -> None:
     """Entry point: errors become one clear message and a documented exit code."""
+    add_about(app)
     exit_with(app)
 
 

@@ -374,11 +374,9 @@ def start_from(
     print("Then start a peer or an anchor with this --home: it gives the state to the others.")
 
 
-add_about(app)
-
-
 def main() -> None:
     """Entry point: errors become one clear message and a documented exit code."""
+    add_about(app)
     exit_with(app)
 
 

@@ -61,7 +61,13 @@ def test_a_wrong_clock_ends_no_command(swarm: LocalSwarm, time: str) -> None:
 
 @needs_faketime
 @pytest.mark.long
-@pytest.mark.parametrize(("time", "words"), [("1972-02-22 00:00:00", "younger"), ("2037-12-01 00:00:00", "apart")])
+@pytest.mark.parametrize(
+    ("time", "words"),
+    [
+        pytest.param("1972-02-22 00:00:00", "younger", marks=pytest.mark.nightly),
+        ("2037-12-01 00:00:00", "apart"),
+    ],
+)
 def test_the_doctor_names_a_wrong_clock_once(swarm: LocalSwarm, tmp_path: Path, time: str, words: str) -> None:
     done = run("doctor", swarm.link, "--home", str(tmp_path), "--listen", "127.0.0.1:0", "--json", **at(time))
     assert done.returncode == 0, (done.stdout, done.stderr)
