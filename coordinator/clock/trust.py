@@ -157,8 +157,10 @@ def judge(
         if before.counted and not before.excluded:
             figures = _typical(figures, before, said, weights, parts)
         middle = weighted_median(found, weights)
-        least = recent.least_own_gain(weighted_median(parts, weights)), recent.least_other_gain
-        harmed = harms(gains_of(said, weights), least)
+        part = weighted_median(parts, weights)
+        least = recent.least_own_gain(part), recent.least_other_gain
+        # where differences tell nothing, a payload has too few votes, or samples differ too little, for gains to tell anything
+        harmed = recent.difference(part) > 0 and harms(gains_of(said, weights), least)
         for verdict, one in zip(said, found, strict=True):
             checker = after.get(verdict.checker, Standing())
             weight = (

@@ -22,7 +22,7 @@ QUARTILE_DEVIATION = 0.59
 normally distributed checks is bad."""
 LAZY_PART = 1 / 4
 """Below this part of the typical difference a check is bad."""
-OWN_GAIN_PART, OWN_GAIN_MARGIN = 0.6, 2.0
+OWN_GAIN_PART, OWN_GAIN_MARGIN = 0.25, 2.0
 """Below this part of the typical gain on the author's samples a check is bad, if that is so many deviations below it."""
 OTHER_GAIN_MARGIN = 1.5
 """A gain on others' samples below zero is bad if zero is so many deviations below the typical gain."""

@@ -23,8 +23,8 @@ AWAKE: Final = 60
 """`sleeper` is honest until this step."""
 SCORE_KEPT: Final = 3.0
 """`score` turns its votes while its public score is at most this, so that two bad checks more exclude nobody."""
-OWN_KEPT, DIFFERENCE_KEPT, OWN_GAIN_KEPT, OTHER_GAIN_KEPT = 5.0, 0.4, 0.63, 0.02
-"""What an attacker keeps of each figure: the rule's limits are 3, 1/4 and 0.6 of the typical, and 0."""
+OWN_KEPT, DIFFERENCE_KEPT, OWN_GAIN_KEPT, OTHER_GAIN_KEPT = 5.0, 0.4, 0.28, 0.02
+"""What an attacker keeps of each figure: the rule's limits are 3, 1/4 and 1/4 of the typical, and 0."""
 FAINT: Final = 1e-6
 """Of a coefficient that does not contradict the consensus: taken if a group has no other."""
 PARTS: Final = tuple(part / 20 for part in range(12, -1, -1))

@@ -311,7 +311,7 @@ def test_a_rate_that_differs_is_told_on_all_ranks_before_anything_is_applied(fou
 def test_a_rank_that_cannot_go_on_tells_the_others_why(found: list[dict[str, Found]]) -> None:
     one, other = of(found, a_model_is_cast_on_one_rank)
     assert one["error"].startswith("RanksDiffer: rank 1 cannot go on: parameter 0.weight is float64")
-    assert other["error"].startswith("ValueError: parameter 0.weight is float64")
+    assert other["error"].startswith("ParameterChanged: parameter 0.weight is float64")
     one, other = of(found, a_rate_is_no_number_on_one_rank)
     assert one["error"].startswith("RanksDiffer: rank 1 cannot go on: learning rates [nan]")
     assert other["error"].startswith("ValueError: learning rates [nan]: not all are finite")
