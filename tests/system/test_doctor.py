@@ -33,11 +33,11 @@ name = "huge"
 [model.config]
 model_type = "llama"
 vocab_size = 256
-hidden_size = 131072
-num_hidden_layers = 20
+hidden_size = 16384
+num_hidden_layers = 7
 num_attention_heads = 128
 num_key_value_heads = 128
-intermediate_size = 524288
+intermediate_size = 65536
 [overlay]
 bootstrap = [BOOTSTRAP]
 """
@@ -136,7 +136,7 @@ def test_a_run_that_fits_no_machine_is_refused_before_anything_is_built(swarm: L
     done = run("join", link, "--home", str(home), "--listen", "127.0.0.1:0", "--json")
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: the model does not fit: 5.5 T parameters need ")
+    assert last.startswith("error: the model does not fit: 30 G parameters need ")
     assert "free are " in last
     assert "--device" in last
     assert not (home / "cache").exists(), "the data was not read"

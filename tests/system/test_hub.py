@@ -154,7 +154,7 @@ def test_a_run_starts_from_a_model_of_the_hub_whose_revision_is_recorded(
     environment, out = hub.environment(tmp_path, token=None), tmp_path / "start.json"
     made = {}
     for name, commit in (("ada/tiny", commits[1]), (f"ada/tiny@{commits[0]}", commits[0])):
-        places = ("--home", str(tmp_path / "home"), "--out", str(out), "--json")
+        places = ("--home", str(tmp_path / "home"), "--out", str(out), "--json", "--allow-code")
         code, text, err = swarmentum("start-from", str(toml), name, *places, environment=environment)
         assert code == 0, err
         made[commit] = json.loads(text)

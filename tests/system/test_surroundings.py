@@ -96,7 +96,7 @@ def test_a_proxy_is_not_asked_for_a_coordinator(swarm: LocalSwarm) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_home_on_two_machines_is_told_to_both(swarm: LocalSwarm) -> None:
     swarm.join("ada")
     swarm.wait_step("ada", 3)
