@@ -131,14 +131,21 @@ class Replica:
             ) from error
 
     def apply(self, signed: SignedEntry, updates: Iterable[Update]) -> bool:
-        """Apply the next entry. True if the entry holds this peer's own votes; only then they leave the momentum."""
+        """Apply the next entry. True if it counts this peer's own votes.
+
+        Votes that the entry has leave the momentum: those on trial, too. Otherwise a newcomer votes for the same components
+        again and again, which fit its newest samples less with each step, and honest work fails the checks (ADR 71).
+        """
         entry = signed.entry
         assert entry.step == self.step + 1, f"entry {entry.step} on the state of step {self.step}"
         mine = self.published[1] if self.published is not None and self.published[0] == entry.step else None
-        accepted = mine is not None and any(c.payload_sha256 == mine for c in entry.contributions)
+        accepted, tried = (
+            mine is not None and any(c.payload_sha256 == mine for c in part)
+            for part in (entry.contributions, entry.trials)
+        )
         if self.demo.pending and self.published is not None and self.published[0] <= entry.step:
             self._detach(private=True)
-            self.demo.settle(accepted)
+            self.demo.settle(accepted or tried)
         self._detach()
         with self._unchanged():
             self.demo.apply([(update.size, update.votes) for update in updates], entry.lr, entry.step)

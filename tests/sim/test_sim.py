@@ -93,9 +93,9 @@ def test_a_thousand_peers_stay_equal() -> None:
 def test_a_peer_that_does_not_work_is_excluded_with_the_reason() -> None:
     """From the training threads' checks to the journal; only it (tests/sim/adversaries.py asserts who).
 
-    With seed 1 an honest peer's old momentum fails `own` in the last steps of this model of two chunks.
+    With seed 5 an honest newcomer was excluded, too, while votes on trial stayed in the momentum.
     """
-    lines = finished(start("0", "3", module="tests.sim.adversaries")).splitlines()
+    lines = finished(start("0", "5", module="tests.sim.adversaries")).splitlines()
     assert len(lines) == 2
     for line in lines:
         assert int(line.split(" step ")[1].split(":")[0]) <= 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,10 +45,16 @@ def gradient(of: Replica, seed: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
 
 
-def entry(at: Replica, *payloads: tuple[Identity, bytes, bytes]) -> SignedEntry:
-    accepted = sorted((who.public_key, sha256, len(data)) for who, sha256, data in payloads)
-    contributions = tuple(Contribution(key, sha256, size, 1, 1, 1.0) for key, sha256, size in accepted)
-    made = Entry(at.step + 1, at.head, contributions, lr_to_bits(LR), b"", (), 1)
+Payload = tuple[Identity, bytes, bytes]
+
+
+def contributions(payloads: Sequence[Payload]) -> tuple[Contribution, ...]:
+    found = sorted((who.public_key, sha256, len(data)) for who, sha256, data in payloads)
+    return tuple(Contribution(key, sha256, size, 1, 1, 1.0) for key, sha256, size in found)
+
+
+def entry(at: Replica, *payloads: Payload, trials: Sequence[Payload] = ()) -> SignedEntry:
+    made = Entry(at.step + 1, at.head, contributions(payloads), lr_to_bits(LR), b"", (), 1, trials=contributions(trials))
     return seal_entry(COORDINATOR, RUN, made)
 
 
@@ -76,6 +83,18 @@ def test_momentum_is_spent_only_on_votes_that_the_log_accepted() -> None:
     assert ada.digest() == bob.digest()
     assert sha_b != sha_a
     assert data_b != data_a
+
+
+def test_votes_on_trial_leave_the_momentum_and_change_no_parameter() -> None:
+    """A newcomer that kept them would vote for them again and again, and fail the checks of newer samples (ADR 71)."""
+    ada, bob = replica(), replica()
+    sha_a, data_a = vote(ada, 1)
+    sha_b, data_b = vote(bob, 2)
+    signed = entry(ada, (ADA, sha_a, data_a), trials=((BOB, sha_b, data_b),))
+    assert apply(ada, signed, data_a)
+    assert not apply(bob, signed, data_a), "they do not count"
+    assert int((bob.demo.momentum == 0).sum()) >= bob.demo.layout.chunks * 32
+    assert ada.digest() == bob.digest()
 
 
 @pytest.mark.parametrize("published", [False, True])
