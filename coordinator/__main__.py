@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunN
 from protos import toml_file
 from protos.about import add_about
 from protos.console import configure_logging, exit_with
+from protos.json_line import as_line, print_json
 from protos.run_config import RunConfig, config_from_json
 from protos.start import fork_values, fork_words
 
@@ -129,7 +129,7 @@ def _collect_rarely() -> None:
 def _ready(home: Path | None, as_json: bool, serving: Any) -> None:
     """Say that the coordinator serves, and what to do next."""
     if as_json:
-        print(json.dumps({"event": "serving", **asdict(serving)}), flush=True)
+        print_json({"event": "serving", **asdict(serving)})
         return
     create = f"swarmentum-coordinator run create{f' --home {home}' if home else ''}"
     where = f"Coordinator serves at [bold]{serving.advertise}[/]."
@@ -205,7 +205,7 @@ def invite(run: RunName, home: Home = None, as_json: Json = False) -> None:
     if config_from_json(genesis.config_json).admission.mode == "invite":
         note = "this link admits nobody new; `swarmentum-coordinator invite create` makes one that does"
         print(note, file=sys.stderr)
-    print(json.dumps({"run": found.run_id.hex(), "invite": found.link()}) if as_json else found.link())
+    print(as_line({"run": found.run_id.hex(), "invite": found.link()}) if as_json else found.link())
 
 
 @runs.command("list", epilog=EXIT_CODES)
@@ -220,7 +220,7 @@ def list_runs(
     rows = [showing.line_of(run) for run in Operator(settings(home=home).home).list_runs(archived=every)]
     if as_json:
         for row in rows:
-            print(json.dumps(row))
+            print_json(row)
         return
     table = Table("run", "name", "phase", "step", "loss", "peers", "why", title="Runs")
     for row in rows:

@@ -40,6 +40,7 @@ from node.commands.options import (
 from node.imports import many_imports
 from protos.about import add_about
 from protos.console import configure_logging, exit_with
+from protos.json_line import print_json
 from protos.signals import leaving_at_once
 
 app = typer.Typer(
@@ -127,7 +128,7 @@ def status(
 
     values = ask(link_from(invite))
     if as_json:
-        print(json.dumps(values))
+        print_json(values)
     else:
         show(values)
 
@@ -304,7 +305,7 @@ def ledger(
 
     found = of(link_from(run))
     if as_json:
-        print(json.dumps(found.values()))
+        print_json(found.values())
     else:
         show(found)
 
@@ -366,7 +367,7 @@ def start_from(
     values = started(toml_file.load(file, RunConfig), model, settings).values()
     write_bytes(out, json.dumps(values, indent=1).encode())
     if as_json:
-        print(json.dumps({**values, "file": str(out)}))
+        print_json({**values, "file": str(out)})
         return
     named = values.get("source", model)
     print(f"{named} is stored in {settings.home} as a starting state of {values['parameters']} parameters.")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
+from protos.json_line import print_json
 from protos.limits import TICKET_USES_MAX
 
 LABEL = "anchor"
@@ -36,7 +36,7 @@ def create(
     genesis = operator.find(run).genesis
     link = operator.anchor_link(genesis, uses)
     if as_json:
-        print(json.dumps({"run": link.run_id.hex(), "anchor": link.link()}))
+        print_json({"run": link.run_id.hex(), "anchor": link.link()})
         return
     Console(soft_wrap=True).print(
         "Run it beside the coordinator, or on another machine that is always on (no GPU needed). Keep the link to yourself:",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from coordinator.commands.options import Home, Json, settings
 from coordinator.store import backup as store
 from protos.console import lock_home
 from protos.errors import OperatorError
+from protos.json_line import as_line, print_json
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="The backup. A person who has it can act as this coordinator.")
@@ -28,7 +28,7 @@ def backup(file: File, home: Home = None, as_json: Json = False) -> None:
         )
     about = store.make(chosen.home, file)
     if as_json:
-        print(json.dumps({"file": str(file), **asdict(about)}))
+        print_json({"file": str(file), **asdict(about)})
         return
     steps = ", ".join(f"{run[:16]} at step {step}" for run, step in about.runs.items()) or "no run"
     print(f"{file}: {steps}. Keep it as you keep a private key.")
@@ -53,14 +53,14 @@ def restore(
         lock_home(folder, "coordinator").close()  # it reads the mark only when it starts
         store.go_on(folder)
         print(
-            json.dumps({"home": str(folder), "held": False})
+            as_line({"home": str(folder), "held": False})
             if as_json
             else f"{folder}: steps open again at the next start."
         )
         return
     about = store.restore(file, folder)
     if as_json:
-        print(json.dumps({"home": str(folder), "held": True, **asdict(about)}))
+        print_json({"home": str(folder), "held": True, **asdict(about)})
         return
     print(f"{folder}: restored. Next:")
     print("1. Make sure that the old coordinator never starts again: two with one key would make two logs.")

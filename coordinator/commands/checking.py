@@ -6,7 +6,6 @@ Refuses to build a model itself: `layout_of_run` asks the node package, if it is
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ from coordinator.commands.planning import (
 from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
+from protos.json_line import print_json
 from protos.mistakes import Mistake
 from protos.model_config import ReferenceLoss
 from protos.run_config import RunConfig, config_from_json
@@ -219,7 +219,7 @@ def check(
     if as_json:
         layout = None if facts is None else {**vars(facts), "layout_digest": facts.layout_digest.hex()}
         told = {"name": config.name, "layout": layout, "cost": cost and vars(cost), "notes": notes, "verdict": verdict}
-        print(json.dumps(told | {"texts": [{"place": text.place, **(text.values or {})} for text in texts]}))
+        print_json(told | {"texts": [{"place": text.place, **(text.values or {})} for text in texts]})
     else:
         _show(config, facts, cost, (verdict, *notes))
     if findings.gave_up:

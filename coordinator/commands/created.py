@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from coordinator.commands.checking import Findings, refuse_second
 from coordinator.commands.models import model_start
 from coordinator.commands.operator import Operator
 from protos.invite import Invite
+from protos.json_line import print_json
 from protos.run_config import RunConfig
 from protos.v1 import log_pb2
 
@@ -65,7 +65,7 @@ def print_created(
         "admission": config.admission.mode,
         "invite": invite.link(),
     }
-    print(json.dumps({**values, "anchor": anchor_link, "trust": config.trust.enabled, "layout": layout, "fork": fork}))
+    print_json({**values, "anchor": anchor_link, "trust": config.trust.enabled, "layout": layout, "fork": fork})
 
 
 def show_created(invite: Invite, config: RunConfig, anchor_link: str | None, said: str, home: Path | None) -> None:

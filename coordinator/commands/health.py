@@ -5,7 +5,6 @@ It checks over gRPC and TLS as peers do. A plain gRPC probe of Kubernetes cannot
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import grpc
@@ -16,6 +15,7 @@ from coordinator.commands.options import Home, Json, settings
 from coordinator.serving.server import Serving
 from coordinator.serving.tls import load_or_create
 from protos.errors import NetworkError
+from protos.json_line import as_line
 from protos.pinned import pinned_channel
 
 CALL_SECONDS_MAX = 5.0
@@ -39,5 +39,5 @@ def health(
         except grpc.RpcError as error:
             raise NetworkError(f"the coordinator at {address} does not answer: {error.details()}") from error
     acts = answer.status == health_pb2.HealthCheckResponse.SERVING
-    print(json.dumps({"address": address, "acts": acts}) if as_json else f"{address} {'acts' if acts else 'stands by'}")
+    print(as_line({"address": address, "acts": acts}) if as_json else f"{address} {'acts' if acts else 'stands by'}")
     raise typer.Exit(0 if acts or live else 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from rich.text import Text
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.errors import OperatorError
 from protos.identity import peer_id, short
+from protos.json_line import print_json
 from protos.limits import TICKET_MS_MAX, TICKET_USES_MAX
 from protos.text import printable
 from protos.v1 import ticket_pb2
@@ -56,7 +56,7 @@ def create(
     ticket = operator.create_ticket(genesis, length, uses, label)
     link = operator.invite(genesis, ticket).link()
     if as_json:
-        print(json.dumps({**row_of(ticket), "invite": link}))
+        print_json({**row_of(ticket), "invite": link})
         return
     peers = "1 peer" if uses == 1 else f"{uses} peers"
     until = f"until {_when(ticket)}" if ticket.expires_unix_ms else "for ever"
@@ -77,7 +77,7 @@ def list_invites(run: RunName, home: Home = None, as_json: Json = False) -> None
         for status in found:
             users = [peer_id(key) for key in status.users]
             link = operator.invite(genesis, status.ticket).link()
-            print(json.dumps({**row_of(status.ticket, status.state, users), "invite": link}))
+            print_json({**row_of(status.ticket, status.state, users), "invite": link})
         return
     table = Table("invite", "label", "state", "uses left", "expires", "used by", title="Invites")
     for status in found:
@@ -108,7 +108,7 @@ def revoke(
     operator.revoke_ticket(genesis, found.ticket, with_peers=and_its_peers)
     gone = list(found.users) if and_its_peers else []
     if as_json:
-        print(json.dumps({"ticket": found.ticket.ticket_id.hex(), "removed": [peer_id(key) for key in gone]}))
+        print_json({"ticket": found.ticket.ticket_id.hex(), "removed": [peer_id(key) for key in gone]})
         return
     name = found.ticket.ticket_id.hex()[:SHORT_ID_DIGITS]
     rest = f"; {len(gone)} peers that joined with it have to leave" if and_its_peers else ""

@@ -11,6 +11,7 @@ from rich.console import Console
 from coordinator.commands.options import Home, Json, RunName, settings
 from protos.changes import changed_values, settings_of
 from protos.errors import OperatorError, Refusal
+from protos.json_line import print_json
 from protos.log import run_id_of
 from protos.run_config import config_from_json
 from protos.start import RUN_DIGITS_SHOWN
@@ -31,7 +32,7 @@ def pause(run: RunName, reason: Reason = "", home: Home = None, as_json: Json = 
     found = operator.find(run)
     operator.steer(found.genesis, pb.RunChange.RUN_CHANGE_PAUSE, reason)
     if as_json:
-        print(json.dumps({**_named(found), "paused": True, "reason": reason}))
+        print_json({**_named(found), "paused": True, "reason": reason})
         return
     _say(f"{_shown(found)} is paused: no further step opens, and its peers are told why. `run resume` ends this.")
 
@@ -44,7 +45,7 @@ def resume(run: RunName, home: Home = None, as_json: Json = False) -> None:
     found = operator.find(run)
     operator.steer(found.genesis, pb.RunChange.RUN_CHANGE_RESUME)
     if as_json:
-        print(json.dumps({**_named(found), "paused": False}))
+        print_json({**_named(found), "paused": False})
         return
     _say(f"{_shown(found)} goes on.")
 
@@ -61,7 +62,7 @@ def finish(run: RunName, reason: Reason = "", home: Home = None, as_json: Json =
     operator.steer(genesis, pb.RunChange.RUN_CHANGE_FINISH, reason)
     found = operator.find(run_id_of(genesis).hex())
     if as_json:
-        print(json.dumps({**_named(found), "finished": True, "step": found.head_step, "reason": reason}))
+        print_json({**_named(found), "finished": True, "step": found.head_step, "reason": reason})
         return
     _say(f"{_shown(found)} is finished at step {found.head_step}: its peers store the last state, and end.")
 
@@ -83,7 +84,7 @@ def decay(
     operator.steer(genesis, pb.RunChange.RUN_CHANGE_DECAY, steps=steps)
     found = operator.find(run_id_of(genesis).hex())
     if as_json:
-        print(json.dumps({**_named(found), "steps": steps, "last_step": found.total_steps}))
+        print_json({**_named(found), "steps": steps, "last_step": found.total_steps})
         return
     _say(f"{_shown(found)}: the learning rate decays over {steps} steps, and the run ends at step {found.total_steps}.")
 
@@ -116,7 +117,7 @@ def change(
     keys = {key for key, _ in wanted}
     now = [row for row in changed_values(found.changed) if row["key"] in keys]
     if as_json:
-        print(json.dumps({**_named(found), "changed": now, "steps": found.total_steps}))
+        print_json({**_named(found), "changed": now, "steps": found.total_steps})
         return
     for row in now:
         _say(f"{row['key']} = {json.dumps(row['value'])} from step {row['from_step']} on")
@@ -137,7 +138,7 @@ def archive(
     changes = pb.RunChange.RUN_CHANGE_ARCHIVE, pb.RunChange.RUN_CHANGE_UNARCHIVE
     operator.steer(found.genesis, changes[undo])
     if as_json:
-        print(json.dumps({**_named(found), "archived": not undo}))
+        print_json({**_named(found), "archived": not undo})
         return
     _say(f"{_shown(found)} is {'served again' if undo else 'archived: nobody is served any more'}.")
 
@@ -160,7 +161,7 @@ def delete(
         typer.confirm(question, abort=True)
     operator.steer(found.genesis, pb.RunChange.RUN_CHANGE_DELETE)
     if as_json:
-        print(json.dumps({**_named(found), "deleted": True}))
+        print_json({**_named(found), "deleted": True})
         return
     _say(f"{_shown(found)} is deleted. The journal gives its room to other runs, and to the disk at the next start.")
 

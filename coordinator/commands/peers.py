@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from rich.text import Text
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.errors import OperatorError
 from protos.identity import peer_id, public_key_of
+from protos.json_line import print_json
 from protos.limits import DEVICE_CHARACTERS_MAX
 from protos.run_facts import peer_phase_word
 from protos.text import printable
@@ -35,7 +35,7 @@ def list_peers(run: RunName, home: Home = None, as_json: Json = False) -> None:
     rows = rows_of(Operator(settings(home=home).home).find(run))
     if as_json:
         for row in rows:
-            print(json.dumps(row))
+            print_json(row)
         return
     table = Table(Column("peer", no_wrap=True), "phase", "standing", "step", "votes", "device", "why", title="Peers")
     for row in rows:
@@ -71,7 +71,7 @@ def exclude(
     operator.exclude_peer(found.genesis, public_key, reason)
     known = public_key in _known(found)
     if as_json:
-        print(json.dumps({"peer": peer_id(public_key), "excluded": True, "reason": reason, "known": known}))
+        print_json({"peer": peer_id(public_key), "excluded": True, "reason": reason, "known": known})
         return
     told = "and told why" if known else "though this run has not seen it yet; it is told why if it comes"
     text = f"Peer [bold]{peer_id(public_key)}[/] is excluded, {told}; the next entry of the log says so."
@@ -88,7 +88,7 @@ def readmit(run: RunName, peer: PeerName, home: Home = None, as_json: Json = Fal
     public_key = peer_named(found, peer)
     operator.readmit_peer(found.genesis, public_key)
     if as_json:
-        print(json.dumps({"peer": peer_id(public_key), "excluded": False}))
+        print_json({"peer": peer_id(public_key), "excluded": False})
         return
     text = f"Peer [bold]{peer_id(public_key)}[/] may join again."
     Console(soft_wrap=True).print(text, highlight=False)

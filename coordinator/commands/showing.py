@@ -11,6 +11,7 @@ from coordinator.commands.options import Home, Json, RunName, settings
 from protos.changes import CHANGEABLE, changed_values, in_force
 from protos.failures import failure_values, failure_words
 from protos.identity import short
+from protos.json_line import print_json
 from protos.log import run_id_of
 from protos.phases import phase_word
 from protos.run_config import RunConfig, config_from_json
@@ -25,7 +26,7 @@ def show(run: RunName, home: Home = None, as_json: Json = False) -> None:
 
     values = shown(Operator(settings(home=home).home).find(run))
     if as_json:
-        print(json.dumps(values))
+        print_json(values)
         return
     for line in lines(values):
         Console(soft_wrap=True).print(line, highlight=False, markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +10,7 @@ from rich.table import Table
 
 from coordinator.commands.options import EXIT_CODES, Home, Json, RunName, settings
 from protos.identity import short
+from protos.json_line import print_json
 from protos.v1 import coordinator_pb2 as pb
 
 app = typer.Typer(help="List a run's agreed snapshots, withdraw wrong ones.", no_args_is_help=True)
@@ -25,7 +25,7 @@ def list_snapshots(run: RunName, home: Home = None, as_json: Json = False) -> No
     rows = [_row(ref) for ref in ([found.snapshot] if found.HasField("snapshot") else []) + list(found.earlier)]
     gone = [(withdrawn.from_step, withdrawn.to_step) for withdrawn in found.withdrawn]
     if as_json:
-        print(json.dumps({"snapshots": rows, "withdrawn": gone}))
+        print_json({"snapshots": rows, "withdrawn": gone})
         return
     table = Table("step", "root", "bytes", "held by", title="Agreed snapshots")
     for row in rows:
@@ -54,7 +54,7 @@ def withdraw(
     found = operator.find(run)
     operator.withdraw_snapshot(found.genesis, step)
     if as_json:
-        print(json.dumps({"withdrawn_from_step": step, "head_step": found.head_step}))
+        print_json({"withdrawn_from_step": step, "head_step": found.head_step})
         return
     text = f"The agreed snapshots and digests of steps {step} to {max(found.head_step, step)} are withdrawn."
     Console(soft_wrap=True).print(text, highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import typer
@@ -11,6 +10,7 @@ from rich.console import Console
 from coordinator.commands.options import EXIT_CODES, Home, Json, settings
 from coordinator.web import logins
 from coordinator.web.place import Place
+from protos.json_line import print_json
 
 app = typer.Typer(
     help="Log in at the operator's page, where runs are made and steered in a browser.", no_args_is_help=True
@@ -33,7 +33,7 @@ def login(home: Home = None, as_json: Json = False) -> None:
     link = f"{url}#login={logins.make(folder, time.time())}"
     seconds = int(logins.LINK_SECONDS_MAX)
     if as_json:
-        print(json.dumps({"link": link, "seconds": seconds}))
+        print_json({"link": link, "seconds": seconds})
         return
     text = f"Open this link within {seconds // 60} minutes. It works once; keep it to yourself:"
     Console(soft_wrap=True).print(text, highlight=False)

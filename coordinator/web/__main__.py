@@ -7,7 +7,6 @@ The end of stdin ends this process, so the page never outlives its coordinator.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from contextlib import suppress
@@ -20,6 +19,7 @@ from coordinator.web.child import Child
 from coordinator.web.place import Place
 from coordinator.web.requests import Requests
 from protos.console import configure_logging, exit_with
+from protos.json_line import print_json
 from protos.signals import heeded
 
 READ_BYTES: Final = 4096
@@ -46,7 +46,7 @@ async def serve(home: Path, listen: str, host: str | None) -> int:
     def ready(url: str) -> None:
         shown = f"https://{host}/" if host else url
         place.write(shown)
-        print(json.dumps({"event": "serving", "url": shown}), flush=True)
+        print_json({"event": "serving", "url": shown})
 
     child = asyncio.ensure_future(Child(listen, (host,) if host else (), requests).run(ready))
     ended = asyncio.ensure_future(_ended())

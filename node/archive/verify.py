@@ -5,7 +5,6 @@ The result names the first step that does not hold, and the signer of the wrong 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from node.archive.seeded import confirmed_by_seed
 from protos.changes import values_of, words
 from protos.errors import OperatorError, Refusal
 from protos.identity import peer_id
+from protos.json_line import as_line
 from protos.start import RUN_DIGITS_SHOWN
 
 CHANGES_SHOWN_MAX = 64
@@ -63,7 +63,7 @@ class Verification:
     """How many steps come after that one: the log's votes lead to their states, and no entry names a digest of them."""
 
     def json(self) -> str:
-        return json.dumps(asdict(self))
+        return as_line(asdict(self))
 
 
 def verify(

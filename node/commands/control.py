@@ -5,7 +5,6 @@ They call the peer's control door on this machine. They load no torch and ask no
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from node.commands.options import Json
 from node.control import words
 from node.control.call import call
 from protos.amounts import amount
+from protos.json_line import as_line, print_json
 
 Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default: as for `swarmentum join`).")]
 OUTCOME_WORDS = {"accepted": "green", "paused": "yellow", "skipped": "red", "refused": "red", "late": "yellow"}
@@ -28,7 +28,7 @@ def me(
     """Show what a peer on this machine does: its step, its share, and what became of its votes in each of the last steps."""
     told = call(_home(home), "me", steps=steps)
     if as_json:
-        print(json.dumps(told))
+        print_json(told)
     else:
         _show(told)
 
@@ -41,7 +41,7 @@ def pause(home: Home = None, as_json: Json = False) -> None:
 def resume(home: Home = None, as_json: Json = False) -> None:
     """Let a paused peer train again."""
     told = call(_home(home), "resume")
-    print(json.dumps(told) if as_json else words.resumed(told))
+    print(as_line(told) if as_json else words.resumed(told))
 
 
 def finish(home: Home = None, as_json: Json = False) -> None:
@@ -67,7 +67,7 @@ def set_(
     folder = _home(home)
     told = call(folder, "set", **({} if key is None else {"key": key}), **({} if value is None else {"value": value}))
     if as_json:
-        print(json.dumps(told))
+        print_json(told)
     elif value is None:
         _show_settings(told["settings"])
     else:
@@ -85,7 +85,7 @@ def _home(given: Path | None) -> Path:
 
 def _do(command: str, home: Path | None, words: str, *, as_json: bool) -> None:
     told = call(_home(home), command)
-    print(json.dumps(told) if as_json else words.format(**told))
+    print(as_line(told) if as_json else words.format(**told))
 
 
 def _show_settings(rows: list[dict[str, Any]]) -> None:

@@ -5,7 +5,6 @@ Both train nothing.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from node.imports import many_imports
 from protos.console import configure_logging
 from protos.errors import OperatorError
 from protos.invite import Invite
+from protos.json_line import as_line, print_json
 from protos.signals import EXIT_INTERRUPTED, leave, leaving_at_once
 from protos.start import RUN_DIGITS_SHOWN
 
@@ -58,7 +58,7 @@ def push(
     need_node_extra()
     configure_logging(as_json=as_json)
     url = _pushed(folder, repo_id, public=public)
-    print(json.dumps({"hub": url}) if as_json else f"{repo_id}: {url}")
+    print(as_line({"hub": url}) if as_json else f"{repo_id}: {url}")
 
 
 @leaving_at_once()
@@ -175,7 +175,7 @@ def _export(to: _Target, settings: PeerSettings) -> int:
         print(f"{summary.checkpoint}: step {summary.step}, state digest {summary.digest[:16]}", flush=True)
     url = None if to.repo_id is None else _pushed(folder, to.repo_id, public=to.public)
     if to.as_json:
-        print(json.dumps({**asdict(summary), "hub": url}), flush=True)
+        print_json({**asdict(summary), "hub": url})
     elif url is not None:
         print(f"{to.repo_id}: {url}", flush=True)
     return outcome.exit_code
@@ -190,7 +190,7 @@ def _exported(to: _Target, uploads: Uploads | None, path: Path, step: int) -> No
 
 def _told(to: _Target, event: str, path: Path, step: int, url: str | None = None) -> None:
     if to.as_json:
-        print(json.dumps({"event": event, "step": step, "folder": str(path), "hub": url}), flush=True)
+        print_json({"event": event, "step": step, "folder": str(path), "hub": url})
     else:
         print(f"{event}: {path}{'' if url is None else f', {url}'}", flush=True)
 

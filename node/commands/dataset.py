@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from node.commands.options import EXIT_CODES, AllowLeftOut, Json, need_node_extra
 from protos.errors import StoppedError
+from protos.json_line import print_json
 
 app = typer.Typer(help="Prepare training text.", no_args_is_help=True)
 Column = Annotated[str, typer.Option(help="The column of text in .jsonl, .csv, .parquet and datasets.")]
@@ -67,7 +67,7 @@ def build(
         print(line, file=sys.stderr)
     if as_json:
         made = {"folder": str(built.folder), "sha256": built.sha256, "documents": built.documents}
-        print(json.dumps({**made, "tokens": built.tokens, "shards": built.shards, **built.reading.values()}))
+        print_json({**made, "tokens": built.tokens, "shards": built.shards, **built.reading.values()})
         return
     print(f"{built.folder}: {built.tokens:,} tokens of {built.documents:,} documents in {built.shards:,} shards.")
     print("Put the folder on a web server, and write this into run.toml:")
@@ -92,7 +92,7 @@ def survey(
 
     found = look_at(Source(source, column, subset, split))
     if as_json:
-        print(json.dumps({**found.values(), "lines": found.lines()}))
+        print_json({**found.values(), "lines": found.lines()})
         return
     for line in found.lines():
         print(line)
@@ -110,7 +110,7 @@ def tokenizer(
     found = load_tokenizer(name)
     sha256, ends = sha256_of_tokenizer(found), found.end
     if as_json:
-        print(json.dumps({"tokenizer": name, "sha256": sha256, "vocabulary": found.vocabulary, "end": ends}))
+        print_json({"tokenizer": name, "sha256": sha256, "vocabulary": found.vocabulary, "end": ends})
         return
     end = "none: a newline ends a text" if ends is None else str(ends)
     print(f"{found.vocabulary:,} tokens; id that ends a text: {end}. For run.toml:")

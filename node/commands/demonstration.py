@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from node.commands.status import as_values, fetch
 from protos.cores import usable_cores
 from protos.errors import NetworkError, OperatorError, StoppedError, SwarmentumError
 from protos.invite import Invite
+from protos.json_line import print_json
 from protos.run_config import RunConfig
 from protos.signals import asked_to_stop
 from protos.toml_file import describe
@@ -283,7 +285,7 @@ def _report(
     all_steps: list[list[dict[str, Any]]],
     seconds: float,
 ) -> int:
-    points = [(line["step"], line["loss"]) for line in all_steps[0]]
+    points = [(line["step"], math.nan if line["loss"] is None else line["loss"]) for line in all_steps[0]]
     card = json.loads((options.output / "model" / "swarmentum.json").read_text())
     different = first_difference(all_steps)
     digests = {summary["digest"] for summary in summaries}
@@ -309,7 +311,7 @@ def _report(
     if last >= first:
         console.print("[bold red]FAILED: the loss did not fall.[/]")
     if options.as_json:
-        print(json.dumps(result), flush=True)
+        print_json(result)
     return 0 if equal and last < first else 1
 
 

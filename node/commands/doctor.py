@@ -7,7 +7,6 @@ which it makes as `join` would.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -29,6 +28,7 @@ from node.donor.machine import Machine
 from node.donor.month import Month
 from protos.identity import Identity
 from protos.invite import Invite
+from protos.json_line import print_json
 from protos.text import printable
 
 MACHINE_SECONDS_MAX = 30.0
@@ -197,7 +197,7 @@ def doctor(settings: PeerSettings, link: str | None, *, as_json: bool) -> int:
     invite = None if link is None else Invite.parse(link)
     if as_json:
         found, run = examine(settings, invite)
-        print(json.dumps(as_values(found, run)), flush=True)
+        print_json(as_values(found, run))
     else:
         with Screen() as screen:
             found, _ = examine(settings, invite, screen.tell, screen.say)

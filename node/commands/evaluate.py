@@ -22,6 +22,7 @@ from node.commands.card import MARK
 from node.commands.options import Json, need_node_extra
 from protos.disk import write_bytes
 from protos.errors import OperatorError, SwarmentumError
+from protos.json_line import print_json
 from protos.safe_path import python_command, safe_environment
 
 RESULTS: Final = "evaluation.json"
@@ -64,7 +65,7 @@ def evaluate(
     )
     write_bytes(folder / RESULTS, (json.dumps(results, indent=2) + "\n").encode())
     if as_json:
-        print(json.dumps(results))
+        print_json(results)
         return
     table = Table("task", "metric", "value")
     for task, found in results["tasks"].items():

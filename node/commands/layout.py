@@ -7,7 +7,6 @@ refuses, and those whose modules alone fill the machine: the operator's page ask
 
 from __future__ import annotations
 
-import json
 import resource
 import signal
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from node.model.spec import ModelSpec, parameter_count
 from node.training.methods import form_of
 from protos import toml_file
 from protos.errors import OperatorError, SwarmentumError
+from protos.json_line import print_json
 from protos.limits import SNAPSHOT_PIECE_BYTES, SNAPSHOT_PIECES_MAX
 from protos.run_config import RunConfig
 
@@ -147,10 +147,10 @@ def print_layout(file: Path, *, allow_code: bool, as_json: bool) -> None:
     except TookTooLongError as error:
         if not as_json:
             raise
-        print(json.dumps({"unknown": str(error)}))
+        print_json({"unknown": str(error)})
         return
     if as_json:
-        print(json.dumps(asdict(facts)))
+        print_json(asdict(facts))
         return
     for line in (*facts.notes, *([f"not run: {facts.untried}"] if facts.untried else [])):
         print(line)

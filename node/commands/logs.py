@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.progress import Progress
 from node.archive.log_file import export_log
 from node.commands.person import link_from
 from protos.invite import Invite
+from protos.json_line import print_json
 
 
 def export(link: str, file: Path, *, as_json: bool) -> None:
@@ -21,7 +21,7 @@ def export(link: str, file: Path, *, as_json: bool) -> None:
         steps = export_log(invite, file, lambda step, of: progress.update(task, completed=step, total=of))
     if as_json:
         values = {"event": "exported", "file": str(file), "steps": steps, "bytes": file.stat().st_size}
-        print(json.dumps({**values, "run": invite.run_id.hex()}))
+        print_json({**values, "run": invite.run_id.hex()})
         return
     print(
         f"The log of run {invite.run_id.hex()[:16]}, steps 1 to {steps}, is in {file}. `swarmentum ledger {file}` checks it."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from node.commands.options import EXIT_CODES, Home, Json
+from protos.json_line import print_json
 
 app = typer.Typer(help="Prove that several machines are yours: a key signs for each of them.", no_args_is_help=True)
 KeyFile = Annotated[
@@ -29,7 +29,7 @@ def new(
     path = file or KEY_FILE.expanduser()
     owner = new_key(path, name)
     if as_json:
-        print(json.dumps({"file": str(path), "name": owner.name, "key": peer_id(owner.public_key)}))
+        print_json({"file": str(path), "name": owner.name, "key": peer_id(owner.public_key)})
         return
     print(f"The key of {owner.name} is in {path}: {peer_id(owner.public_key)}")
     print("`swarmentum owner add` signs for the peer of this machine; keep a copy of the file in a safe place.")
@@ -64,7 +64,7 @@ def add(
     path = out or folder / SIGNED_FILE
     keep(path, owner)
     if as_json:
-        print(json.dumps({"file": str(path), "name": owner.name, "peer": peer_id(public_key)}))
+        print_json({"file": str(path), "name": owner.name, "peer": peer_id(public_key)})
         return
     print(f"{owner.name} signed for the peer {peer_id(public_key)}: {path}")
     if peer is not None:

@@ -6,7 +6,6 @@ Peers find each other through its DHT, and reach peers behind routers through it
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from protos.console import lock_home
 from protos.identity import Identity
+from protos.json_line import print_json
 from protos.signals import heeded, let_go, terminals_of_this_process
 
 
@@ -79,7 +79,7 @@ async def _serve(home: Path, overlay: OverlaySettings, as_json: bool) -> None:
 
 def _announce(ready: RelayReady, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"event": "serving", "peer_id": ready.peer_id, "addresses": ready.addresses}), flush=True)
+        print_json({"event": "serving", "peer_id": ready.peer_id, "addresses": ready.addresses})
         return
     print("Relay serves. Peers start from any of these (run.toml: [overlay] bootstrap; swarmentum join --bootstrap):")
     for address in ready.addresses:

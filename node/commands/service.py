@@ -5,7 +5,6 @@ The invite goes into a file that only its owner can read. Refuses options that `
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -17,6 +16,7 @@ import typer
 from node.commands.options import EXIT_CODES, Json
 from protos.disk import replace_bytes, writing
 from protos.errors import OperatorError
+from protos.json_line import as_line, print_json
 from protos.safe_path import python_command
 
 PRIVATE = 0o600
@@ -58,10 +58,8 @@ def install(
     service = Service(run_id, told.run_name, command, home, Path.cwd(), {"PYTHONUNBUFFERED": "1", **environment})
     where, warnings = here.install(service, start=start)
     if as_json:
-        print(
-            json.dumps(
-                {"run": run_id, "file": str(where), "invite_file": str(file), "started": start, "warnings": warnings}
-            )
+        print_json(
+            {"run": run_id, "file": str(where), "invite_file": str(file), "started": start, "warnings": warnings}
         )
         return
     print(f"{where}: written." + ("" if start else " Nothing is started, as --no-start says."))
@@ -80,7 +78,7 @@ def status(as_json: Json = False) -> None:
 
     found = manager().installed()
     if as_json:
-        print(json.dumps([{**asdict(it), "file": str(it.file)} for it in found]))
+        print_json([{**asdict(it), "file": str(it.file)} for it in found])
         return
     if not found:
         print("No peer is a service here. `swarmentum service install INVITE` makes one.")
@@ -110,7 +108,7 @@ def uninstall(
         )
     file = here.remove(found[0])
     _link_file(found[0]).unlink(missing_ok=True)
-    print(json.dumps({"run": found[0], "removed": str(file)}) if as_json else f"{file}: removed.")
+    print(as_line({"run": found[0], "removed": str(file)}) if as_json else f"{file}: removed.")
 
 
 def _link_file(run_id: str) -> Path:

@@ -6,7 +6,6 @@ The text of the facts is a stranger's: it is shown printable, and never as marku
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +25,7 @@ from protos.evaluation import figures
 from protos.figures import loss_of
 from protos.identity import peer_id
 from protos.invite import Invite
+from protos.json_line import as_line
 from protos.limits import DEVICE_CHARACTERS_MAX, ENTRIES_PAGE_MAX
 from protos.log import open_entry
 from protos.owner import NOBODY, groups, owners_of
@@ -278,7 +278,7 @@ async def _lines(source: Watcher, *, as_json: bool) -> None:
             waits.reset()
             now = values["phase"], values["step"], len(values["peers"])
             if now != before:
-                print(json.dumps(values) if as_json else _line(values), flush=True)
+                print(as_line(values) if as_json else _line(values), flush=True)
             if values["phase"] == "finished":
                 return
             before = now

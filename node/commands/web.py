@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from node.commands.person import link_from
 from node.web.export import export_page
 from node.web.serve import Shown, serve
 from protos.invite import Invite
+from protos.json_line import print_json
 from protos.text import printable
 
 
@@ -22,7 +22,7 @@ def web(links: Sequence[str], listen: str, hosts: Sequence[str], *, as_json: boo
 
     def ready(url: str) -> None:
         if as_json:
-            print(json.dumps({"event": "serving", "url": url}), flush=True)
+            print_json({"event": "serving", "url": url})
             return
         names = ", ".join(printable(one.invite.run_name, 64) for one in shown)
         Console().print(f"The page of {names}: {url}  Ctrl-C stops it.", markup=False, highlight=False, soft_wrap=True)
@@ -34,6 +34,6 @@ def export(link: str, folder: Path, *, as_json: bool) -> None:
     """Write the page of a run as files. Raises OperatorError, NetworkError."""
     steps = export_page(Invite.parse(link_from(link)).public("The page"), folder)
     if as_json:
-        print(json.dumps({"event": "exported", "folder": str(folder), "steps": steps}))
+        print_json({"event": "exported", "folder": str(folder), "steps": steps})
     else:
         print(f"The page of the run, with {steps} entries, is in {folder}. Put the folder on any host of files.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +11,7 @@ from node.operator_page.app import app_of
 from node.operator_page.pipe import Pipe
 from node.web.server import listening, server_of, url_of
 from protos.console import configure_logging, exit_with
+from protos.json_line import print_json
 from protos.signals import heeded
 
 CONNECTIONS_MAX = 64
@@ -40,7 +40,7 @@ async def serve(listen: str, hosts: tuple[str, ...]) -> None:
         loop.add_signal_handler(number, stop.set)
     server = server_of(app_of(pipe, hosts), CONNECTIONS_MAX)
     serving = asyncio.ensure_future(server.serve(sockets=[made]))
-    print(json.dumps({"event": "serving", "url": url_of(made)}), flush=True)
+    print_json({"event": "serving", "url": url_of(made)})
     waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(pipe.run()), serving]
     try:
         done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from node.training.spans import Spans
 from node.training.trackers import Tracking
 from protos.disk import writing
 from protos.errors import OperatorError
+from protos.json_line import as_line
 from protos.log import SignedEntry
 
 LINE_BYTES_MAX = 1 << 16
@@ -73,7 +73,7 @@ class Summary:
 
     def json(self) -> str:
         """One line."""
-        return json.dumps(asdict(self))
+        return as_line(asdict(self))
 
 
 class StepLog:
@@ -120,7 +120,7 @@ class StepLog:
         with writing(self._path):
             if self._file.tell() >= self._bytes_max:
                 self._rotate()
-            self._file.write(json.dumps(values) + "\n")
+            self._file.write(as_line(values) + "\n")
             self._file.flush()
 
     def _rotate(self) -> None:

@@ -15,7 +15,7 @@ import time
 from typing import Any, TypeAlias
 
 from node.watch.reader import Away, Denied, Facts, LogReader, Page
-from node.watch.screen import Scene, Screen, choose, number
+from node.watch.screen import Scene, Screen, choose
 from node.watch.supervisor import Gossiped, Overlay, OverlayStatus
 from node.watch.view import Event, Source, Watch
 from protos.errors import NetworkError, OperatorError, SwarmentumError
@@ -197,7 +197,7 @@ class _Follower:
                     "payload_bytes": row.payload_bytes,
                     "payload_bytes_accepted": row.payload_bytes_accepted,
                     "votes_accepted": row.votes_accepted,
-                    "loss": number(row.loss),
+                    "loss": row.loss,
                     "late": row.late,
                 }
                 for key, row in watch.peers.items()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +15,7 @@ from node.watch.supervisor import OverlayStatus
 from node.watch.view import AnnouncementSeen, EntrySeen, Event, Refused, Watch
 from protos.end import End
 from protos.identity import peer_id, short
+from protos.json_line import print_json
 from protos.text import printable
 
 ROWS_MAX = 24
@@ -55,11 +54,6 @@ def choose(scene: Scene, *, as_json: bool) -> Screen:
     return LiveScreen(scene, console) if console.is_terminal else PlainScreen(scene)
 
 
-def number(value: float) -> float | None:
-    """The value, or None if it is not finite: JSON has no NaN."""
-    return value if math.isfinite(value) else None
-
-
 def volume(size: float) -> str:
     """Bytes for people."""
     for unit in ("B", "kB", "MB"):
@@ -86,7 +80,7 @@ class JsonScreen:
         self._print(summary)
 
     def _print(self, fields: dict[str, Any]) -> None:
-        print(json.dumps(fields, allow_nan=False), flush=True)
+        print_json(fields)
 
 
 def _as_json(event: Event) -> dict[str, Any]:
@@ -99,7 +93,7 @@ def _as_json(event: Event) -> dict[str, Any]:
             "parent_hash": entry.parent_hash.hex(),
             "parent_state_digest": entry.parent_state_digest.hex(),
             "lr": entry.lr,
-            "loss": number(event.loss),
+            "loss": event.loss,
             "source": event.source.value,
             "announced": event.announced,
             "contributions": [
@@ -109,7 +103,7 @@ def _as_json(event: Event) -> dict[str, Any]:
                     "payload_bytes": c.payload_bytes,
                     "samples": c.samples,
                     "tokens": c.tokens,
-                    "loss": number(c.loss),
+                    "loss": c.loss,
                 }
                 for c in entry.contributions
             ],
@@ -123,7 +117,7 @@ def _as_json(event: Event) -> dict[str, Any]:
             "payload_bytes": event.payload_bytes,
             "samples": event.samples,
             "tokens": event.tokens,
-            "loss": number(event.loss),
+            "loss": event.loss,
             "compute_ms": event.compute_ms,
             "late": event.late,
         }

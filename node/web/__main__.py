@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from node.web.serve import serve
 from node.web.server import LISTEN
 from protos.console import configure_logging, exit_with
+from protos.json_line import print_json
 
 app = typer.Typer(add_completion=False)
 
@@ -27,7 +27,7 @@ def page(
     configure_logging(as_json=as_json)
 
     def ready(url: str) -> None:
-        print(json.dumps({"event": "serving", "url": url}), flush=True)
+        print_json({"event": "serving", "url": url})
 
     asyncio.run(serve((), listen, host or (), ready, from_stdin=True))
 
