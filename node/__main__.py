@@ -201,7 +201,7 @@ def relay(
     configure_logging(as_json=as_json, verbose=verbose)
     import asyncio
 
-    with many_imports():
+    with many_imports(said=not as_json):
         from node.commands.relay import serve
     from node.config import load_settings
 
@@ -279,7 +279,7 @@ def verify(
     """Replay an archived run and check every signature, hash and digest, and the exported weights, bit for bit."""
     need_node_extra()
     configure_logging(as_json=as_json)
-    with many_imports():
+    with many_imports(said=not as_json):
         from node.archive.verify import show, verify
     from protos.invite import run_named
 
@@ -300,7 +300,8 @@ def ledger(
 ) -> None:
     """Show each identity's contribution, as the run's signed log proves it: votes accepted, samples, tokens, uptime."""
     need_node_extra()
-    from node.archive.ledger import of, show
+    with many_imports(said=not as_json):
+        from node.archive.ledger import of, show
     from node.commands.person import link_from
 
     found = of(link_from(run))
@@ -331,7 +332,7 @@ def layout(
 ) -> None:
     """Show the parameter layout of a run.toml's model, and run a small copy; `swarmentum-coordinator run create` needs both."""
     need_node_extra()
-    with many_imports():
+    with many_imports(said=not as_json):
         from node.commands.layout import bound_memory, print_layout
 
     bound_memory()
@@ -356,7 +357,7 @@ def start_from(
 ) -> None:
     """Store a model as the state that a new run starts from; `swarmentum-coordinator run create --from` names it in the run."""
     need_node_extra()
-    with many_imports():
+    with many_imports(said=not as_json):
         from node.commands.start_from import start_from as started
         from node.config import load_settings
     from protos import toml_file

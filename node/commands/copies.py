@@ -142,7 +142,7 @@ def _export(to: _Target, settings: PeerSettings) -> int:
         from node.commands import hub
 
         hub.check(to.repo_id, run_id)  # before a peer joins, so that no work is lost on it
-    with many_imports():
+    with many_imports(said=not to.as_json):
         from node.app import join
     from node.commands import person
     from node.commands.consent import Request, must_ask

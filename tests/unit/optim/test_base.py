@@ -176,6 +176,9 @@ def test_int8_products_that_are_not_exact_or_do_not_exist_are_not_used(monkeypat
     asked = orthogonal._multiplies_int8.__wrapped__
     monkeypatch.setattr(orthogonal.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(orthogonal, "_is_faster_in_int8", lambda _one, _other: False)
+    assert not asked(CPU), "a processor without VNNI"
+    monkeypatch.setattr(orthogonal, "_is_faster_in_int8", lambda _one, _other: True)
     assert asked(CPU)
     for wrong in (saturates, rounds, only_turned, fails):
         monkeypatch.setattr(torch, "_int_mm", wrong)
