@@ -149,15 +149,18 @@ kwargs = {{ name = "{name}", kind = "{kind}" }}
     ("name", "kind", "says"),
     [
         ("LookingAhead", "mean", "an earlier position sees a later token"),
-        ("Remembering", "tracking", "BatchNorm1d 'norm' changes its buffer"),
+        pytest.param("Remembering", "tracking", "BatchNorm1d 'norm' changes its buffer", marks=pytest.mark.nightly),
         ("Kept", "expanded", "its export cannot be loaded again.*give each buffer memory of its own"),
-        ("Kept", "word", "its export fails.*'_extra_state' in its state is a str"),
-        ("Kept", "unsaved", "its export is another model"),
+        pytest.param(
+            "Kept", "word", "its export fails.*'_extra_state' in its state is a str", marks=pytest.mark.nightly
+        ),
+        pytest.param("Kept", "unsaved", "its export is another model", marks=pytest.mark.nightly),
     ],
 )
 def test_a_run_whose_model_is_worthless_or_cannot_be_exported_is_refused(
     name: str, kind: str, says: str, tmp_path: Path
 ) -> None:
+    """Each starts a process with torch; tests/unit/model/test_dry_run.py has all kinds without one."""
     file = tmp_path / "run.toml"
     file.write_text(FAULTY.format(name=name, kind=kind))
     [line] = refusal(file, "--allow-code")
