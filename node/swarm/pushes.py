@@ -1,4 +1,5 @@
-"""A peer sends a small payload with its announcement to each peer that needs it: no gossip, and no round trip for a request.
+"""A peer sends its announcement to each peer that needs it, with the payload if that is small: no gossip, and no round trip for
+a request. The receiver pulls a larger payload.
 
 An author keeps one stream to each connected peer. In each step it sends its announcement and the payload on the stream, and
 the receiver answers with one byte. A peer that has answered needs no gossip, and neither does one whose log is at another
@@ -9,8 +10,8 @@ beyond PUSHED_BYTES_MAX, more than one each PUSH_MS, and more than PUSHERS_MAX s
 inbox refuses ends the stream before the receiver reads the payload. Members of the open step's roster come first: all other
 peers share STRANGERS_MAX places, and lose one after STRANGER_SECONDS_MAX of silence, or to a member.
 
-On the stream, per push: uint32 + announcement (a SignedEnvelope), uint32 + payload; then one byte back: TAKEN, or a code of
-REFUSED before the stream ends. The author keeps the reason for its owner, who asks why votes do not count.
+On the stream, per push: uint32 + announcement (a SignedEnvelope), uint32 + payload (no bytes: the receiver pulls it); then one
+byte back: TAKEN, or a code of REFUSED before the stream ends. The author keeps the reason for its owner, who asks why votes do not count.
 """
 
 from __future__ import annotations
@@ -140,13 +141,13 @@ class PushServer:
         if author not in self._view.roster:
             raise Refusal(Reason.UNKNOWN_SIGNER, "a push by a peer that is not in the open step's roster")
         with self._announcements.pushed(envelope, author) as announced:
-            if announced is not None and announced.payload_bytes != length:
+            if announced is not None and length and announced.payload_bytes != length:
                 text = f"pushed payload of {length} bytes, announced with {announced.payload_bytes}"
                 raise Refusal(Reason.OUT_OF_RANGE, text)
             data = await reader.readexactly(length)
             self._wire.received += 8 + size + length
             await self._wire.down.take(8 + size + length, urgent=True)
-            if announced is None:
+            if announced is None or not length:
                 return
             if hashlib.sha256(data).digest() != announced.payload_sha256:
                 raise Refusal(Reason.HASH_MISMATCH, "a pushed payload has other bytes than its announcement names")
@@ -193,14 +194,15 @@ class Pusher:
                 task.cancel()
             self._last, self._has, self._elsewhere, self._pushing = envelope, set(), set(), {}
             self._doors.clear()
-        if payload is None or len(payload) > PUSHED_BYTES_MAX:
+        if payload is None:
             await self._topic.say(envelope)
             return
+        with_it = payload if len(payload) <= PUSHED_BYTES_MAX else b""
         here = await self._topic.neighbours()
         if envelope != self._last:
             return  # a later announcement came meanwhile, and must not count as pushed with this one
         for key in sorted(here - self._has - self._pushing.keys()):
-            self._pushing[key] = asyncio.get_running_loop().create_task(self._push(key, envelope, payload))
+            self._pushing[key] = asyncio.get_running_loop().create_task(self._push(key, envelope, with_it))
         if self._pushing:
             await asyncio.wait(self._pushing.values(), timeout=PUSH_PATIENCE_SECONDS)
         if envelope != self._last:
@@ -254,9 +256,8 @@ class Pusher:
                     self._wire.sent += 8 + len(envelope) + len(payload)
                     self._wire.blob_sent += len(payload)
                     self._wire.received += len(TAKEN)
-                    if (
-                        done and not fresh
-                    ):  # the first answer on a stream may wait for the receiver to learn of the stream
+                    # the first answer on a stream may wait for the receiver to learn of the stream
+                    if done and payload and not fresh:
                         self._arrivals.add(hashlib.sha256(payload).digest(), round(1000 * (time.monotonic() - began)))
                     return done
             except _FAILURES as error:

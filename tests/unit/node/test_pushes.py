@@ -64,6 +64,7 @@ class Receiver:
     payloads: Payloads
     outbox: Outbox
     server: PushServer
+    fetch: mock.AsyncMock
     refused: list[str] = field(default_factory=list)
 
     async def push(self, remote: Identity, *parts: bytes) -> bytes:
@@ -89,7 +90,7 @@ async def receiving(folder: Path) -> AsyncIterator[Receiver]:
     pulls = Pulls(fetcher, payloads, view, mock.Mock(newest=None), runtime, 1.0)
     announcements = Announcements(BOB.public_key, Inbox(RUN), pulls, AnyDoor(), outbox, view, runtime)
     announcements.open_step(view.tick)
-    found = Receiver(payloads, outbox, cast(PushServer, None))
+    found = Receiver(payloads, outbox, cast(PushServer, None), fetcher.fetch)
     found.server = PushServer(
         announcements, view, pulls.keep, WireBytes(), lambda refusal: found.refused.append(refusal.reason.value)
     )
@@ -111,6 +112,15 @@ async def test_what_its_author_pushes_is_held_without_a_pull(tmp_path: Path) -> 
         await held(bob)
         assert bob.outbox.holdings == {Held(ADA.public_key, sha256): 1}
         assert not bob.refused
+
+
+async def test_an_announcement_that_comes_alone_is_pulled(tmp_path: Path) -> None:
+    large = bytes(pushes.PUSHED_BYTES_MAX + 1)
+    async with receiving(tmp_path) as bob:
+        bob.fetch.side_effect = [large]
+        assert await bob.push(ADA, framed(announced(ADA, large), b"")) == TAKEN
+        await held(bob)
+        assert bob.outbox.holdings == {Held(ADA.public_key, hashlib.sha256(large).digest()): 1}
 
 
 async def test_a_second_push_is_answered_and_changes_nothing(tmp_path: Path) -> None:
@@ -195,10 +205,19 @@ async def test_who_cannot_be_pushed_to_hears_it_by_gossip() -> None:
     ada, sent = pusher(said, answers=False)
     await ada.publish(announced(ADA), VOTES)
     assert (sent, said) == ([], [announced(ADA)])
+
+
+async def test_a_large_payload_is_announced_alone_on_the_stream_and_not_gossiped() -> None:
+    """Gossip carries an announcement some nine times to each peer; all models above 8 M parameters have such payloads."""
+    said: list[bytes] = []
     large = bytes(pushes.PUSHED_BYTES_MAX + 1)
     ada, sent = pusher(said, answers=True)
     await ada.publish(announced(ADA, large), large)
-    assert (sent, said[1:]) == ([], [announced(ADA, large)])
+    assert (sent, said) == ([framed(announced(ADA, large), b"")], [])
+    await ada.publish(announced(ADA, large), large)
+    assert ada._arrivals.milliseconds(hashlib.sha256(large).digest()) is None, (
+        "no payload came: no time says its uplink"
+    )
 
 
 async def test_a_member_whose_log_is_at_another_step_hears_no_gossip() -> None:
