@@ -11,7 +11,8 @@ inbox refuses ends the stream before the receiver reads the payload. Members of 
 peers share STRANGERS_MAX places, and lose one after STRANGER_SECONDS_MAX of silence, or to a member.
 
 On the stream, per push: uint32 + announcement (a SignedEnvelope), uint32 + payload (no bytes: the receiver pulls it); then one
-byte back: TAKEN, or a code of REFUSED before the stream ends. The author keeps the reason for its owner, who asks why votes do not count.
+byte back: TAKEN, or a code of REFUSED before the stream ends. The author keeps the reason for its owner, who asks why votes do
+not count.
 """
 
 from __future__ import annotations
