@@ -19,13 +19,17 @@ TOP_K_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 640, 1024, 1536, 2048)
 TOP_K_FEW_BITS_MAX = 512
 """The largest k whose values may be signs or 2 bits; of more coefficients these say too little."""
 
-ONE_IN_SIZES = (2, 4, 8, 16, 32, 64, 128)
+ONE_IN_SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 GroupSize = Literal[8, 16, 32, 64, 128]
 
 TopK = Literal[4, 8, 16, 32, 64, 128, 256, 512, 640, 1024, 1536, 2048]
 
-OneIn = Literal[2, 4, 8, 16, 32, 64, 128]
+OneIn = Literal[2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+
+CAP_DEFAULT = 2
+
+CAP_MAX = 127
 
 DRAWN = ("random", "striding", "slicing", "full")
 """Selections whose places follow from the run and the step, and so have no bits in a payload (`node/optim/votes/places.py`)."""
@@ -63,6 +67,7 @@ PAPER_HAS_NOT: dict[str, tuple[Any, str]] = {
     "transform": ("dct", "the paper's transform is the DCT"),
     "magnitudes": (False, "the paper takes the sign at the end"),
     "overlap": (False, "the paper has no look-ahead"),
+    "cap": (CAP_DEFAULT, "the paper takes a mean, which has no cap"),
     "decay": ("all", "the paper decays all parameters"),
 }
 """Settings of `optimizer` that `paper` has not: the only value that is accepted, and the reason."""
@@ -194,6 +199,10 @@ class OptimizerConfig(Section):
     """For random, striding and slicing: one coefficient in so many has a vote in a step, unless a peer sets its own. A vote is
     its value alone, one bit for a sign: 16 costs as many bytes as group_size 128."""
 
+    cap: int = Field(default=CAP_DEFAULT, ge=2, le=CAP_MAX)
+    """How far the sum of the votes for a coefficient goes, either way: so many peers at most decide how far it moves in a
+    step. Only with values sign and base sign; sums of all others grow with the peers."""
+
     values: Literal["sign", "2bit", "8bit", "16bit"] = "sign"
     """The value of a vote, beside its place. `16bit` belongs to method paper, which has it unless it is set."""
 
@@ -268,6 +277,18 @@ class OptimizerConfig(Section):
                 "recipe",
                 "method",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _capped(self) -> OptimizerConfig:
+        for key, given, only in (("values", self.values, "sign"), ("base", self.base.name, "sign")):
+            if self.cap != CAP_DEFAULT and given != only:
+                raise Mistake(
+                    f'`cap = {self.cap}` does not work with `{key} = "{given}"`, whose sums grow with the peers: remove `cap`, '
+                    f'or set `{key} = "{only}"`',
+                    "cap",
+                    key,
+                )
         return self
 
     @model_validator(mode="after")

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from node.optim import nesterov, second_moment
-from node.optim.backends.base import Backend, Taking
+from node.optim.backends.base import Backend, Stepping, Taking
 from node.optim.backends.choose import choose, compiles, wanted
-from node.optim.backends.family import Family
 from node.optim.base import Base, BaseConfig, is_table
-from node.optim.exact import transforms
+from node.optim.exact import aggregate, transforms
+from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
 from node.optim.laid_out import LaidOut
 from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
@@ -76,6 +76,8 @@ class DeMoConfig:
     """With `random`, `striding` and `slicing`: a vote for one coefficient in so many; one of `places.SIZES`."""
     seed: bytes = b""
     """What the places of `places.SCHEMES` follow from, beside the step: a run's id, the same for all peers."""
+    cap: int = VOTE_SUM_MAX
+    """How far the sum of the votes for a coefficient goes, either way: 2 to 127. Only with values and base `sign`."""
     values: Literal["sign", "2bit", "8bit"] = "sign"
     """`sign`: a vote says its sign alone. `2bit` and `8bit`: it also says one of 2, or of 128, sizes."""
     transform: str | Transform = "dct"
@@ -115,6 +117,7 @@ class DeMoConfig:
             raise ValueError(f"magnitudes have no effect with base {self.base.name!r}: only sgd keeps sizes")
         if self.refused not in {"restore", "drop"}:
             raise ValueError(f"refused {self.refused!r} is neither restore nor drop")
+        aggregate.check_cap(self.cap, self.form, self.base)
 
     @property
     def size(self) -> int:
@@ -190,7 +193,7 @@ class DeMo(Voting):
         self._transform = config.made_transform()
         self._base = Base(config.base, self.layout, self._device)
         choice = wanted()
-        self._backend = choose(choice, self.layout, self._device, config.form, self._transform, self._base)
+        self._backend = choose(choice, self.layout, self._device, config.form, self._transform, self._base, config.cap)
         if self._device.type == "cpu":
             bits.compiled()  # now, and not in the middle of a round
         self._pending: tuple[int, Tensor] | None = None
@@ -257,7 +260,9 @@ class DeMo(Voting):
     def _at(self, step: int) -> Backend:
         """The backend for the votes of a step: places may follow from its number."""
         backend = self._backend
-        return backend.at(Draw(self.config.seed, step)) if isinstance(backend, Family) and self.form.drawn else backend
+        return (
+            backend.at(Draw(self.config.seed, step)) if isinstance(backend, Stepping) and self.form.drawn else backend
+        )
 
     @property
     def open_votes(self) -> Votes | None:
@@ -311,9 +316,10 @@ class DeMo(Voting):
         """Pending votes that have left the momentum return to it."""
         if self._taken is not None:
             assert self._pending is not None
-            assert isinstance(self._backend, Taking)
+            backend = self._at(self._proposed)
+            assert isinstance(backend, Taking)
             size, packed = self._pending
-            self._backend.put_back(self._momentum, packed, size, self._taken)
+            backend.put_back(self._momentum, packed, size, self._taken)
             self._taken = None
 
     @torch.no_grad()

@@ -67,7 +67,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     fp32 at each step, so any scheduler works; `beta` is the group's `momentum`, which OneCycleLR cycles. `process_group` None
     means all ranks (torch.distributed.group.WORLD), as everywhere in torch. `alone` trains a rank on its own votes.
 
-    `settings` are the other fields of `DeMoConfig` (`decay`, `selection`, `top_k`, `one_in`, `values`, `transform`,
+    `settings` are the other fields of `DeMoConfig` (`decay`, `selection`, `top_k`, `one_in`, `cap`, `values`, `transform`,
     `magnitudes`, `nesterov`, `base`), the same for all groups and ranks. The defaults are a run's; `beta2` None is 0.99, and 0
     with `magnitudes` or `nesterov`, which exclude it. `seed` is what random places follow from, the same for all ranks. Base
     `muon` and `decay="matrices"` have to know tables: give the module. With named parameters, names alone tell tables, and

@@ -34,6 +34,7 @@ def demo_config(optimizer: OptimizerConfig, size: int, run_id: bytes) -> DeMoCon
         **{**{key: getattr(optimizer, key) for key in SIZE_KEYS.values()}, **_size(optimizer.selection, size)},
         selection=optimizer.selection,
         seed=run_id,
+        cap=optimizer.cap,
         values=values,
         transform=optimizer.transform,
         magnitudes=optimizer.magnitudes,

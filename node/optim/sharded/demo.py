@@ -273,9 +273,9 @@ class ShardedDeMo(Voting):
         lr = exact_float32(lr)
         self._laid_out.check_parameters()
         step = self.step + 1 if step is None else step
-        grows = aggregate.grows(self.form, self.config.base)
+        grows, cap = aggregate.grows(self.form, self.config.base), self.config.cap
         draw = Draw(self.config.seed, step)
-        total = aggregate.VoteSum(self.layout.chunks, self._device, self.form, grows=grows, draw=draw)
+        total = aggregate.VoteSum(self.layout.chunks, self._device, self.form, grows=grows, draw=draw, cap=cap)
         for size, payload in contributions:
             total.add(size, payload)
         self.step = step
@@ -363,7 +363,7 @@ class ShardedDeMo(Voting):
         for first in range(chunks.start, chunks.stop, self._tile_chunks):
             last = min(first + self._tile_chunks, chunks.stop)
             part = out[first - chunks.start : last - chunks.start]
-            if self.form.plain and self._transform.name == "dct":  # with base sign, as everywhere here
+            if aggregate.is_narrow(self.form, self._transform, self.config.cap):  # with base sign, as everywhere here
                 aggregate.direction(total.sums(first, last), out=part)
             else:
                 aggregate.update(total, first, last, self._transform, part)

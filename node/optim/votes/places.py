@@ -30,8 +30,8 @@ from node.optim.votes.groups import VotesError
 Scheme = Literal["random", "striding", "slicing", "full"]
 SCHEMES = get_args(Scheme)
 
-SIZES = (2, 4, 8, 16, 32, 64, 128)
-"""n that may be chosen: at 128 a chunk has 32 votes, so that its signs fill whole bytes."""
+SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""n that may be chosen: at 1,024 a chunk has 4 votes, and the signs of two chunks share a byte."""
 
 FULL_SIZES = (1,)
 _DOMAIN = b"swarmentum/v1/places\0"
@@ -65,16 +65,22 @@ def places(scheme: str, draw: Draw, size: int, first: int, last: int, device: to
 
     Raises `VotesError` for a size that is not offered.
     """
+    order, moved = pattern(scheme, draw, size, first, last, device)
+    return order ^ moved[:, None]
+
+
+def pattern(scheme: str, draw: Draw, size: int, first: int, last: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The same, as what a step has and what moves a chunk: int64 [votes] and [chunks], whose XOR is a place.
+
+    Sizes are powers of two, so to XOR an offset is to add it. Raises `VotesError` for a size that is not offered.
+    """
     count = votes_a_chunk(scheme, size)
-    chunk = torch.arange(first, last, device=device)[:, None]
-    if scheme == "full":
-        return torch.arange(count, device=device).expand(last - first, count)
     if scheme == "random":
-        return permutation(draw, device)[:count] ^ masks(draw, 1 << last.bit_length(), device)[first:last, None]
-    turn = (chunk + draw.step) % size
+        return permutation(draw, device)[:count], masks(draw, 1 << last.bit_length(), device)[first:last]
+    steps, turn = torch.arange(count, device=device), (torch.arange(first, last, device=device) + draw.step) % size
     if scheme == "striding":
-        return turn + size * torch.arange(count, device=device)
-    return count * _reversed(turn, size) + torch.arange(count, device=device)
+        return size * steps, turn
+    return steps, count * _reversed(turn, size)
 
 
 @functools.lru_cache(maxsize=4)
