@@ -331,6 +331,11 @@ class OptimizerConfig(Section):
         return getattr(self, SIZE_KEYS[self.selection]) if self.selection in SIZE_KEYS else 1
 
     @property
+    def shared(self) -> bool:
+        """Whether all peers vote for the same coefficients in a step."""
+        return self.selection in DRAWN
+
+    @property
     def drawn(self) -> bool:
         """Whether the places of votes follow from the run and the step."""
         return self.selection in DRAWN

@@ -54,7 +54,9 @@ def contributions(payloads: Sequence[Payload]) -> tuple[Contribution, ...]:
 
 
 def entry(at: Replica, *payloads: Payload, trials: Sequence[Payload] = ()) -> SignedEntry:
-    made = Entry(at.step + 1, at.head, contributions(payloads), lr_to_bits(LR), b"", (), 1, trials=contributions(trials))
+    made = Entry(
+        at.step + 1, at.head, contributions(payloads), lr_to_bits(LR), b"", (), 1, trials=contributions(trials)
+    )
     return seal_entry(COORDINATOR, RUN, made)
 
 
