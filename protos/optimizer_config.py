@@ -31,8 +31,11 @@ CAP_DEFAULT = 2
 
 CAP_MAX = 127
 
-DRAWN = ("random", "striding", "slicing", "full")
+SHARED = ("random", "striding", "slicing", "full")
 """Selections whose places follow from the run and the step, and so have no bits in a payload (`node/optim/votes/places.py`)."""
+
+DRAWN = (*SHARED, "independent")
+"""The same, and those whose places follow from the peer, too."""
 
 
 class Section(BaseModel):
@@ -183,10 +186,11 @@ class OptimizerConfig(Section):
     clip_norm: float = Field(default=1.0, gt=0)
     """Gradient norm a peer clips to before its momentum sees the gradient."""
 
-    selection: Literal["groups", "topk", "random", "striding", "slicing", "full"] = "groups"
+    selection: Literal["groups", "topk", "random", "striding", "slicing", "full", "independent"] = "groups"
     """`groups`: the largest coefficient of every group; `topk`: the largest of a chunk, wherever they are. The other four
     (arXiv 2502.06728) send no places, since the run and the step decide these: coefficients at random (`random`), at equal
-    distances (`striding`) or next to each other (`slicing`), one in `one_in`; or all of them (`full`)."""
+    distances (`striding`) or next to each other (`slicing`), one in `one_in`; or all of them (`full`). `independent` sends no
+    places either: they are at random, and each peer draws its own."""
 
     group_size: GroupSize = 128
     """For groups: the number of coefficients that a vote chooses from, unless a peer sets its own. 128 is a byte a vote; 16
@@ -196,8 +200,8 @@ class OptimizerConfig(Section):
     """For topk: components of a chunk of 4096, unless a peer sets its own. More than 512 need 8-bit values."""
 
     one_in: OneIn = 16
-    """For random, striding and slicing: one coefficient in so many has a vote in a step, unless a peer sets its own. A vote is
-    its value alone, one bit for a sign: 16 costs as many bytes as group_size 128."""
+    """For random, striding, slicing and independent: one coefficient in so many has a vote in a step, unless a peer sets its
+    own. A vote is its value alone, one bit for a sign: 16 costs as many bytes as group_size 128."""
 
     cap: int = Field(default=CAP_DEFAULT, ge=2, le=CAP_MAX)
     """How far the sum of the votes for a coefficient goes, either way: so many peers at most decide how far it moves in a
@@ -333,7 +337,7 @@ class OptimizerConfig(Section):
     @property
     def shared(self) -> bool:
         """Whether all peers vote for the same coefficients in a step."""
-        return self.selection in DRAWN
+        return self.selection in SHARED
 
     @property
     def drawn(self) -> bool:
@@ -341,7 +345,10 @@ class OptimizerConfig(Section):
         return self.selection in DRAWN
 
 
-SIZE_KEYS = {"groups": "group_size", "topk": "top_k", "random": "one_in", "striding": "one_in", "slicing": "one_in"}
+SIZE_KEYS = {
+    "groups": "group_size", "topk": "top_k",
+    "random": "one_in", "striding": "one_in", "slicing": "one_in", "independent": "one_in",
+}  # fmt: skip
 """The setting that says how large the votes of a selection are; `full` has none."""
 
 

@@ -61,9 +61,11 @@ class Checker:
             return checks.transformed(demo.layout, self._replica.whole_gradients(), own.transform)
 
         try:
-            draw = Draw(own.seed, event.signed.entry.step)
+            step, seed = event.signed.entry.step, own.seed
             votes = {
-                key: checks.seen_votes(own.form, update.votes, update.size, demo.layout.chunks, draw)
+                key: checks.seen_votes(
+                    own.form, update.votes, update.size, demo.layout.chunks, Draw(seed, step, (key,))
+                )
                 for key, update in event.by_author.items()
             }
             found = checks.verdicts(self._me, mine, self._trust, tick, event.signed, votes, gradient)

@@ -38,7 +38,8 @@ class VoteSum:
     ) -> None:
         """`grows`: sums may grow with the number of peers (`cap`), as for all methods but signs with base `sign`.
 
-        `draw` is the step's, for votes whose places follow from it. `cap` is the run's, for signs whose sums do not grow.
+        `draw` is the step's, for votes whose places follow from it; its authors are in the order of `add`.
+        `cap` is the run's, for signs whose sums do not grow.
         """
         self.chunks = chunks
         self._draw = draw
@@ -67,7 +68,8 @@ class VoteSum:
 
     def add(self, size: int, payload: bytes) -> None:
         """Count one peer's votes for all chunks. Raises `VotesError` if they do not fit, and then counts nothing."""
-        self._payloads.append(self.form.read(payload, size, self.chunks, self._draw).to(self._device))
+        draw = None if self._draw is None else self._draw.of(len(self))
+        self._payloads.append(self.form.read(payload, size, self.chunks, draw).to(self._device))
 
     def sums(self, first: int, last: int, out: Tensor | None = None) -> Tensor:
         """The capped sums for chunks `first` to `last - 1`: int32 [last - first, 64, 64] (`out` if given)."""

@@ -60,12 +60,12 @@ class Wide(Fused):
         found._draw = draw
         return found
 
-    def _pattern(self, size: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
-        """Of the step's places what all chunks have, and what moves a chunk: see `places.pattern`."""
+    def _pattern(self, size: int, number: int = 0) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
+        """Of the step's places what all chunks have, and what moves a chunk, for payload `number`: see `places.pattern`."""
         assert self._draw is not None, (
             f"selection {self._form.selection}: places follow from the step, and no step is given"
         )
-        found = places.pattern(self._form.selection, self._draw, size, 0, self._chunks, CPU)
+        found = places.pattern(self._form.selection, self._draw.of(number), size, 0, self._chunks, CPU)
         order, moved = (part.numpy().astype(np.int16) for part in found)
         return order, moved
 
@@ -100,24 +100,27 @@ class Wide(Fused):
     def _group_rows(self, packed: Sequence[Packed]) -> tuple[tuple[Any, ...], int]:
         """The ballots as the kernel takes them, and their votes for a chunk."""
         rows = np.array([row_of_group_votes(own) for own in packed], dtype=np.int64).reshape(-1, 4)
-        return (rows, _NO_PLACES, _NO_PLACES, False), sum(CHUNK_ELEMENTS // own.size for own in packed)
+        return (rows, _NO_PLACES, _NO_PLACES, True, False), sum(CHUNK_ELEMENTS // own.size for own in packed)
 
     def _drawn_rows(self, packed: Sequence[Packed]) -> tuple[tuple[Any, ...], int]:
         """The same, and the places of each size. The smallest size has the most, and those of all others."""
-        sizes = sorted({own.size for own in packed}) or [self._form.sizes[-1]]
-        room = self._form.votes_a_chunk(sizes[0])
-        orders = np.zeros((len(sizes), room), dtype=np.int16)
-        moved = np.empty((len(sizes), self._chunks), dtype=np.int16)
-        for number, size in enumerate(sizes):
-            order, own = self._pattern(size)
-            orders[number, : len(order)], moved[number] = _moved_bits(order), _moved_bits(own)
+        keys = [(own.size, number if self._form.independent else 0) for number, own in enumerate(packed)]
+        kinds = sorted({*keys}) or [(self._form.sizes[-1], 0)]
+        counts = [self._form.votes_a_chunk(size) for size, _ in kinds]
+        orders = np.zeros((len(kinds), counts[0]), dtype=np.int16)
+        moved = np.empty((len(kinds), self._chunks), dtype=np.int16)
+        for row, (size, number) in enumerate(kinds if packed else ()):
+            order, own = self._pattern(size, number)
+            orders[row, : len(order)], moved[row] = _moved_bits(order), _moved_bits(own)
         rows = [
-            (sizes.index(own.size), self._form.votes_a_chunk(own.size), *_where(own))
-            for own in sorted(packed, key=lambda own: own.size)
+            (kinds.index(key), self._form.votes_a_chunk(own.size), *_where(own))
+            for key, own in sorted(zip(keys, packed, strict=True), key=lambda pair: pair[0])
         ]
+        nested = not self._form.independent
         most = min(self._cap, len(packed)) * int(np.bincount(orders[0] >> 6).max())  # XOR moves whole columns
-        sure = most <= wide_kernels.COLUMN_MAX and room * self._cap <= wide_kernels.CHUNK_MAX
-        return (np.array(rows, dtype=np.int64).reshape(-1, 4), orders, moved, sure), room
+        sure = nested and most <= wide_kernels.COLUMN_MAX and counts[0] * self._cap <= wide_kernels.CHUNK_MAX
+        listed = np.array(rows, dtype=np.int64).reshape(-1, 4), orders, moved, nested, sure
+        return listed, counts[0] if nested else sum(counts)
 
     def _compile(self) -> None:
         super()._compile()
@@ -130,7 +133,7 @@ class Wide(Fused):
             wide_kernels.put_drawn(*own, nothing, row, row, nothing)
         numbers = self._cap, one, one
         wide_kernels.apply_wide(
-            *own, self._plan, tensors, listed, _NO_PLACES, _NO_PLACES, False, *numbers, *self._wide, 0
+            *own, self._plan, tensors, listed, _NO_PLACES, _NO_PLACES, True, False, *numbers, *self._wide, 0
         )
 
 

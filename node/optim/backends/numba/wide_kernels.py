@@ -90,12 +90,12 @@ def _add_ballot(chunk, signs, silent, totals):
 
 
 @njit(nogil=True)
-def _sum_drawn(chunk, ballots, orders, moved, totals, places, sums):
+def _sum_drawn(chunk, ballots, orders, moved, nested, totals, places, sums):
     """The votes of all ballots for a chunk into int16 `sums` [4096], and every place that has one into int16 `places`.
 
     `ballots` int64 [n, 4], those with most votes first: which of the sizes, votes a chunk, and the addresses of `_add_ballot`.
-    `orders` int16 [sizes, votes] and `moved` int16 [sizes, chunks]. Places of few votes are among those of many. With one size
-    the sums stay in int16 `totals`, by vote.
+    `orders` int16 [sizes, votes] and `moved` int16 [sizes, chunks]. `nested`: places of few votes are among those of many; else
+    sizes have places of their own. With one size the sums stay in int16 `totals`, by vote.
     """
     single = orders.shape[0] == 1
     ballot, found = 0, 0
@@ -106,10 +106,10 @@ def _sum_drawn(chunk, ballots, orders, moved, totals, places, sums):
         while ballot < ballots.shape[0] and ballots[ballot, 0] == size:
             _add_ballot(chunk, ballots[ballot, 2], ballots[ballot, 3], own)
             ballot += 1
-        if size == 0:
-            found = count
+        if size == 0 or not nested:
             for vote in range(count):
-                places[vote] = orders[0, vote] ^ moved[0, chunk]
+                places[found + vote] = orders[size, vote] ^ moved[size, chunk]
+            found += count
         if not single:
             for vote in range(count):
                 sums[np.int64(orders[size, vote] ^ moved[size, chunk])] += own[vote]
@@ -191,7 +191,7 @@ def _turn_widely(places, said, found, basis, half, signs):
 
 @kernel
 def apply_wide(
-    first, last, scratch, plan, tensors, ballots, orders, moved, sure, cap, factor, lr, rows, second, basis, room
+    first, last, scratch, plan, tensors, ballots, orders, moved, nested, sure, cap, factor, lr, rows, second, basis, room
 ):  # fmt: skip
     """`p = p * factor - lr * direction` for the parameters. `orders` is empty for group votes.
 
@@ -208,7 +208,7 @@ def apply_wide(
     half, signs = np.empty((_SIDE, _SIDE), dtype=np.float64), np.empty((_SIDE, _SIDE), dtype=np.int32)
     for chunk in range(first, last):
         if orders.shape[0]:
-            found = _sum_drawn(chunk, ballots, orders, moved, totals, places, sums)
+            found = _sum_drawn(chunk, ballots, orders, moved, nested, totals, places, sums)
         else:
             found = _sum_groups(chunk, ballots, codes, places, said, sums)
         narrow = _capped(places, found, cap, sums, said, load, single, sure)
