@@ -32,6 +32,7 @@ from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
 from node.optim.local import LocalConfig, LocalSteps
+from node.optim.parameter_groups import author_of
 from node.optim.votes import bits
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format
@@ -104,7 +105,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", type=int, default=10)
     parser.add_argument("--bad", type=int, default=3, help="of the peers, in `losses` (default 3)")
     parser.add_argument("--group-size", type=int, default=16, help="group size, or one in so many at random places")
-    parser.add_argument("--selection", choices=("groups", "random"), default="groups")
+    parser.add_argument("--selection", choices=("groups", "random", "independent"), default="groups")
     parser.add_argument("--cap", type=int, default=2, help="of the sums (default 2)")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument(
@@ -182,7 +183,7 @@ class Crowd:
         if o.local_steps > 1:
             sized: dict[str, Any] = {"values": "8bit", "magnitudes": True, "base": BaseConfig("sgd")}
             config = DeMoConfig(group_size=o.group_size, beta=BETA, clip_norm=None, **sized)
-        self.peers = [DeMo(self.model, config) for _ in self.kinds]
+        self.peers = [DeMo(self.model, replace(config, author=author_of(n))) for n in range(len(self.kinds))]
         local = LocalConfig(o.local_steps, o.local_lr)
         self.local = [LocalSteps(list(self.model.parameters()), local) for _ in self.kinds if o.local_steps > 1]
         self.random = np.random.default_rng(self.seed)
@@ -194,20 +195,19 @@ class Crowd:
         self.step = 0
         self.layout = self.peers[0].layout
 
-    @property
-    def draw(self) -> Draw:
-        """What the places of the step's votes follow from."""
-        return Draw(self.peers[0].config.seed, self.step)
+    def draw(self, n: int) -> Draw:
+        """What the places of peer n's votes of the step follow from."""
+        return Draw(self.peers[0].config.seed, self.step, (author_of(n),))
 
-    def seen(self, payload: bytes) -> Seen:
-        """The votes of a payload of the present step."""
+    def seen(self, n: int, payload: bytes) -> Seen:
+        """The votes of peer n's payload of the present step."""
         form, chunks = self.peers[0].config.form, self.layout.chunks
-        return seen_votes(form, payload, self.options.group_size, chunks, self.draw)
+        return seen_votes(form, payload, self.options.group_size, chunks, self.draw(n))
 
-    def encoded(self, momentum: Tensor) -> bytes:
-        """A payload of the present step."""
+    def encoded(self, n: int, momentum: Tensor) -> bytes:
+        """A payload of peer n, of the present step."""
         form, size = self.peers[0].config.form, self.options.group_size
-        return form.encode([form.choose(momentum, size, None, self.draw)], size)
+        return form.encode([form.choose(momentum, size, None, self.draw(n))], size)
 
     def gradient(self, ranges: Sequence[Range]) -> None:
         self.model.zero_grad()
@@ -242,9 +242,7 @@ class Crowd:
         honest = [payload for payload, kind in zip(payloads, self.kinds, strict=True) if kind == "honest" and payload]
         if any(kind in READERS for kind in self.kinds):
             payloads = self.read_rules(payloads, ranges)
-        return [
-            payload and self.forged(kind, payload, honest) for kind, payload in zip(self.kinds, payloads, strict=True)
-        ]
+        return [payload and self.forged(n, payload, honest) for n, payload in enumerate(payloads)]
 
     def read_rules(self, payloads: Sequence[bytes], ranges: Sequence[Sequence[Range]]) -> list[bytes]:
         """The payloads with those of attackers that read the rules in place of their honest ones."""
@@ -258,16 +256,17 @@ class Crowd:
                 continue
             others = [gradient for m, gradient in enumerate(grads) if m != n and gradient is not None]
             known = Known(self.step, own, others, past, *self.usual, self.scores[n], g)
-            made_votes = forged(kind, self.seen(payloads[n]), known)
+            made_votes = forged(kind, self.seen(n, payloads[n]), known)
             meant = torch.zeros(self.layout.chunks, CHUNK_ELEMENTS)
             meant.scatter_(1, made_votes.where, made_votes.values.sign())
-            made[n] = self.encoded(meant.view(-1, CHUNK_SIDE, CHUNK_SIDE))
+            made[n] = self.encoded(n, meant.view(-1, CHUNK_SIDE, CHUNK_SIDE))
         return made
 
-    def forged(self, kind: str, own: bytes, honest: Sequence[bytes]) -> bytes:
+    def forged(self, n: int, own: bytes, honest: Sequence[bytes]) -> bytes:
+        kind = self.kinds[n]
         if kind in {"honest", "idle", *READERS}:
             return own
-        made = self._made(kind, own, honest)
+        made = self.echo(n) if kind in IDLE and self.past is not None else self._made(kind, own, honest)
         return settled(self.peers[0].config.form, made, self.layout.chunks, self.options.group_size)
 
     def _made(self, kind: str, own: bytes, honest: Sequence[bytes]) -> bytes:
@@ -288,14 +287,12 @@ class Crowd:
                 return honest[0]
             case "changed":
                 return honest[0][:front] + partly(honest[0][front:], chunks, CHANGED, self.random)
-            case _ if kind in IDLE:
-                return own if self.past is None else self.echo()
         return own
 
-    def echo(self) -> bytes:
+    def echo(self, n: int) -> bytes:
         """No work: votes for what the log has moved lately."""
         assert self.past is not None
-        return self.encoded(self.past)
+        return self.encoded(n, self.past)
 
     def commit(self, payloads: Sequence[bytes], counted: Sequence[bool], lr: float) -> None:
         idle = any(kind in (*IDLE, *READERS) for kind in self.kinds)
@@ -303,8 +300,9 @@ class Crowd:
         for peer, accepted in zip(self.peers, counted, strict=True):
             if peer.pending:
                 peer.settle(accepted)
-        taken = [(self.options.group_size, p) for p, accepted in zip(payloads, counted, strict=True) if accepted]
-        self.peers[0].apply(taken, lr, self.step)
+        authors = [n for n, accepted in enumerate(counted) if accepted]
+        taken = [(self.options.group_size, payloads[n]) for n in authors]
+        self.peers[0].apply(taken, lr, self.step, list(map(author_of, authors)))
         if before:
             moved = [b - p.detach() for b, p in zip(before, self.model.parameters(), strict=True)]
             here = transformed(self.layout, moved)
@@ -386,7 +384,7 @@ def lineup(options: argparse.Namespace, tokens: object, seed: int) -> list[dict[
 def observations(
     crowd: Crowd, payloads: Sequence[bytes], ranges: Sequence[Sequence[Range]], seed: int, step: int
 ) -> list[dict[str, object]]:
-    seen: list[Seen] = [crowd.seen(payload) for payload in payloads]
+    seen: list[Seen] = [crowd.seen(n, payload) for n, payload in enumerate(payloads)]
     found: list[dict[str, object]] = []
     whole = [crowd.seen_gradient(part) for part in ranges]
     # what a checker can afford
@@ -562,8 +560,8 @@ class Trial:
         due = {key: checking.due(key, self.trust, tick, signed) for key in self.keys}
         crowd = self.crowd
         seen = {
-            key: crowd.seen(payload)
-            for key, payload in zip(self.keys, payloads, strict=True)
+            key: crowd.seen(n, payload)
+            for n, (key, payload) in enumerate(zip(self.keys, payloads, strict=True))
             if payload and any(due.values())
         }
         gradient = functools.cache(crowd.seen_gradient)

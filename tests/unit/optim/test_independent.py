@@ -110,7 +110,7 @@ def test_votes_without_their_authors_are_refused_before_anything_moves(authors: 
     made = peers()
     entry = trained(made, 1)
     before = state_digest(made[0].replicated)
-    with pytest.raises(ValueError, match="5 payloads of . different authors; give the author of each"):
+    with pytest.raises(ValueError, match=r"5 payloads of \d different authors; give the author of each"):
         made[0].apply(entry, LR, 2, authors)
     assert state_digest(made[0].replicated) == before
 

@@ -323,8 +323,9 @@ def test_sizes_have_the_names_that_a_run_has() -> None:
     assert SIZES == optimizer_config.ONE_IN_SIZES
     assert topk.SIZES + topk.LARGE_SIZES == optimizer_config.TOP_K_SIZES
     assert topk.SIZES[-1] == optimizer_config.TOP_K_FEW_BITS_MAX
-    assert SCHEMES == optimizer_config.DRAWN
-    for scheme in SCHEMES:
+    assert SCHEMES == optimizer_config.SHARED
+    assert places.DRAWN == optimizer_config.DRAWN
+    for scheme in places.DRAWN:
         config = DeMoConfig(selection=scheme)  # type: ignore[arg-type]
         assert config.with_size(config.form.sizes[-1]).size == config.form.sizes[-1]
         with pytest.raises(VotesError):
