@@ -302,13 +302,15 @@ class _Peer:
         effort = Effort(settings.activation_checkpointing, settings.compile)
         if self.lead is None:
             model = build(spec, config.seed, vocabulary=vocabulary, context=context).to(device)
-            return Replica(self.invite.run_id, effort.prepare(model), optimizer, size)
+            own_key = self.identity.public_key
+            return Replica(self.invite.run_id, effort.prepare(model), optimizer, size, author=own_key)
         if optimizer.method == "paper":
             raise OperatorError(
                 f"this peer has {self.lead.ranks} devices, and the run's optimizer.method is paper, which works on one device: "
                 "join without torchrun"
             )
-        own, local = demo_config(optimizer, size, self.invite.run_id), local_config(optimizer)
+        own = demo_config(optimizer, size, self.invite.run_id, self.identity.public_key)
+        local = local_config(optimizer)
         order = Order(spec, config.seed, vocabulary, context, own, local, settings.precision, effort)
         return RanksReplica(self.invite.run_id, self.lead, order, optimizer, size)
 

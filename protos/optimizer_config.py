@@ -19,16 +19,23 @@ TOP_K_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 640, 1024, 1536, 2048)
 TOP_K_FEW_BITS_MAX = 512
 """The largest k whose values may be signs or 2 bits; of more coefficients these say too little."""
 
-ONE_IN_SIZES = (2, 4, 8, 16, 32, 64, 128)
+ONE_IN_SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 GroupSize = Literal[8, 16, 32, 64, 128]
 
 TopK = Literal[4, 8, 16, 32, 64, 128, 256, 512, 640, 1024, 1536, 2048]
 
-OneIn = Literal[2, 4, 8, 16, 32, 64, 128]
+OneIn = Literal[2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
 
-DRAWN = ("random", "striding", "slicing", "full")
+CAP_DEFAULT = 2
+
+CAP_MAX = 127
+
+SHARED = ("random", "striding", "slicing", "full")
 """Selections whose places follow from the run and the step, and so have no bits in a payload (`node/optim/votes/places.py`)."""
+
+DRAWN = (*SHARED, "independent")
+"""The same, and those whose places follow from the peer, too."""
 
 
 class Section(BaseModel):
@@ -63,6 +70,7 @@ PAPER_HAS_NOT: dict[str, tuple[Any, str]] = {
     "transform": ("dct", "the paper's transform is the DCT"),
     "magnitudes": (False, "the paper takes the sign at the end"),
     "overlap": (False, "the paper has no look-ahead"),
+    "cap": (CAP_DEFAULT, "the paper takes a mean, which has no cap"),
     "decay": ("all", "the paper decays all parameters"),
 }
 """Settings of `optimizer` that `paper` has not: the only value that is accepted, and the reason."""
@@ -178,10 +186,11 @@ class OptimizerConfig(Section):
     clip_norm: float = Field(default=1.0, gt=0)
     """Gradient norm a peer clips to before its momentum sees the gradient."""
 
-    selection: Literal["groups", "topk", "random", "striding", "slicing", "full"] = "groups"
+    selection: Literal["groups", "topk", "random", "striding", "slicing", "full", "independent"] = "groups"
     """`groups`: the largest coefficient of every group; `topk`: the largest of a chunk, wherever they are. The other four
     (arXiv 2502.06728) send no places, since the run and the step decide these: coefficients at random (`random`), at equal
-    distances (`striding`) or next to each other (`slicing`), one in `one_in`; or all of them (`full`)."""
+    distances (`striding`) or next to each other (`slicing`), one in `one_in`; or all of them (`full`). `independent` sends no
+    places either: they are at random, and each peer draws its own."""
 
     group_size: GroupSize = 128
     """For groups: the number of coefficients that a vote chooses from, unless a peer sets its own. 128 is a byte a vote; 16
@@ -191,8 +200,12 @@ class OptimizerConfig(Section):
     """For topk: components of a chunk of 4096, unless a peer sets its own. More than 512 need 8-bit values."""
 
     one_in: OneIn = 16
-    """For random, striding and slicing: one coefficient in so many has a vote in a step, unless a peer sets its own. A vote is
-    its value alone, one bit for a sign: 16 costs as many bytes as group_size 128."""
+    """For random, striding, slicing and independent: one coefficient in so many has a vote in a step, unless a peer sets its
+    own. A vote is its value alone, one bit for a sign: 16 costs as many bytes as group_size 128."""
+
+    cap: int = Field(default=CAP_DEFAULT, ge=2, le=CAP_MAX)
+    """How far the sum of the votes for a coefficient goes, either way: so many peers at most decide how far it moves in a
+    step. Only with values sign and base sign; sums of all others grow with the peers."""
 
     values: Literal["sign", "2bit", "8bit", "16bit"] = "sign"
     """The value of a vote, beside its place. `16bit` belongs to method paper, which has it unless it is set."""
@@ -271,6 +284,18 @@ class OptimizerConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _capped(self) -> OptimizerConfig:
+        for key, given, only in (("values", self.values, "sign"), ("base", self.base.name, "sign")):
+            if self.cap != CAP_DEFAULT and given != only:
+                raise Mistake(
+                    f'`cap = {self.cap}` does not work with `{key} = "{given}"`, whose sums grow with the peers: remove `cap`, '
+                    f'or set `{key} = "{only}"`',
+                    "cap",
+                    key,
+                )
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> OptimizerConfig:
         if self.magnitudes and self.base.name != "sgd":
             raise Mistake(
@@ -310,12 +335,20 @@ class OptimizerConfig(Section):
         return getattr(self, SIZE_KEYS[self.selection]) if self.selection in SIZE_KEYS else 1
 
     @property
+    def shared(self) -> bool:
+        """Whether all peers vote for the same coefficients in a step."""
+        return self.selection in SHARED
+
+    @property
     def drawn(self) -> bool:
         """Whether the places of votes follow from the run and the step."""
         return self.selection in DRAWN
 
 
-SIZE_KEYS = {"groups": "group_size", "topk": "top_k", "random": "one_in", "striding": "one_in", "slicing": "one_in"}
+SIZE_KEYS = {
+    "groups": "group_size", "topk": "top_k",
+    "random": "one_in", "striding": "one_in", "slicing": "one_in", "independent": "one_in",
+}  # fmt: skip
 """The setting that says how large the votes of a selection are; `full` has none."""
 
 

@@ -230,7 +230,8 @@ class TrustConfig(Section):
     """How well votes have to fit their author's own samples, in standard deviations of votes that know nothing."""
 
     overlap_max: float = Field(default=0.5, gt=0, le=1)
-    """A payload of which so much is in an earlier one is a copy; honest ones were at most 0.47 alike."""
+    """A payload of which so much is in an earlier one is a copy; honest ones were at most 0.47 alike. Not used where all peers
+    vote for the same coefficients: there a copy is half of the way from the usual overlap to a whole one (ADR 73)."""
 
     exclude_at: float = Field(default=6.0, gt=1, le=1000)
     """A peer is excluded at this score: each bad check adds 1, each good one takes 1."""
@@ -313,13 +314,6 @@ class RunConfig(Section):
                 "wants, and the checks judge signs; set trust.enabled to false, or use method demo",
                 "trust.enabled",
                 "optimizer.method",
-            )
-        if self.trust.enabled and self.optimizer.drawn:
-            raise Mistake(
-                f'`trust.enabled` does not work with `optimizer.selection = "{self.optimizer.selection}"`: all peers vote for '
-                "the same coefficients, and honest votes look like copies; set trust.enabled to false, or take groups or topk",
-                "trust.enabled",
-                "optimizer.selection",
             )
         if self.trust.enabled and self.optimizer.overlap:
             raise Mistake(

@@ -81,7 +81,13 @@ def remember(run: Run, record: Record, now_ms: int) -> Run:
         case Judged():
             checks = {step: drawn for step, drawn in run.checks.items() if step > record.step}
             standings, recent = trust.judge(
-                run.config.trust, run.standings, run.recent_checks, record.verdicts, record.arrival, record.samples
+                run.config.trust,
+                run.standings,
+                run.recent_checks,
+                record.verdicts,
+                record.arrival,
+                record.samples,
+                shared=run.config.optimizer.shared,
             )
             run = replace(run, standings=standings, recent_checks=recent, checks=checks)
             return _sent_away(run, {verdict.subject for verdict in record.verdicts})

@@ -136,11 +136,15 @@ def judge(
     verdicts: Sequence[Verdict],
     arrival: Sequence[bytes],
     samples: Sequence[int] = (),
+    *,
+    shared: bool = False,
 ) -> tuple[dict[bytes, Standing], Recent]:
     """(standings, recent checks) after the verdicts on one step. All are judged by the weights and figures of before.
 
-    `samples`: of the authors in `arrival`; empty: not known.
+    `samples`: of the authors in `arrival`; empty: not known. `shared`: all peers vote for the same coefficients, so that honest
+    votes agree on most signs. Then a copy is a payload that agrees with an earlier one more than honest payloads do (ADR 73).
     """
+    copy_from = recent.copied_overlap if shared else trust.overlap_max
     after, figures = dict(standings), recent
     sizes = dict(zip(arrival, samples, strict=False))
     for subject in sorted({verdict.subject for verdict in verdicts}):
@@ -148,7 +152,7 @@ def judge(
         weights = [standings.get(verdict.checker, Standing()).weight for verdict in said]
         if len(said) < VERDICTS_NEEDED or sum(weights) < WEIGHT_NEEDED:
             continue
-        copied = repeats(trust, subject, said, weights, arrival)
+        copied = repeats(copy_from, subject, said, weights, arrival)
         before = after.get(subject, Standing())
         parts = [_part_seen(trust, sizes, verdict, tried=not before.counted) for verdict in said]
         found = [
@@ -247,16 +251,16 @@ def _reason(trust: TrustConfig, evidence: Sequence[Verdict], checkers: int, scor
 
 
 def repeats(
-    trust: TrustConfig, subject: bytes, said: Sequence[Verdict], weights: Sequence[float], arrival: Sequence[bytes]
+    copy_from: float, subject: bytes, said: Sequence[Verdict], weights: Sequence[float], arrival: Sequence[bytes]
 ) -> bool:
-    """Whether most of the checkers' weight says that these votes are in a payload that was announced earlier.
+    """Whether most of the checkers' weight says that so many of these votes are in a payload that was announced earlier.
 
     A copy is announced later than its original, because a peer shows its payload only after the coordinator has its
     announcement.
     """
     places = {key: place for place, key in enumerate(arrival)}
     mine = places.get(subject, -1)
-    sure = [v.overlap >= trust.overlap_max and places.get(v.like, mine) < mine for v in said]
+    sure = [v.overlap >= copy_from and places.get(v.like, mine) < mine for v in said]
     return 2 * sum(weight for weight, found in zip(weights, sure, strict=True) if found) > sum(weights)
 
 

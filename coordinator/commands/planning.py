@@ -209,8 +209,6 @@ def _why_no_checks(config: RunConfig, votes: int | None) -> str:
         return f"they need clock.min_peers of at least {TRUSTED_PEERS_MIN}, and it is {config.clock.min_peers}"
     if config.optimizer.method == "paper":
         return "they do not work with optimizer.method paper"
-    if config.optimizer.drawn:
-        return f"they do not work with optimizer.selection {config.optimizer.selection}"
     if config.optimizer.overlap:
         return "they do not work with optimizer.overlap"
     needed = votes_needed(config)

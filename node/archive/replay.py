@@ -255,12 +255,14 @@ class Replay:
         if entry.parent_state_digest:
             self.confirmed.by_entry(self.step, *part_of(self._bytes, self.step))
         excluded_proven, changed = _check_exclusions(self.genesis, signed), self._changed(signed)
-        updates, proven = [], 0
+        updates, authors, proven = [], [], 0
         for contribution in entry.contributions:
             update, signed_by_author = self._vote(entry.step, contribution, payloads)
-            updates += [update] if update is not None else []
+            if update is not None:
+                updates.append(update)
+                authors.append(contribution.public_key)
             proven += signed_by_author
-        self.demo.apply([(update.size, update.votes) for update in updates], entry.lr, entry.step)
+        self.demo.apply([(update.size, update.votes) for update in updates], entry.lr, entry.step, authors)
         self.step = entry.step
         digest = state_digest(self.demo.replicated, self.step)
         checked = bool(entry.parent_state_digest)

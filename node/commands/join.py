@@ -108,7 +108,7 @@ def join(
     one_in: Annotated[
         int | None,
         typer.Option(
-            help="In a run with random, striding or slicing: a vote for one coefficient in so many, 2 to 128 (default: "
+            help="In a run with random, striding or slicing: a vote for one coefficient in so many, 2 to 1024 (default: "
             "what the run says)."
         ),
     ] = None,

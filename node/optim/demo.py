@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from node.optim import nesterov, second_moment
-from node.optim.backends.base import Backend, Taking
+from node.optim.backends.base import Backend, Stepping, Taking
 from node.optim.backends.choose import choose, compiles, wanted
-from node.optim.backends.family import Family
 from node.optim.base import Base, BaseConfig, is_table
-from node.optim.exact import transforms
+from node.optim.exact import aggregate, transforms
+from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
 from node.optim.laid_out import LaidOut
 from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
@@ -69,13 +69,17 @@ class DeMoConfig:
     group_size: int = 128
     """Coefficients that share a vote; one of `votes.GROUP_SIZES`. Each peer chooses by its uplink."""
     selection: Selection = "groups"
-    """`groups`, or `topk`: the largest of a chunk, wherever they are. Or one of `places.SCHEMES`."""
+    """`groups`, or `topk`: the largest of a chunk, wherever they are. Or one of `places.DRAWN`."""
     top_k: int = 32
     """Components of a chunk, with `topk`; one of `topk.SIZES`. Each peer chooses by its uplink."""
     one_in: int = 16
     """With `random`, `striding` and `slicing`: a vote for one coefficient in so many; one of `places.SIZES`."""
     seed: bytes = b""
-    """What the places of `places.SCHEMES` follow from, beside the step: a run's id, the same for all peers."""
+    """What the places of `places.DRAWN` follow from, beside the step: a run's id, the same for all peers."""
+    author: bytes = b""
+    """What a peer's own places follow from, beside these, with selection `independent`: its public key, different for all."""
+    cap: int = VOTE_SUM_MAX
+    """How far the sum of the votes for a coefficient goes, either way: 2 to 127. Only with values and base `sign`."""
     values: Literal["sign", "2bit", "8bit"] = "sign"
     """`sign`: a vote says its sign alone. `2bit` and `8bit`: it also says one of 2, or of 128, sizes."""
     transform: str | Transform = "dct"
@@ -115,6 +119,7 @@ class DeMoConfig:
             raise ValueError(f"magnitudes have no effect with base {self.base.name!r}: only sgd keeps sizes")
         if self.refused not in {"restore", "drop"}:
             raise ValueError(f"refused {self.refused!r} is neither restore nor drop")
+        aggregate.check_cap(self.cap, self.form, self.base)
 
     @property
     def size(self) -> int:
@@ -165,7 +170,10 @@ class DeMoConfig:
             )
 
 
-SIZE_KEYS = {"groups": "group_size", "topk": "top_k", "random": "one_in", "striding": "one_in", "slicing": "one_in"}
+SIZE_KEYS = {
+    "groups": "group_size", "topk": "top_k",
+    "random": "one_in", "striding": "one_in", "slicing": "one_in", "independent": "one_in",
+}  # fmt: skip
 """The setting that says how large the votes of a selection are; `full` has none."""
 
 
@@ -190,7 +198,7 @@ class DeMo(Voting):
         self._transform = config.made_transform()
         self._base = Base(config.base, self.layout, self._device)
         choice = wanted()
-        self._backend = choose(choice, self.layout, self._device, config.form, self._transform, self._base)
+        self._backend = choose(choice, self.layout, self._device, config.form, self._transform, self._base, config.cap)
         if self._device.type == "cpu":
             bits.compiled()  # now, and not in the middle of a round
         self._pending: tuple[int, Tensor] | None = None
@@ -245,7 +253,7 @@ class DeMo(Voting):
             gradients, scale = [dense(parameter.grad) for parameter in self.parameters], 1.0
         scale *= 1.0 if self.config.magnitudes else lr
         size, self._proposed = self.config.size, self._step + 1 if step is None else step
-        backend = self._at(self._proposed)
+        backend = self._at(self._draw(self._proposed))
         given = gradients, self._momentum, self.config.beta, scale, size, self._second
         if isinstance(backend, Taking):
             packed, self._taken = backend.take(*given)
@@ -254,10 +262,9 @@ class DeMo(Voting):
         self._pending = (size, packed)
         return Votes(votes.to_bytes(packed), size, norm)
 
-    def _at(self, step: int) -> Backend:
-        """The backend for the votes of a step: places may follow from its number."""
-        backend = self._backend
-        return backend.at(Draw(self.config.seed, step)) if isinstance(backend, Family) and self.form.drawn else backend
+    def _at(self, draw: Draw) -> Backend:
+        """The backend for the votes of a step, whose places may follow from `draw`."""
+        return self._backend.at(draw) if isinstance(self._backend, Stepping) and self.form.drawn else self._backend
 
     @property
     def open_votes(self) -> Votes | None:
@@ -292,7 +299,7 @@ class DeMo(Voting):
             return self._momentum
         size, packed = self._pending
         rest = self._momentum.clone()
-        self._at(self._proposed).spend(rest, packed, size)
+        self._at(self._draw(self._proposed)).spend(rest, packed, size)
         return rest
 
     @torch.no_grad()
@@ -303,7 +310,7 @@ class DeMo(Voting):
             self._put_back()
         elif self._taken is None:
             size, packed = self._pending
-            self._at(self._proposed).spend(self._momentum, packed, size)
+            self._at(self._draw(self._proposed)).spend(self._momentum, packed, size)
         self._pending = self._taken = None
 
     @torch.no_grad()
@@ -311,15 +318,23 @@ class DeMo(Voting):
         """Pending votes that have left the momentum return to it."""
         if self._taken is not None:
             assert self._pending is not None
-            assert isinstance(self._backend, Taking)
+            backend = self._at(self._draw(self._proposed))
+            assert isinstance(backend, Taking)
             size, packed = self._pending
-            self._backend.put_back(self._momentum, packed, size, self._taken)
+            backend.put_back(self._momentum, packed, size, self._taken)
             self._taken = None
 
     @torch.no_grad()
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None:
+    def apply(
+        self,
+        contributions: Sequence[tuple[int, bytes]],
+        lr: float,
+        step: int | None = None,
+        authors: Sequence[bytes] = (),
+    ) -> None:
         """Move the parameters by the votes of a log entry, `(size, payload)` each, at its learning rate, for its `step`.
 
+        `authors`: the public key of each, which selection `independent` needs.
         Bit-identical on every device, for every order of the contributions and number of threads. An empty entry
         still decays the weights. Raises `VotesError` or `ValueError` before anything is changed. Momentum is not
         touched.
@@ -328,7 +343,8 @@ class DeMo(Voting):
         self._laid_out.check_parameters()
         parameters = [parameter.detach() for parameter in self.parameters]
         step = self._step + 1 if step is None else step
-        self._at(step).apply(contributions, parameters, lr, self.config.decays(self.layout))
+        draw = self._draw(step, authors, len(contributions))
+        self._at(draw).apply(contributions, parameters, lr, self.config.decays(self.layout))
         self._step = step
 
     @property

@@ -21,7 +21,9 @@ from node.optim.optimizer_state import OptimizerState, Voter, Whose
 from node.optim.paper.demo import PaperConfig, PaperDeMo
 from node.optim.sharded.demo import ShardedDeMo
 from node.optim.sharded.rows import is_sharded
-from node.optim.votes.places import SCHEMES
+from node.optim.votes.places import DRAWN, INDEPENDENT
+
+RANK_BYTES = 4
 
 MEANING = {"layout": "model", "method": "method", "magnitudes": "magnitudes", "seed": "seed"}
 """Entries of a group that say what its momentum means, and the words for them."""
@@ -44,20 +46,27 @@ class Settings:
     kinds_known: bool = False
     local: LocalConfig | None = None
 
-    def config(self, group: Mapping[str, Any]) -> DeMoConfig | PaperConfig:
-        """The settings of a group of parameters. Raises `ValueError`."""
+    def config(self, group: Mapping[str, Any], rank: int = 0) -> DeMoConfig | PaperConfig:
+        """The settings of a group of parameters, on a rank. Raises `ValueError`."""
         own = {name: group[name] for name in ("weight_decay", "clip_norm")} | {"beta": group["momentum"]}
         if self.paper:
             return PaperConfig(**own, **self.values)
         if self.local is not None:
             own["clip_norm"] = None  # local steps clip their own gradients
+        if self.values.get("selection") == INDEPENDENT:
+            own["author"] = author_of(rank)
         return DeMoConfig(**own, group_size=group["group_size"], **self.values)
 
     @property
     def seed(self) -> int | None:
         """What random places follow from; None where places do not follow from it."""
-        drawn = self.values.get("selection") in SCHEMES
+        drawn = self.values.get("selection") in DRAWN
         return int.from_bytes(self.values["seed"], "big", signed=True) if drawn else None
+
+
+def author_of(rank: int) -> bytes:
+    """What stands for a rank's public key where its places follow from one."""
+    return (rank + 1).to_bytes(RANK_BYTES, "big")
 
 
 class ParameterGroups(torch.optim.Optimizer):

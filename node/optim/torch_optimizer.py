@@ -42,7 +42,7 @@ from node.optim.layout import kinds_of
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.optimizer_state import Whose
 from node.optim.paper.demo import PaperConfig
-from node.optim.parameter_groups import ParameterGroups, Settings, trained
+from node.optim.parameter_groups import ParameterGroups, Settings, author_of, trained
 from node.optim.process_group import group_of, weak_group
 from node.optim.sharded.demo import ShardedDeMo
 from node.optim.step import NonFiniteGradient, rounded_rate
@@ -52,7 +52,7 @@ from node.optim.wrapped import check_different, check_unwrapped
 __all__ = ["DeMoOptimizer", "ExchangeFailed", "MomentumLost", "RanksDiffer", "ReplicasDiffer"]
 
 SETTINGS = {field.name for field in fields(DeMoConfig)} - {
-    "beta", "beta2", "weight_decay", "group_size", "clip_norm", "refused", "seed"
+    "beta", "beta2", "weight_decay", "group_size", "clip_norm", "refused", "seed", "author"
 }  # fmt: skip
 """Fields of `DeMoConfig` that `DeMoOptimizer` takes as keywords of that name. No votes are refused here."""
 
@@ -67,7 +67,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     fp32 at each step, so any scheduler works; `beta` is the group's `momentum`, which OneCycleLR cycles. `process_group` None
     means all ranks (torch.distributed.group.WORLD), as everywhere in torch. `alone` trains a rank on its own votes.
 
-    `settings` are the other fields of `DeMoConfig` (`decay`, `selection`, `top_k`, `one_in`, `values`, `transform`,
+    `settings` are the other fields of `DeMoConfig` (`decay`, `selection`, `top_k`, `one_in`, `cap`, `values`, `transform`,
     `magnitudes`, `nesterov`, `base`), the same for all groups and ranks. The defaults are a run's; `beta2` None is 0.99, and 0
     with `magnitudes` or `nesterov`, which exclude it. `seed` is what random places follow from, the same for all ranks. Base
     `muon` and `decay="matrices"` have to know tables: give the module. With named parameters, names alone tell tables, and
@@ -241,7 +241,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             self._check_module()
             for voter, group in zip(self._demos, self.param_groups, strict=True):
                 voter.check_parameters()
-                voter.config = self.settings.config(group)
+                voter.config = self.settings.config(group, self._whose.rank)
             assert self._live is not None
             self._live.check_shown(self.state)
         except ValueError as error:
@@ -333,9 +333,11 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         self._compared, self._steps = True, mine.step
         if any(payload for part in parts for payload in part.payloads):
             for index, voter in enumerate(self._demos):
-                spoken = (part.payloads[index] for part in parts if part.payloads)
-                lr = float(terms[f"lr of group {index}"])
-                voter.apply([(voter.size, payload) for payload in spoken if payload], lr, mine.step)
+                spoken = {
+                    n: part.payloads[index] for n, part in enumerate(parts) if part.payloads and part.payloads[index]
+                }
+                lr, ranks = float(terms[f"lr of group {index}"]), list(map(author_of, spoken))
+                voter.apply([(voter.size, payload) for payload in spoken.values()], lr, mine.step, ranks)
         assert self._live is not None
         self._live.count(self._steps)
 

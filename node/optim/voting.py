@@ -13,6 +13,7 @@ from node.optim.layout import Layout
 from node.optim.nesterov import Nesterov
 from node.optim.second_moment import SecondMoment
 from node.optim.votes.payload import Format
+from node.optim.votes.places import Draw
 
 if TYPE_CHECKING:
     from node.optim.demo import DeMoConfig
@@ -30,6 +31,15 @@ class Voting:
     def form(self) -> Format:
         """The format of payloads."""
         return self.config.form
+
+    def _draw(self, step: int, authors: Sequence[bytes] | None = None, payloads: int = 1) -> Draw:
+        """What the places of a step's votes follow from: of this peer's own votes, or of so many payloads of `authors`.
+
+        Raises `ValueError` if places follow from authors, and not each payload has one.
+        """
+        whose = (self.config.author,) if authors is None else tuple(authors)
+        self.form.check_authors(payloads, whose)
+        return Draw(self.config.seed, step, whose if self.form.independent else ())
 
     @property
     def size(self) -> int:

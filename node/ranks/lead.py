@@ -188,9 +188,15 @@ class LedDeMo:
         """See `DeMo`."""
         self._lead.do("settle", accepted)
 
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None:
+    def apply(
+        self,
+        contributions: Sequence[tuple[int, bytes]],
+        lr: float,
+        step: int | None = None,
+        authors: Sequence[bytes] = (),
+    ) -> None:
         """See `DeMo`."""
-        self._lead.do("apply", list(contributions), lr, step)
+        self._lead.do("apply", list(contributions), lr, step, list(authors))
 
     @contextmanager
     def ahead(self, lr: float) -> Iterator[None]:

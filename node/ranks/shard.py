@@ -123,9 +123,15 @@ class Shard:
         """See `DeMo`."""
         self.demo.settle(accepted)
 
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None:
+    def apply(
+        self,
+        contributions: Sequence[tuple[int, bytes]],
+        lr: float,
+        step: int | None = None,
+        authors: Sequence[bytes] = (),
+    ) -> None:
         """See `DeMo`."""
-        self.demo.apply(contributions, lr, step)
+        self.demo.apply(contributions, lr, step, authors)
 
     def ahead(self, lr: float) -> None:
         """Enter `DeMo.ahead`."""

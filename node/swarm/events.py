@@ -51,6 +51,11 @@ class Committed:
     whole: float = field(default=0.0, compare=False)
     """When the last of its payloads was here."""
 
+    @property
+    def authors(self) -> tuple[bytes, ...]:
+        """Of the `updates`, in their order."""
+        return tuple(c.public_key for c in self.signed.entry.contributions if c.public_key in self.by_author)
+
 
 @dataclass(frozen=True)
 class Agreed:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from node.data.samples import Samples
 from node.optim.demo import DeMoConfig
+from node.optim.votes.places import Draw
 from node.swarm.api import Swarm
 from node.swarm.events import Committed
 from node.training import checks
@@ -49,7 +50,7 @@ class Checker:
         if tick is None or not mine:
             return
         own = demo.config
-        assert isinstance(own, DeMoConfig) and not own.form.drawn, "`RunConfig` refuses checks of other votes"  # noqa: PT018
+        assert isinstance(own, DeMoConfig), "`RunConfig` refuses checks of other votes"
 
         def gradient(ranges: tuple[Range, ...]) -> Tensor:
             if away := self._samples.away(ranges):
@@ -60,8 +61,11 @@ class Checker:
             return checks.transformed(demo.layout, self._replica.whole_gradients(), own.transform)
 
         try:
+            step, seed = event.signed.entry.step, own.seed
             votes = {
-                key: checks.seen_votes(own.form, update.votes, update.size, demo.layout.chunks)
+                key: checks.seen_votes(
+                    own.form, update.votes, update.size, demo.layout.chunks, Draw(seed, step, (key,))
+                )
                 for key, update in event.by_author.items()
             }
             found = checks.verdicts(self._me, mine, self._trust, tick, event.signed, votes, gradient)

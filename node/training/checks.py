@@ -18,6 +18,7 @@ from node.optim.exact.transforms import Transform
 from node.optim.layout import CHUNK_ELEMENTS, Layout
 from node.optim.tiles import TILE_CHUNKS_CPU
 from node.optim.votes.payload import Format
+from node.optim.votes.places import Draw
 from protos.assignment import Range, assign
 from protos.checks import checked_samples, drawn, looked_at
 from protos.log import Entry, SignedEntry, Tick, Verdict
@@ -101,9 +102,9 @@ def verdicts(
     return tuple(found)
 
 
-def seen_votes(form: Format, payload: bytes, size: int, chunks: int) -> Seen:
-    """Decode a payload on the CPU. Raises `VotesError` for bytes that are no votes."""
-    ballot = form.decode(payload, size, chunks, torch.device("cpu"))
+def seen_votes(form: Format, payload: bytes, size: int, chunks: int, draw: Draw | None = None) -> Seen:
+    """Decode a payload on the CPU; `draw` is the step's. Raises `VotesError` for bytes that are no votes."""
+    ballot = form.decode(payload, size, chunks, torch.device("cpu"), draw)
     return Seen(ballot.where, ballot.values.to(torch.float32))
 
 

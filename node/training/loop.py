@@ -325,7 +325,7 @@ class Trainer:
                 self.checker.check(event)
         self.terms.told(entry.settings, entry.step)
         with self.spans.timed(entry.step, "apply"):
-            accepted = replica.apply(event.signed, event.updates)
+            accepted = replica.apply(event.signed, event.updates, event.authors)
         if self.archive is not None:
             self.keeper.archive(self.archive, event.signed, event.payloads, event.announcements)
         self.spans.applied(replica.step, accepted)

@@ -17,10 +17,10 @@ from node.optim.votes.form import Form
 from protos.optimizer_config import SIZE_KEYS, OptimizerConfig
 
 
-def demo_config(optimizer: OptimizerConfig, size: int, run_id: bytes) -> DeMoConfig:
+def demo_config(optimizer: OptimizerConfig, size: int, run_id: bytes, author: bytes = b"") -> DeMoConfig:
     """A run's settings as the optimizer takes them; `size` is this peer's group size, k or `one_in`.
 
-    Places that no peer chooses follow from `run_id`.
+    Places that no peer chooses follow from `run_id`, and with selection independent from this peer's public key `author`.
     """
     base, values = optimizer.base, optimizer.values
     assert optimizer.method == "demo" and values != "16bit", "a run of method paper has `paper_config`"  # noqa: PT018
@@ -34,6 +34,8 @@ def demo_config(optimizer: OptimizerConfig, size: int, run_id: bytes) -> DeMoCon
         **{**{key: getattr(optimizer, key) for key in SIZE_KEYS.values()}, **_size(optimizer.selection, size)},
         selection=optimizer.selection,
         seed=run_id,
+        author=author if optimizer.selection == "independent" else b"",
+        cap=optimizer.cap,
         values=values,
         transform=optimizer.transform,
         magnitudes=optimizer.magnitudes,

@@ -42,7 +42,13 @@ class Optimizer(Protocol):
     def base_state(self) -> Mapping[str, Tensor | Pieces]: ...
     def propose(self, lr: float, step: int | None = None) -> Votes: ...
     def settle(self, accepted: bool) -> None: ...
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None: ...
+    def apply(
+        self,
+        contributions: Sequence[tuple[int, bytes]],
+        lr: float,
+        step: int | None = None,
+        authors: Sequence[bytes] = (),
+    ) -> None: ...
     def ahead(self, lr: float) -> AbstractContextManager[None]: ...
     def state_digest(self, step: int | None) -> bytes: ...
     def whole_gradients(self) -> list[Tensor | None]: ...
@@ -76,11 +82,13 @@ class OwnPaperDeMo(PaperDeMo, _Own):
     """The optimizer of a peer with one device, for method `paper`."""
 
 
-def own_optimizer(model: nn.Module, optimizer: OptimizerConfig, size: int, run_id: bytes) -> OwnDeMo | OwnPaperDeMo:
-    """The optimizer of a run over a model on this device; `size` is this peer's group size, k or `one_in`."""
+def own_optimizer(
+    model: nn.Module, optimizer: OptimizerConfig, size: int, run_id: bytes, author: bytes
+) -> OwnDeMo | OwnPaperDeMo:
+    """The optimizer of a run over a model on this device; `size` is this peer's group size, k or `one_in`, `author` its key."""
     if optimizer.method == "paper":
         return OwnPaperDeMo(model, paper_config(optimizer, size))
-    return OwnDeMo(model, demo_config(optimizer, size, run_id))
+    return OwnDeMo(model, demo_config(optimizer, size, run_id, author))
 
 
 class Local(Protocol):

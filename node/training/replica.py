@@ -7,7 +7,7 @@ device; `node.ranks` has a replica over several. Knows no network.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,8 +69,10 @@ class Replica:
         *,
         demo: Optimizer | None = None,
         local: Local | None = None,
+        author: bytes = b"",
     ) -> None:
-        """A peer of several ranks gives `demo` and `local` (None without local steps); for one device they are made here."""
+        """`author`: the public key of this peer, for votes whose places follow from it. A peer of
+        several ranks gives `demo` and `local` (None without local steps); for one device they are made here."""
         self.run_id = run_id
         self.model = model
         self.step = 0
@@ -78,7 +80,7 @@ class Replica:
         self.published: tuple[int, bytes] | None = None
         self.announcement = b""
         if demo is None:
-            demo = own = own_optimizer(model, optimizer, size, run_id)
+            demo = own = own_optimizer(model, optimizer, size, run_id, author)
             local = LocalSteps(own.parameters, local_config(optimizer)) if optimizer.local.steps > 1 else None
         self.demo, self.local = demo, local
         self.layout_digest = self.demo.layout.digest()
@@ -130,8 +132,8 @@ class Replica:
                 f"the run's model changes its parameters while it trains: {error}. A model.factory has to leave them alone"
             ) from error
 
-    def apply(self, signed: SignedEntry, updates: Iterable[Update]) -> bool:
-        """Apply the next entry. True if it counts this peer's own votes.
+    def apply(self, signed: SignedEntry, updates: Iterable[Update], authors: Sequence[bytes] = ()) -> bool:
+        """Apply the next entry, with the `authors` of its `updates`. True if it counts this peer's own votes.
 
         Votes that the entry has leave the momentum: those on trial, too. Otherwise a newcomer votes for the same components
         again and again, which fit its newest samples less with each step, and honest work fails the checks (ADR 71).
@@ -148,7 +150,7 @@ class Replica:
             self.demo.settle(accepted or tried)
         self._detach()
         with self._unchanged():
-            self.demo.apply([(update.size, update.votes) for update in updates], entry.lr, entry.step)
+            self.demo.apply([(update.size, update.votes) for update in updates], entry.lr, entry.step, authors)
         self.step, self.head, self._digest = entry.step, signed.hash, None
         return accepted
 

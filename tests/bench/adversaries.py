@@ -32,15 +32,18 @@ from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
 from node.optim.local import LocalConfig, LocalSteps
+from node.optim.parameter_groups import author_of
 from node.optim.votes import bits
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format
+from node.optim.votes.places import Draw
 from node.optim.votes.values import EIGHT_BIT
 from node.training import checks as checking
-from node.training.checks import Seen, agreement, difference, overlap, seen_votes, transformed
+from node.training.checks import Seen, agreement, difference, gain, overlap, seen_votes, transformed
 from node.training.replica import cut
 from protos.assignment import Range, assign, split_samples
 from protos.log import Entry, SignedEntry, Tick, Verdict
+from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
 from tests.bench.convergence import SHAKESPEARE
 from tests.bench.readers import READERS, Known, forged
@@ -55,8 +58,10 @@ CHANGED: Final = 0.3
 """Of a copied payload's chunks, how many the copier makes up."""
 
 
-def flipped(payload: bytes, group_size: int) -> bytes:
+def flipped(form: Format, payload: bytes, group_size: int) -> bytes:
     """The same coefficients, every sign turned."""
+    if form.drawn:
+        return bytes(byte ^ 0xFF for byte in payload)
     width = group_size.bit_length()
     every = np.unpackbits(np.frombuffer(payload, np.uint8), bitorder="little")
     every[width - 1 :: width] ^= 1
@@ -99,7 +104,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lr-final-ratio", type=float, default=0.1)
     parser.add_argument("--peers", type=int, default=10)
     parser.add_argument("--bad", type=int, default=3, help="of the peers, in `losses` (default 3)")
-    parser.add_argument("--group-size", type=int, default=16)
+    parser.add_argument("--group-size", type=int, default=16, help="group size, or one in so many at random places")
+    parser.add_argument("--selection", choices=("groups", "random", "independent"), default="groups")
+    parser.add_argument("--cap", type=int, default=2, help="of the sums (default 2)")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument(
         "--speeds", type=float, nargs="+", help="of the peers of `trial`, relative (default: all equal)"
@@ -132,7 +139,9 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
             "lr",
             "lr_final_ratio",
             "peers",
+            "selection",
             "group_size",
+            "cap",
             "batch",
             "width",
             "checked",
@@ -168,11 +177,13 @@ class Crowd:
     def __post_init__(self) -> None:
         o = self.options
         self.model = build(model_spec(o.width, o.layers, o.context), self.seed, context=o.context)
-        config = DeMoConfig(group_size=o.group_size, beta=BETA, beta2=BETA2)
+        chosen: dict[str, Any] = {"selection": o.selection, "seed": str(self.seed).encode(), "cap": o.cap}
+        chosen["group_size" if o.selection == "groups" else "one_in"] = o.group_size
+        config = DeMoConfig(beta=BETA, beta2=BETA2, **chosen)
         if o.local_steps > 1:
             sized: dict[str, Any] = {"values": "8bit", "magnitudes": True, "base": BaseConfig("sgd")}
             config = DeMoConfig(group_size=o.group_size, beta=BETA, clip_norm=None, **sized)
-        self.peers = [DeMo(self.model, config) for _ in self.kinds]
+        self.peers = [DeMo(self.model, replace(config, author=author_of(n))) for n in range(len(self.kinds))]
         local = LocalConfig(o.local_steps, o.local_lr)
         self.local = [LocalSteps(list(self.model.parameters()), local) for _ in self.kinds if o.local_steps > 1]
         self.random = np.random.default_rng(self.seed)
@@ -183,6 +194,20 @@ class Crowd:
         self.scores = [0.0] * len(self.kinds)
         self.step = 0
         self.layout = self.peers[0].layout
+
+    def draw(self, n: int) -> Draw:
+        """What the places of peer n's votes of the step follow from."""
+        return Draw(self.peers[0].config.seed, self.step, (author_of(n),))
+
+    def seen(self, n: int, payload: bytes) -> Seen:
+        """The votes of peer n's payload of the present step."""
+        form, chunks = self.peers[0].config.form, self.layout.chunks
+        return seen_votes(form, payload, self.options.group_size, chunks, self.draw(n))
+
+    def encoded(self, n: int, momentum: Tensor) -> bytes:
+        """A payload of peer n, of the present step."""
+        form, size = self.peers[0].config.form, self.options.group_size
+        return form.encode([form.choose(momentum, size, None, self.draw(n))], size)
 
     def gradient(self, ranges: Sequence[Range]) -> None:
         self.model.zero_grad()
@@ -203,6 +228,7 @@ class Crowd:
     def propose(self, lr: float, ranges: Sequence[Sequence[Range]]) -> list[bytes]:
         """Everybody's payload of a step, on the samples of each; without samples none (empty)."""
         payloads = []
+        self.step += 1
         for n, (peer, part) in enumerate(zip(self.peers, ranges, strict=True)):
             if part and self.local:
                 self.local[n].borrow()
@@ -212,18 +238,15 @@ class Crowd:
                 self.local[n].give_back()
             elif part:
                 self.gradient(part)
-            payloads.append(peer.propose(lr).payload if part else b"")
+            payloads.append(peer.propose(lr, self.step).payload if part else b"")
         honest = [payload for payload, kind in zip(payloads, self.kinds, strict=True) if kind == "honest" and payload]
-        self.step += 1
         if any(kind in READERS for kind in self.kinds):
             payloads = self.read_rules(payloads, ranges)
-        return [
-            payload and self.forged(kind, payload, honest) for kind, payload in zip(self.kinds, payloads, strict=True)
-        ]
+        return [payload and self.forged(n, payload, honest) for n, payload in enumerate(payloads)]
 
     def read_rules(self, payloads: Sequence[bytes], ranges: Sequence[Sequence[Range]]) -> list[bytes]:
         """The payloads with those of attackers that read the rules in place of their honest ones."""
-        form, g, chunks = self.peers[0].config.form, self.options.group_size, self.layout.chunks
+        g = self.options.group_size if not self.peers[0].config.form.drawn else None
         grads = [self.seen_gradient(part) if part else None for part in ranges]
         there = [gradient for gradient in grads if gradient is not None]
         past = self.past if self.past is not None else torch.stack(there).mean(0)
@@ -233,43 +256,43 @@ class Crowd:
                 continue
             others = [gradient for m, gradient in enumerate(grads) if m != n and gradient is not None]
             known = Known(self.step, own, others, past, *self.usual, self.scores[n], g)
-            votes_made = forged(kind, seen_votes(form, payloads[n], g, chunks), known)
-            meant = torch.zeros(chunks, CHUNK_ELEMENTS).scatter_(1, votes_made.where, votes_made.values.sign())
-            made[n] = form.encode([form.choose(meant.view(chunks, CHUNK_SIDE, CHUNK_SIDE), g)], g)
+            made_votes = forged(kind, self.seen(n, payloads[n]), known)
+            meant = torch.zeros(self.layout.chunks, CHUNK_ELEMENTS)
+            meant.scatter_(1, made_votes.where, made_votes.values.sign())
+            made[n] = self.encoded(n, meant.view(-1, CHUNK_SIDE, CHUNK_SIDE))
         return made
 
-    def forged(self, kind: str, own: bytes, honest: Sequence[bytes]) -> bytes:
+    def forged(self, n: int, own: bytes, honest: Sequence[bytes]) -> bytes:
+        kind = self.kinds[n]
         if kind in {"honest", "idle", *READERS}:
             return own
-        made = self._made(kind, own, honest)
+        made = self.echo(n) if kind in IDLE and self.past is not None else self._made(kind, own, honest)
         return settled(self.peers[0].config.form, made, self.layout.chunks, self.options.group_size)
 
     def _made(self, kind: str, own: bytes, honest: Sequence[bytes]) -> bytes:
         chunks, g = self.layout.chunks, self.options.group_size
         form = self.peers[0].config.form
         body = form.body_bytes(chunks, g)  # which votes are silent is behind it: a forger leaves none out
-        front = body - votes.vote_bytes(chunks, g)  # what says how large the votes are, where they have a size
+        # what says how large the votes are, where they have a size
+        front = 0 if form.drawn else body - votes.vote_bytes(chunks, g)
         own, honest = own[:body], [payload[:body] for payload in honest]
         match kind:
             case "flip":
-                return own[:front] + flipped(own[front:], g)
+                return own[:front] + flipped(form, own[front:], g)
             case "collude":  # all against the same honest peer: its votes are cancelled twice over
-                return honest[0][:front] + flipped(honest[0][front:], g)
+                return honest[0][:front] + flipped(form, honest[0][front:], g)
             case "random":
                 return own[:front] + made_up(own[front:], self.random)
             case "copy":
                 return honest[0]
             case "changed":
                 return honest[0][:front] + partly(honest[0][front:], chunks, CHANGED, self.random)
-            case _ if kind in IDLE:
-                return own if self.past is None else self.echo()
         return own
 
-    def echo(self) -> bytes:
+    def echo(self, n: int) -> bytes:
         """No work: votes for what the log has moved lately."""
-        form = self.peers[0].config.form
         assert self.past is not None
-        return form.encode([form.choose(self.past, self.options.group_size)], self.options.group_size)
+        return self.encoded(n, self.past)
 
     def commit(self, payloads: Sequence[bytes], counted: Sequence[bool], lr: float) -> None:
         idle = any(kind in (*IDLE, *READERS) for kind in self.kinds)
@@ -277,8 +300,9 @@ class Crowd:
         for peer, accepted in zip(self.peers, counted, strict=True):
             if peer.pending:
                 peer.settle(accepted)
-        taken = [(self.options.group_size, p) for p, accepted in zip(payloads, counted, strict=True) if accepted]
-        self.peers[0].apply(taken, lr)
+        authors = [n for n, accepted in enumerate(counted) if accepted]
+        taken = [(self.options.group_size, payloads[n]) for n in authors]
+        self.peers[0].apply(taken, lr, self.step, list(map(author_of, authors)))
         if before:
             moved = [b - p.detach() for b, p in zip(before, self.model.parameters(), strict=True)]
             here = transformed(self.layout, moved)
@@ -360,9 +384,7 @@ def lineup(options: argparse.Namespace, tokens: object, seed: int) -> list[dict[
 def observations(
     crowd: Crowd, payloads: Sequence[bytes], ranges: Sequence[Sequence[Range]], seed: int, step: int
 ) -> list[dict[str, object]]:
-    g, chunks = crowd.options.group_size, crowd.layout.chunks
-    form = crowd.peers[0].config.form
-    seen: list[Seen] = [seen_votes(form, payload, g, chunks) for payload in payloads]
+    seen: list[Seen] = [crowd.seen(n, payload) for n, payload in enumerate(payloads)]
     found: list[dict[str, object]] = []
     whole = [crowd.seen_gradient(part) for part in ranges]
     # what a checker can afford
@@ -374,6 +396,7 @@ def observations(
             "seed": seed, "step": step, "kind": kind,
             "own": agreement(seen[index], own), "difference": difference(seen[index], own, theirs),
             "own_few": agreement(seen[index], cheap), "difference_few": difference(seen[index], cheap, few[checker]),
+            "own_gain": gain(seen[index], own), "other_gain": gain(seen[index], theirs),
         })  # fmt: skip
     for one, kind in enumerate(LINEUP):
         for other in range(one):
@@ -459,7 +482,8 @@ class Trial:
             "snapshot_every": options.steps + 1,
             "min_peers": 3,
         }
-        settings = RunConfig(clock=ClockConfig.model_validate(clock), trust=self.trust)
+        method = OptimizerConfig(selection=options.selection)
+        settings = RunConfig(clock=ClockConfig.model_validate(clock), trust=self.trust, optimizer=method)
         # names sort in another order than the kinds, and by the seed
         self.keys = [hashlib.sha256(f"{seed} {n}".encode()).digest() for n in range(len(kinds))]
         self.harness = Harness(settings, run_id=hashlib.sha256(f"run {seed}".encode()).digest())
@@ -534,10 +558,10 @@ class Trial:
         record = next(r for r in reversed(self.harness.journal) if isinstance(r, EntryCommitted))
         signed = SignedEntry(entry, record.hash, b"")
         due = {key: checking.due(key, self.trust, tick, signed) for key in self.keys}
-        form, crowd = self.crowd.peers[0].config.form, self.crowd
+        crowd = self.crowd
         seen = {
-            key: seen_votes(form, payload, self.options.group_size, crowd.layout.chunks)
-            for key, payload in zip(self.keys, payloads, strict=True)
+            key: crowd.seen(n, payload)
+            for n, (key, payload) in enumerate(zip(self.keys, payloads, strict=True))
             if payload and any(due.values())
         }
         gradient = functools.cache(crowd.seen_gradient)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -23,6 +23,7 @@ from node.optim.exact import transforms
 from node.optim.layout import named_tensors
 from node.optim.local import LocalConfig, LocalSteps
 from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.parameter_groups import author_of
 from node.optim.step import as_tensor, spend
 from node.optim.tables import TABLES, is_named_table
 from node.optim.tiles import look_ahead
@@ -161,7 +162,8 @@ class Votes:
     ) -> None:
         common = DeMoConfig(**config, base=BaseConfig(**(base or {})))
         self.peers: list[DeMo | PaperDeMo] = [
-            DeMo(model, common.with_size(sizes[peer % len(sizes)])) for peer in range(peers)
+            DeMo(model, replace(common.with_size(sizes[peer % len(sizes)]), author=author_of(peer)))
+            for peer in range(peers)
         ]
         self._begin(lost)
 
@@ -180,8 +182,8 @@ class Votes:
 
     def commit(self, lr: float) -> float:
         """What follows once all peers have proposed."""
-        contributions, sent = [], 0
-        for peer in self.peers:
+        contributions, authors, sent = [], [], 0
+        for index, peer in enumerate(self.peers):
             votes = peer.open_votes
             assert votes is not None
             sent += len(votes.payload)
@@ -189,7 +191,8 @@ class Votes:
             peer.settle(accepted)
             if accepted:
                 contributions.append((votes.size, votes.payload))
-        self.peers[0].apply(contributions, lr, self._step)
+                authors.append(author_of(index))
+        self.peers[0].apply(contributions, lr, self._step, authors)
         self._step += 1
         return sent / len(self.peers)
 
@@ -456,6 +459,26 @@ METHODS: Final[Mapping[str, Method]] = {
         f"{scheme}-16": Method(Votes, {"sizes": (16,), "selection": scheme, **SECOND}, "replication")
         for scheme in DRAWN
     },
+    # at the bytes of group votes of 128, and of 512 and 32; sums of shared places may go further than 2
+    **{
+        f"{selection}-{one_in}-cap{cap}": Method(
+            Votes, {"sizes": (one_in,), "selection": selection, "cap": cap, **SECOND}, "replication"
+        )
+        for selection, one_in, cap in (
+            ("random", 16, 7),
+            ("random", 4, 2),
+            ("random", 4, 7),
+            ("random", 64, 7),
+            ("independent", 16, 7),
+        )
+    },
+    **{
+        f"independent-{one_in}": Method(
+            Votes, {"sizes": (one_in,), "selection": "independent", **SECOND}, "replication"
+        )
+        for one_in in (4, 16)
+    },
+    "independent-16-muon": Method(Votes, {"sizes": (16,), "selection": "independent", **MUON}, "replication"),
     "random-16-muon": Method(Votes, {"sizes": (16,), "selection": "random", **MUON}, "replication"),
     **{
         f"{scheme}-16-identity": Method(

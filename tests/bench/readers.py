@@ -46,7 +46,8 @@ class Known:
     """The least that the rule asks for; -1 if it asks for nothing."""
     least_other_gain: float
     score: float
-    group_size: int
+    group_size: int | None
+    """None if an author does not choose its places."""
 
 
 def forged(kind: str, honest: Seen, known: Known) -> Seen:
@@ -56,7 +57,10 @@ def forged(kind: str, honest: Seen, known: Known) -> Seen:
         return turned if known.step > AWAKE else honest
     if kind == "score":
         return turned if known.score <= SCORE_KEPT else honest
-    covers = cover(known, known.own.abs() if kind != "against" else known.consensus.abs())
+    if known.group_size is None:
+        covers = excused(honest, known)
+    else:
+        covers = cover(known, known.group_size, known.own.abs() if kind != "against" else known.consensus.abs())
     if kind in ("contrary", "against"):
         return covers
     if kind == "fewer":
@@ -64,11 +68,15 @@ def forged(kind: str, honest: Seen, known: Known) -> Seen:
     return _most(honest, covers, known, lambda seen: _passes(seen, known, with_gains=kind == "careful")) or honest
 
 
-def cover(known: Known, strength: Tensor) -> Seen:
+def excused(honest: Seen, known: Known) -> Seen:
+    """At places that nobody chooses: the own sign where it contradicts the consensus, and silence elsewhere."""
+    own, consensus = (it.reshape(-1, CHUNK_ELEMENTS).gather(1, honest.where) for it in (known.own, known.consensus))
+    return Seen(honest.where, torch.where(consensus.sign() * own.sign() < 0, own.sign(), 0.0))
+
+
+def cover(known: Known, group_size: int, strength: Tensor) -> Seen:
     """In each group the strongest coefficient at which the own gradient contradicts the consensus: it fits no other samples."""
-    table = (
-        votes.coefficients(known.group_size, known.own.device).view(known.group_size, -1).T
-    )  # [groups, coefficients]
+    table = votes.coefficients(group_size, known.own.device).view(group_size, -1).T  # [groups, coefficients]
     own, strong, consensus = (it.reshape(-1, CHUNK_ELEMENTS)[:, table] for it in (known.own, strength, known.consensus))
     against = torch.where(consensus.sign() * own.sign() < 0, strong, strong * FAINT)
     place = against.argmax(2, keepdim=True)

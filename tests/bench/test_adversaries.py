@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from node.data.corpus import open_corpus
+from node.optim.votes.payload import PLAIN
 from tests.bench import adversaries
 from tests.bench.adversaries import Trial
 
@@ -36,4 +37,4 @@ def test_three_of_ten_that_flip_signs_and_lie_are_excluded_and_nobody_else(tmp_p
 
 
 def test_flipped_votes_are_the_same_coefficients() -> None:
-    assert adversaries.flipped(bytes([1, 130]), 128) == bytes([129, 2])
+    assert adversaries.flipped(PLAIN, bytes([1, 130]), 128) == bytes([129, 2])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from node.optim.second_moment import SecondMoment
 from node.optim.step import Decay
+from node.optim.votes.places import Draw
 
 
 class Backend(Protocol):
@@ -47,6 +48,15 @@ class Backend(Protocol):
 
         The same bits from every backend. Raises `VotesError` before anything is changed.
         """
+        ...
+
+
+@runtime_checkable
+class Stepping(Backend, Protocol):
+    """A backend of votes whose places may follow from the step."""
+
+    def at(self, draw: Draw) -> Backend:
+        """The same backend, with the same buffers, for the votes of one step. Asked for before each call."""
         ...
 
 

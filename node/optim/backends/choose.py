@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,11 +15,17 @@ from node.optim.backends.base import Backend
 from node.optim.backends.family import Family, Mixed
 from node.optim.backends.portable import Portable
 from node.optim.base import Base
+from node.optim.exact.aggregate import is_narrow
+from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
 from node.optim.layout import Layout
 from node.optim.tiles import tile_chunks
 from node.optim.votes import bits
 from node.optim.votes.payload import Format
+from node.optim.votes.values import SIGN
+
+if TYPE_CHECKING:
+    from node.optim.backends.numba.backend import Fused
 
 BACKEND_VARIABLE = "SWARMENTUM_OPTIM_BACKEND"
 """Environment variable that chooses the step's backend: `auto` (numba on a CPU, if it is installed) or one of them."""
@@ -46,17 +53,23 @@ def compiles(choice: str, device: torch.device) -> bool:
 
 
 def choose(
-    choice: str, layout: Layout, device: torch.device, form: Format, transform: Transform, base: Base
+    choice: str,
+    layout: Layout,
+    device: torch.device,
+    form: Format,
+    transform: Transform,
+    base: Base,
+    cap: int = VOTE_SUM_MAX,
 ) -> Backend:
-    """The backend of a method: `form` of the votes, `transform` and `base`. Raises `ValueError` if it cannot be had."""
-    own_votes = form.plain and transform.name == "dct"  # such votes have kernels
-    kernels = None
-    if compiles(choice, device) and own_votes:
-        from node.optim.backends.numba.backend import Fused
-
-        kernels = Fused(layout)
-    if not own_votes or base.config.name != "sign":
-        family = Family(layout, device, tile_chunks(device), form, transform, base)
+    """The backend of a method: `form` of the votes, `transform`, `base` and `cap`. Raises `ValueError` if it cannot be had."""
+    default = is_narrow(form, transform, cap)
+    kernels = (
+        _kernels(layout, form, cap, default=default) if compiles(choice, device) and transform.name == "dct" else None
+    )
+    if kernels is not None and base.config.name == "sign":
+        return kernels
+    if not default or base.config.name != "sign":
+        family = Family(layout, device, tile_chunks(device), form, transform, base, cap)
         return family if kernels is None else Mixed(kernels, family)
     if choice == "triton":
         if find_spec("triton") is None:
@@ -64,4 +77,17 @@ def choose(
         from node.optim.backends.triton import Triton
 
         return Triton(layout, device)
-    return kernels or Portable(layout, device, tile_chunks(device))
+    return Portable(layout, device, tile_chunks(device))
+
+
+def _kernels(layout: Layout, form: Format, cap: int, *, default: bool) -> Fused | None:
+    """numba's kernels for signs after a DCT, if there are any."""
+    if default:
+        from node.optim.backends.numba.backend import Fused
+
+        return Fused(layout)
+    if form.scaled or form.grid is not SIGN or form.selection == "topk":
+        return None
+    from node.optim.backends.numba.wide import Wide
+
+    return Wide(layout, form, cap)

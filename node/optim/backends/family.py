@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from node.optim.backends.base import Taking
 from node.optim.backends.portable import Portable
 from node.optim.base import Base
 from node.optim.exact import aggregate
+from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
 from node.optim.layout import CHUNK_ELEMENTS, Layout
 from node.optim.second_moment import SecondMoment
@@ -24,6 +25,9 @@ from node.optim.step import Decay, accumulate, apply_real, as_tensor, decayed, s
 from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format
 from node.optim.votes.places import Draw
+
+if TYPE_CHECKING:
+    from node.optim.backends.numba.backend import Fused
 
 
 class Family(Portable):
@@ -33,12 +37,19 @@ class Family(Portable):
     """
 
     def __init__(
-        self, layout: Layout, device: torch.device, tile_chunks: int, form: Format, transform: Transform, base: Base
+        self,
+        layout: Layout,
+        device: torch.device,
+        tile_chunks: int,
+        form: Format,
+        transform: Transform,
+        base: Base,
+        cap: int = VOTE_SUM_MAX,
     ) -> None:
         super().__init__(layout, device, tile_chunks)
         self._buffer = layout.empty(device)  # gradients on the way in, directions on the way out
         self._form, self._transform, self._base = form, transform, base
-        self._grows = aggregate.grows(form, base.config)
+        self._grows, self._cap = aggregate.grows(form, base.config), cap
         self._draw: Draw | None = None
 
     def at(self, draw: Draw) -> Family:
@@ -76,7 +87,9 @@ class Family(Portable):
     def apply(
         self, ballots: Sequence[tuple[int, bytes]], parameters: Sequence[Tensor], lr: float, weight_decay: Decay
     ) -> None:
-        total = aggregate.VoteSum(self._layout.chunks, self._device, self._form, grows=self._grows, draw=self._draw)
+        total = aggregate.VoteSum(
+            self._layout.chunks, self._device, self._form, grows=self._grows, draw=self._draw, cap=self._cap
+        )
         for size, payload in ballots:
             total.add(size, payload)
         weight_decay = decayed(parameters, lr, weight_decay)
@@ -94,10 +107,16 @@ class Family(Portable):
 
 
 class Mixed:
-    """`base.Taking` of two: kernels vote, and `Family` moves the parameters. For group votes of signs, with any base."""
+    """`base.Taking` of two: kernels vote, and `Family` moves the parameters. For votes of signs, with any base."""
 
-    def __init__(self, voting: Taking, moving: Family) -> None:
+    def __init__(self, voting: Fused, moving: Family) -> None:
+        self._parts = voting, moving
         self.name = voting.name
         self.norm, self.vote, self.spend = voting.norm, voting.vote, voting.spend
         self.take, self.put_back = voting.take, voting.put_back
         self.apply = moving.apply
+
+    def at(self, draw: Draw) -> Mixed:
+        """See `Stepping.at`."""
+        voting, moving = self._parts
+        return Mixed(voting.at(draw), moving.at(draw))

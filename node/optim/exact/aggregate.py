@@ -15,7 +15,7 @@ from torch import Tensor
 
 from node.optim.base import BaseConfig
 from node.optim.exact import dct
-from node.optim.exact.dct import VOTE_SUM_MAX
+from node.optim.exact.dct import CAP_MAX, VOTE_SUM_MAX
 from node.optim.exact.transforms import SUM_MAX, Transform
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
 from node.optim.votes import values
@@ -34,15 +34,17 @@ class VoteSum:
         *,
         grows: bool = False,
         draw: Draw | None = None,
+        cap: int = VOTE_SUM_MAX,
     ) -> None:
         """`grows`: sums may grow with the number of peers (`cap`), as for all methods but signs with base `sign`.
 
-        `draw` is the step's, for votes whose places follow from it.
+        `draw` is the step's, for votes whose places follow from it; its authors are in the order of `add`.
+        `cap` is the run's, for signs whose sums do not grow.
         """
         self.chunks = chunks
         self._draw = draw
         self.form = form
-        self._grows = grows
+        self._grows, self._cap = grows, cap
         self._device = device
         self._payloads: list[Packed] = []
 
@@ -59,14 +61,15 @@ class VoteSum:
 
     @property
     def cap(self) -> int:
-        """The cap of a sum: twice a typical vote. If sums grow or sizes travel, it is `peer_max` times the peers (ADR 29)."""
+        """The run's cap for a sum of signs. If sums grow or sizes travel, it is `peer_max` times the peers (ADR 29, 73)."""
         if self._grows or self.form.scaled:
             return min(max(len(self), 1) * self.peer_max, SUM_MAX)
-        return self.peer_max
+        return self._cap if self.form.grid is values.SIGN else self.peer_max
 
     def add(self, size: int, payload: bytes) -> None:
         """Count one peer's votes for all chunks. Raises `VotesError` if they do not fit, and then counts nothing."""
-        self._payloads.append(self.form.read(payload, size, self.chunks, self._draw).to(self._device))
+        draw = None if self._draw is None else self._draw.of(len(self))
+        self._payloads.append(self.form.read(payload, size, self.chunks, draw).to(self._device))
 
     def sums(self, first: int, last: int, out: Tensor | None = None) -> Tensor:
         """The capped sums for chunks `first` to `last - 1`: int32 [last - first, 64, 64] (`out` if given)."""
@@ -91,6 +94,22 @@ class VoteSum:
 def grows(form: Format, base: BaseConfig) -> bool:
     """Whether sums of votes grow with the peers: not where signs alone decide, the most robust aggregate (docs/security.md)."""
     return form.grid is not values.SIGN or base.name != "sign"
+
+
+def check_cap(cap: int, form: Format, base: BaseConfig) -> None:
+    """Raises `ValueError` for a cap that is not offered, or that has no effect on such votes."""
+    if isinstance(cap, bool) or not isinstance(cap, int) or not VOTE_SUM_MAX <= cap <= CAP_MAX:
+        raise ValueError(f"cap {cap!r} is no whole number from {VOTE_SUM_MAX} to {CAP_MAX}")
+    if cap != VOTE_SUM_MAX and (grows(form, base) or form.scaled):
+        raise ValueError(
+            f"cap {cap} has no effect with values {form.grid.name} and base {base.name!r}: only sums of signs with base sign "
+            "are capped, and all others grow with the peers; remove it"
+        )
+
+
+def is_narrow(form: Format, transform: Transform, cap: int) -> bool:
+    """Whether `direction`, the default's narrow inverse, serves signs with base `sign`; else `update` does."""
+    return form.plain and transform.name == "dct" and cap == VOTE_SUM_MAX
 
 
 def direction(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:

@@ -19,7 +19,13 @@ from torch import Tensor
 from node.optim.layout import CHUNK_SIDE
 
 VOTE_SUM_MAX = 2
-"""Vote sums are capped to +-2: the most robust aggregate in docs/architecture.md, and the bound of the proof below."""
+"""The default cap of vote sums: the most robust aggregate in docs/architecture.md, and the bound of the proof below.
+
+With sums within +-3 a partial sum of the second pass could pass 2^24. Larger caps take `transforms.Transform.inverse_exact`.
+"""
+
+CAP_MAX = 127
+"""The largest cap of a run (ADR 73)."""
 
 BASIS_SHIFT = 9
 """s: the integer basis is `round(2^s * D)`."""

@@ -160,8 +160,14 @@ class PaperDeMo:
         self._pending = None
 
     @torch.no_grad()
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None:
-        """Move the parameters by the votes of a log entry, `(k, payload)` each, at its learning rate; `step` has no effect.
+    def apply(
+        self,
+        contributions: Sequence[tuple[int, bytes]],
+        lr: float,
+        step: int | None = None,
+        authors: Sequence[bytes] = (),
+    ) -> None:
+        """Move the parameters by the votes of a log entry, `(k, payload)` each, at its learning rate; the rest has no effect.
 
         Bit-identical on every device, for every order of the contributions. Raises `VotesError` or `ValueError` before
         anything is changed.

@@ -45,7 +45,6 @@ from node.optim.step import (
 from node.optim.tiles import tile_chunks
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.payload import Choice
-from node.optim.votes.places import Draw
 from node.optim.voting import ParameterState, Voting, tensors_of
 
 if TYPE_CHECKING:
@@ -113,7 +112,8 @@ class ShardedDeMo(Voting):
     def base_spread(self) -> dict[str, Spread]:
         """As `DeMo.base_state`, to be read and written by all ranks at once."""
         state = self.base_state
-        return {name: self._chunks_of(t) if t.ndim > 1 else self._everywhere(t) for name, t in state.items()}
+        single = {name: Spread(t, t.shape, self.group, dealt=False) for name, t in state.items() if t.ndim == 1}
+        return {name: single.get(name) or self._chunks_of(t) for name, t in state.items()}
 
     @property
     def private_spread(self) -> dict[str, Spread]:
@@ -133,9 +133,6 @@ class ShardedDeMo(Voting):
     def rows_of(self, local: Tensor, parameter: DTensor) -> Spread:
         """A rank's tensor for its rows of a parameter, `local`, as one tensor over all ranks."""
         return Spread(local, parameter.shape, self.group, dealt=is_dealt(parameter))
-
-    def _everywhere(self, tensor: Tensor) -> Spread:
-        return Spread(tensor, tensor.shape, self.group, dealt=False)
 
     @property
     def method(self) -> str:
@@ -190,7 +187,7 @@ class ShardedDeMo(Voting):
         scale *= 1.0 if self.config.magnitudes else lr
         size, form = self.config.size, self.form
         self.pending_step = self.step + 1 if step is None else step
-        draw = Draw(self.config.seed, self.pending_step)
+        draw = self._draw(self.pending_step)
         chosen: list[Choice] | None = []
         for first in range(0, len(self.share), self._tile_chunks):
             tile = slice(first, first + self._tile_chunks)
@@ -244,7 +241,7 @@ class ShardedDeMo(Voting):
         if not len(self.share):
             return
         size, payload = self._pending
-        packed = self.form.read(payload, size, self.layout.chunks, Draw(self.config.seed, self.pending_step))
+        packed = self.form.read(payload, size, self.layout.chunks, self._draw(self.pending_step))
         ballot = packed.to(self._device).ballot(self.share.start, self.share.stop)
         spend_ballot(momentum.view(-1, CHUNK_ELEMENTS), ballot, self.form)
 
@@ -268,14 +265,20 @@ class ShardedDeMo(Voting):
                     part.copy_(was)
 
     @torch.no_grad()
-    def apply(self, contributions: Sequence[tuple[int, bytes]], lr: float, step: int | None = None) -> None:
+    def apply(
+        self,
+        contributions: Sequence[tuple[int, bytes]],
+        lr: float,
+        step: int | None = None,
+        authors: Sequence[bytes] = (),
+    ) -> None:
         """As `DeMo.apply`, each rank for its own shard; the same bits as on one device."""
         lr = exact_float32(lr)
         self._laid_out.check_parameters()
         step = self.step + 1 if step is None else step
-        grows = aggregate.grows(self.form, self.config.base)
-        draw = Draw(self.config.seed, step)
-        total = aggregate.VoteSum(self.layout.chunks, self._device, self.form, grows=grows, draw=draw)
+        grows, cap = aggregate.grows(self.form, self.config.base), self.config.cap
+        draw = self._draw(step, authors, len(contributions))
+        total = aggregate.VoteSum(self.layout.chunks, self._device, self.form, grows=grows, draw=draw, cap=cap)
         for size, payload in contributions:
             total.add(size, payload)
         self.step = step
@@ -363,7 +366,7 @@ class ShardedDeMo(Voting):
         for first in range(chunks.start, chunks.stop, self._tile_chunks):
             last = min(first + self._tile_chunks, chunks.stop)
             part = out[first - chunks.start : last - chunks.start]
-            if self.form.plain and self._transform.name == "dct":  # with base sign, as everywhere here
+            if aggregate.is_narrow(self.form, self._transform, self.config.cap):  # with base sign, as everywhere here
                 aggregate.direction(total.sums(first, last), out=part)
             else:
                 aggregate.update(total, first, last, self._transform, part)

@@ -29,7 +29,7 @@ from node.optim.votes.groups import VotesError
 from node.optim.votes.places import Draw
 from node.optim.votes.values import Grid
 
-Selection = Literal["groups", "topk", "random", "striding", "slicing", "full"]
+Selection = Literal["groups", "topk", "random", "striding", "slicing", "full", "independent"]
 
 TILE_CHUNKS = 1024
 """Chunks that are decoded at a time to check them: at most 4 MiB of indices."""
@@ -195,7 +195,21 @@ class Format:
     @property
     def drawn(self) -> bool:
         """Whether places follow from the step: payloads have none, and `choose` and `ballot` need a `Draw`."""
-        return self.selection in places.SCHEMES
+        return self.selection in places.DRAWN
+
+    @property
+    def independent(self) -> bool:
+        """Whether a payload's places follow from its author, too, which a `Draw` then has to name."""
+        return self.selection == places.INDEPENDENT
+
+    def check_authors(self, payloads: int, authors: Sequence[bytes]) -> None:
+        """Raises `ValueError` if places follow from authors, and not each of the payloads has one of its own."""
+        different = len({*authors} - {b""})
+        if self.independent and not payloads == len(authors) == different:
+            raise ValueError(
+                f"selection independent: {payloads} payloads of {different} different authors; give the author of each, "
+                "because its places follow from it"
+            )
 
     def votes_a_chunk(self, size: int) -> int:
         """Raises `VotesError` for a size that is not offered."""

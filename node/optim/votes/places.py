@@ -9,6 +9,9 @@ add up. Chunk c has the step's places, moved by c, so that one step has votes at
     slicing     a run of 4096 / n neighbours, number r(step + c) of n; r reverses the log2(n) lowest bits
     full        all 4096, ascending; n is 1
 
+The places of `independent` are those of `random`, but for the permutation, which each peer draws from its own public key. So no
+two peers have the same places, and a decoder has to know the author. Masks of chunks are the step's, as for `random`. ADR 73.
+
 Draws are SHAKE-256 of the seed and the step, whole numbers alone: the same on every device and version. Striding and slicing
 visit each coefficient once in n steps. Here are places only: values and bytes are `payload`'s. ADR 33.
 """
@@ -29,9 +32,12 @@ from node.optim.votes.groups import VotesError
 
 Scheme = Literal["random", "striding", "slicing", "full"]
 SCHEMES = get_args(Scheme)
+INDEPENDENT = "independent"
+DRAWN = (*SCHEMES, INDEPENDENT)
+"""Selections whose places are in no payload."""
 
-SIZES = (2, 4, 8, 16, 32, 64, 128)
-"""n that may be chosen: at 128 a chunk has 32 votes, so that its signs fill whole bytes."""
+SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""n that may be chosen: at 1,024 a chunk has 4 votes, and the signs of two chunks share a byte."""
 
 FULL_SIZES = (1,)
 _DOMAIN = b"swarmentum/v1/places\0"
@@ -46,6 +52,12 @@ class Draw:
     """The run's own: its id."""
     step: int
     """The step of the log whose votes these are."""
+    authors: tuple[bytes, ...] = ()
+    """With `independent`: the public key of each payload's author, in the order of the payloads; or of the one payload."""
+
+    def of(self, number: int) -> Draw:
+        """The draw of payload `number` of the step alone."""
+        return Draw(self.seed, self.step, self.authors[number : number + 1]) if self.authors else self
 
 
 def sizes(scheme: str) -> tuple[int, ...]:
@@ -65,21 +77,33 @@ def places(scheme: str, draw: Draw, size: int, first: int, last: int, device: to
 
     Raises `VotesError` for a size that is not offered.
     """
+    order, moved = pattern(scheme, draw, size, first, last, device)
+    return order ^ moved[:, None]
+
+
+def pattern(scheme: str, draw: Draw, size: int, first: int, last: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The same, as what a step has and what moves a chunk: int64 [votes] and [chunks], whose XOR is a place.
+
+    Sizes are powers of two, so to XOR an offset is to add it. Raises `VotesError` for a size that is not offered.
+    """
     count = votes_a_chunk(scheme, size)
-    chunk = torch.arange(first, last, device=device)[:, None]
-    if scheme == "full":
-        return torch.arange(count, device=device).expand(last - first, count)
-    if scheme == "random":
-        return permutation(draw, device)[:count] ^ masks(draw, 1 << last.bit_length(), device)[first:last, None]
-    turn = (chunk + draw.step) % size
+    if scheme in ("random", INDEPENDENT):
+        common = Draw(draw.seed, draw.step)
+        if scheme == INDEPENDENT and len(draw.authors) != 1:
+            raise ValueError(
+                f"selection independent: {len(draw.authors)} authors of one payload; places follow from one"
+            )
+        order = permutation(draw if scheme == INDEPENDENT else common, device)[:count]
+        return order, masks(common, 1 << last.bit_length(), device)[first:last]
+    steps, turn = torch.arange(count, device=device), (torch.arange(first, last, device=device) + draw.step) % size
     if scheme == "striding":
-        return turn + size * torch.arange(count, device=device)
-    return count * _reversed(turn, size) + torch.arange(count, device=device)
+        return size * steps, turn
+    return steps, count * _reversed(turn, size)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=256)
 def permutation(draw: Draw, device: torch.device) -> Tensor:
-    """A step's order of the coefficients: int64 [4096]."""
+    """A step's order of the coefficients, or that of a step and an author: int64 [4096]. 256 take 8 MiB."""
     scores = np.frombuffer(_stream(draw, b"order", 8 * CHUNK_ELEMENTS), dtype="<u8")
     return torch.from_numpy(np.argsort(scores, kind="stable")).to(device)
 
@@ -93,7 +117,7 @@ def masks(draw: Draw, chunks: int, device: torch.device) -> Tensor:
 
 def _stream(draw: Draw, what: bytes, count: int) -> bytes:
     named = _DOMAIN + what + len(draw.seed).to_bytes(_STEP_BYTES, "big") + draw.seed
-    return hashlib.shake_256(named + draw.step.to_bytes(_STEP_BYTES, "big")).digest(count)
+    return hashlib.shake_256(named + draw.step.to_bytes(_STEP_BYTES, "big") + b"".join(draw.authors)).digest(count)
 
 
 def _reversed(turn: Tensor, size: int) -> Tensor:

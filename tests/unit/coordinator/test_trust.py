@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.clock import trust, typical
+from coordinator.clock import memory, trust, typical
 from coordinator.clock.events import Claim, Connected, Disconnected, Reported, TimerFired
 from coordinator.clock.records import EntryCommitted, Judged
-from coordinator.clock.state import PeerPhase
+from coordinator.clock.state import PeerPhase, Run
 from coordinator.clock.trust import Standing
 from coordinator.clock.typical import Recent
 from protos import checks
@@ -465,3 +465,53 @@ def test_a_new_peer_is_told_how_far_its_probation_is() -> None:
     assert Standing(passed=12, score=0.5).progress(10) == "10 of 10 checks passed, and a bad one is not made good yet"
     assert Standing(passed=12, counted=True).progress(10) == ""
     assert Standing(excluded="why").progress(10) == ""
+
+
+# ---- votes at places that all peers share -----------------------------------------------------------------------------
+
+SHARED_OVERLAP = 0.71
+"""Of honest votes at shared places (`python -m tests.bench adversaries --selection random`): 0.57 to 0.77."""
+
+
+def shared_score(verdicts: list[Verdict], recent: Recent) -> float:
+    standings = {key(n): Standing(counted=True) for n in range(PEERS)}
+    arrival = [key(n) for n in range(PEERS)]
+    return trust.judge(ON, standings, recent, verdicts, arrival, shared=True)[0][key(5)].score
+
+
+@pytest.mark.parametrize("difference", [2.0, 8.0])
+def test_honest_votes_at_shared_places_are_no_copies(difference: float) -> None:
+    """They agree on more than half of their signs, and a third of the typical difference is enough, as for any other votes."""
+    usual = figures(difference=GOOD_DIFFERENCE if difference > 2 else 2.0, overlap=SHARED_OVERLAP)
+    honest = alike(5, 4, overlap=0.77, difference=difference)
+    assert shared_score(honest, usual) == 0
+    first = alike(5, 4, overlap=0.77, difference=difference)
+    assert shared_score(first, Recent()) == 0, "nothing is typical yet"
+
+
+def test_a_copy_of_votes_at_shared_places_is_one() -> None:
+    nothing_told = figures(difference=2.0, overlap=SHARED_OVERLAP)
+    assert shared_score(alike(5, 4, overlap=1.0, difference=2.0), nothing_told) == 1
+    assert shared_score(alike(5, 4, overlap=0.87, difference=2.0), nothing_told) == 1, "made up by a quarter"
+    assert shared_score(alike(4, 5, overlap=1.0, difference=2.0), nothing_told) == 0, "the original"
+    told = figures(overlap=SHARED_OVERLAP)
+    assert shared_score(alike(5, 4, overlap=1.0, difference=0.4 * GOOD_DIFFERENCE), told) == 1
+    assert shared_score(alike(5, 4, overlap=0.8, difference=0.4 * GOOD_DIFFERENCE), told) == 0
+
+
+def test_copies_do_not_make_copying_typical_at_shared_places() -> None:
+    """Three of ten that copy each other leave the median with the honest ones."""
+    mixed = {key(50 + n): 1.0 if n < 3 else SHARED_OVERLAP for n in range(10)}
+    recent = replace(figures(difference=2.0), overlaps=mixed)
+    assert shared_score(alike(5, 4, overlap=1.0, difference=2.0), recent) == 1
+
+
+def test_the_machine_judges_by_the_runs_places() -> None:
+    """The same verdicts, in a run with shared places and in one whose peers choose their own."""
+    for selection, score in (("random", 0.0), ("groups", 1.0)):
+        run = Run(key(0), RunConfig(clock=CLOCK, trust=ON, optimizer=OptimizerConfig(selection=selection)))  # type: ignore[arg-type]
+        recent = figures(difference=GOOD_DIFFERENCE, overlap=SHARED_OVERLAP)
+        run = replace(run, standings={key(n): Standing(counted=True) for n in range(PEERS)}, recent_checks=recent)
+        said = alike(5, 4, overlap=0.75, difference=0.4 * GOOD_DIFFERENCE)
+        record = Judged(1, tuple(said), tuple(key(n) for n in range(PEERS)))
+        assert memory.remember(run, record, 0).standings[key(5)].score == score

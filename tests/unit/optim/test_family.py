@@ -36,6 +36,9 @@ METHODS = {
     "adamw": DeMoConfig(base=BaseConfig("adamw", beta1=0.5), values="2bit", weight_decay=0.1),
     "muon": DeMoConfig(base=BaseConfig("muon", momentum=0.8)),
     "random signs": DeMoConfig(selection="random", seed=b"run"),
+    "random signs, cap 7": DeMoConfig(selection="random", one_in=4, seed=b"run", cap=7),
+    "groups, cap 3": DeMoConfig(group_size=16, cap=3),
+    "random signs, muon": DeMoConfig(selection="random", base=BaseConfig("muon"), seed=b"run"),
     "striding, 2 bits": DeMoConfig(selection="striding", one_in=4, values="2bit", transform="hadamard"),
     "slicing, identity": DeMoConfig(selection="slicing", one_in=8, transform="identity"),
     "full, with sizes": DeMoConfig(selection="full", values="8bit", magnitudes=True, base=BaseConfig("sgd")),
@@ -267,6 +270,12 @@ def test_looking_ahead_follows_the_own_momentum_and_is_undone(name: str) -> None
         ({"magnitudes": True, "beta2": 0.9, "base": BaseConfig("sgd")}, "exclude"),
         ({"beta2": 1.0}, "beta2"),
         ({"refused": "keep"}, "refused"),
+        ({"cap": 1}, "cap 1 is no whole number from 2 to 127"),
+        ({"cap": 128}, "cap 128 is no whole"),
+        ({"cap": 7.0}, "cap 7.0 is no whole"),
+        ({"cap": True}, "cap True is no whole"),
+        ({"cap": 7, "values": "2bit"}, "cap 7 has no effect with values 2bit"),
+        ({"cap": 7, "base": "adamw"}, "base 'adamw'"),
     ],
 )
 def test_settings_that_do_not_exist_are_refused(settings: dict[str, object], says: str) -> None:

@@ -20,7 +20,7 @@ from node.optim.torch_optimizer import DeMoOptimizer
 from node.training.methods import demo_config, local_config
 from protos import toml_file
 from protos.optimizer_config import RECIPES, OptimizerConfig
-from protos.run_config import RunConfig, TrustConfig, config_from_json
+from protos.run_config import ClockConfig, RunConfig, TrustConfig, config_from_json
 
 LR = 2.0**-3
 SIZED: dict[str, Any] = {"values": "8bit", "magnitudes": True, "base": BaseConfig("sgd"), "clip_norm": None}
@@ -194,11 +194,12 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], says: st
 
 
 @pytest.mark.parametrize("selection", ["random", "striding", "slicing", "full"])
-def test_checks_of_votes_are_refused_where_all_vote_at_the_same_places(selection: str) -> None:
+def test_votes_at_the_same_places_can_be_checked(selection: str) -> None:
     optimizer = OptimizerConfig.model_validate({"selection": selection})
-    with pytest.raises(ValidationError, match="honest votes look like copies"):
-        RunConfig(optimizer=optimizer, trust=TrustConfig(enabled=True))
-    RunConfig(optimizer=optimizer)
+    clock = ClockConfig(min_peers=3)
+    RunConfig(optimizer=optimizer, clock=clock, trust=TrustConfig(enabled=True)).check_new()
+    assert optimizer.shared
+    assert not OptimizerConfig().shared
 
 
 def test_the_optimizer_alone_has_it_without_a_second_moment() -> None:

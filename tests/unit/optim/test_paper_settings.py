@@ -37,6 +37,7 @@ def test_unset_keys_have_the_papers_defaults_on_both_sides_of_the_wire() -> None
     ("settings", "key", "reason"),
     [
         ({"overlap": True}, "overlap = true", "look-ahead"),
+        ({"cap": 7}, "cap = 7", "has no cap"),
         ({"magnitudes": True, "base": {"name": "sgd"}}, "magnitudes = true", "the sign at the end"),
         ({"local": {"steps": 4}}, "local.steps", "votes on gradients"),
         ({"base": {"name": "muon"}}, "base", "applies the sign"),

@@ -107,7 +107,7 @@ GOLDEN = [2091, 1122, 563, 1867, 2115, 2361]
 def test_a_vote_is_one_bit_and_the_default_costs_what_group_votes_do() -> None:
     for scheme in MOVING:
         form = Format(scheme)  # type: ignore[arg-type]
-        assert [form.body_bytes(3, size) for size in SIZES] == [3 * 512 // size for size in SIZES]
+        assert [form.body_bytes(3, size) for size in SIZES] == [-(-3 * 512 // size) for size in SIZES]
         assert form.body_bytes(3, DeMoConfig.one_in) == groups.vote_bytes(3, 128)
     assert Format("full").body_bytes(3, 1) == 3 * 512
     assert Format("full", EIGHT_BIT, scaled=True).body_bytes(3, 1) == 3 * 4097
@@ -164,10 +164,11 @@ def test_what_is_read_is_what_was_chosen_and_zeros_are_silent(form: Format, part
 def test_all_bytes_of_the_right_length_are_votes_and_have_one_encoding(scheme: str, data: st.DataObject) -> None:
     form = Format(scheme)  # type: ignore[arg-type]
     size = data.draw(st.sampled_from(form.sizes))
-    raw = data.draw(st.binary(min_size=form.body_bytes(1, size), max_size=form.body_bytes(1, size)))
-    form.check(raw, size, 1)
-    ballot = form.decode(raw, size, 1, CPU, Draw(RUN, 1))
-    said = torch.zeros(1, 4096).scatter_(1, ballot.where, ballot.values.float()).view(1, 64, 64)
+    chunks = 2  # whose signs fill whole bytes, at one in 1,024 too
+    raw = data.draw(st.binary(min_size=form.body_bytes(chunks, size), max_size=form.body_bytes(chunks, size)))
+    form.check(raw, size, chunks)
+    ballot = form.decode(raw, size, chunks, CPU, Draw(RUN, 1))
+    said = torch.zeros(chunks, 4096).scatter_(1, ballot.where, ballot.values.float()).view(chunks, 64, 64)
     assert form.encode([form.choose(said, size, None, Draw(RUN, 1))], size) == raw
 
 
@@ -322,8 +323,9 @@ def test_sizes_have_the_names_that_a_run_has() -> None:
     assert SIZES == optimizer_config.ONE_IN_SIZES
     assert topk.SIZES + topk.LARGE_SIZES == optimizer_config.TOP_K_SIZES
     assert topk.SIZES[-1] == optimizer_config.TOP_K_FEW_BITS_MAX
-    assert SCHEMES == optimizer_config.DRAWN
-    for scheme in SCHEMES:
+    assert SCHEMES == optimizer_config.SHARED
+    assert places.DRAWN == optimizer_config.DRAWN
+    for scheme in places.DRAWN:
         config = DeMoConfig(selection=scheme)  # type: ignore[arg-type]
         assert config.with_size(config.form.sizes[-1]).size == config.form.sizes[-1]
         with pytest.raises(VotesError):

@@ -35,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "second moment": {"group_size": 32, "beta2": 0.95},
     "top-k": {"selection": "topk", "top_k": 64, "values": "2bit", "transform": "hadamard", "beta2": 0.0},
     "random": {"selection": "random", "one_in": 8},
+    "cap": {"group_size": 8, "cap": 3, "weight_decay": 0.1},
     "striding": {"selection": "striding", "values": "2bit", "one_in": 4},
     "Nesterov": {"selection": "slicing", "nesterov": 0.9, "beta2": 0.0},
     "local": {"local": LocalConfig(steps=2, lr=1e-2), "magnitudes": True, "values": "8bit", "base": BaseConfig("sgd")},

@@ -24,7 +24,8 @@ from node.optim.second_moment import SecondMoment
 from node.optim.step import Decay, decay_factor, decayed
 from node.optim.votes import groups as votes
 from node.optim.votes import silence
-from node.optim.votes.payload import PLAIN
+from node.optim.votes.payload import PLAIN, Packed
+from node.optim.votes.places import Draw
 
 RANGE_CHUNKS = 128
 """Chunks that a thread takes at a time, so that one held up by another program does not hold up the step."""
@@ -37,7 +38,7 @@ BALLOTS_MAX = 2**15 - 1
 Scratch: TypeAlias = npt.NDArray[np.uint8]
 Addresses: TypeAlias = npt.NDArray[np.int64]
 Values: TypeAlias = npt.NDArray[np.float32]
-_NO_VALUES: Values = np.empty(0, dtype=np.float32)
+NO_VALUES: Values = np.empty(0, dtype=np.float32)
 
 
 class Fused:
@@ -49,6 +50,7 @@ class Fused:
     """
 
     name = "numba"
+    _form = PLAIN
 
     def __init__(self, layout: Layout) -> None:
         plan = Plan.of(layout)
@@ -58,13 +60,13 @@ class Fused:
         self._coefficients: npt.NDArray[np.int16] = np.stack([_coefficients(size) for size in votes.GROUP_SIZES])
         basis = dct.integer_basis(torch.device("cpu")).numpy().astype(np.int16)
         self._inverse = _multiples(basis), second_basis(basis)
-        self._taken = _NO_VALUES  # kept: fresh memory costs a page fault for every 4 KiB
+        self._taken = [NO_VALUES]  # kept, by copies too: fresh memory costs a page fault for every 4 KiB
         self._compile()
 
     def norm(self, gradients: Sequence[Tensor | None]) -> float:
         """The norm of all gradients; infinite if the square of it overflows fp32 in one place, as torch's does."""
         out = np.empty(len(self._blocks), dtype=np.float64)
-        tensors = _addresses(gradients)
+        tensors = addresses(gradients)
         self._share(lambda *own: kernels.square_sums(*own, self._blocks, tensors, out), len(out))
         return float(np.sqrt(out.sum()))
 
@@ -78,7 +80,7 @@ class Fused:
         second: SecondMoment | None = None,
     ) -> Tensor:
         """See `Backend.vote`."""
-        return self._vote(gradients, momentum, beta, step, group_size, second, _NO_VALUES)
+        return self._vote(gradients, momentum, beta, step, group_size, second, NO_VALUES)
 
     def take(
         self,
@@ -90,10 +92,15 @@ class Fused:
         second: SecondMoment | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `Taking.take`."""
-        if self._taken.size != self._chunks * votes.groups(group_size):
-            self._taken = np.empty(self._chunks * votes.groups(group_size), dtype=np.float32)
-        packed = self._vote(gradients, momentum, beta, step, group_size, second, self._taken)
-        return packed, torch.from_numpy(self._taken)
+        count = self._chunks * self._form.votes_a_chunk(group_size)
+        if self._taken[0].size != count:
+            self._taken[0] = np.empty(count, dtype=np.float32)
+        packed = self._vote(gradients, momentum, beta, step, group_size, second, self._taken[0])
+        return packed, torch.from_numpy(self._taken[0])
+
+    def at(self, _draw: Draw) -> Fused:
+        """See `Stepping.at`: group votes have their places in their bytes."""
+        return self
 
     def _vote(
         self,
@@ -105,19 +112,12 @@ class Fused:
         second: SecondMoment | None,
         taken: Values,
     ) -> Tensor:
-        packed = np.empty(votes.vote_bytes(self._chunks, group_size), dtype=np.uint8)
-        silent = np.empty((self._chunks, silence.row_bytes(votes.groups(group_size))), dtype=np.uint8)
-        tensors, flat = _addresses(gradients), momentum.view(-1).numpy()
-        numbers = np.float32(beta), np.float32(step), group_size
-        table = self._table(group_size)
-        squares, division, corrections = tensors[:0], _NO_VALUES, _NO_VALUES
-        if second is not None:
-            squares = np.where(tensors == 0, 0, _addresses(second.squares))
-            corrections = np.array([1 / value for value in second.advance(gradients)], dtype=np.float32)
-            numbers_of = second.beta2, 1 - second.beta2, second_moment.EPSILON
-            division = np.array(numbers_of, dtype=np.float32)
-        given = self._plan, tensors, squares, division, corrections, flat, *numbers, table, packed, silent, taken
-        broken = self._share(lambda *own: kernels.vote(*own, *given))
+        packed = np.zeros(self._form.body_bytes(self._chunks, group_size), dtype=np.uint8)
+        rows = silence.row_bytes(self._form.votes_a_chunk(group_size))
+        silent = np.empty((self._chunks, rows), dtype=np.uint8)
+        tensors, flat = addresses(gradients), momentum.view(-1).numpy()
+        given = self._plan, tensors, *_division(tensors, gradients, second), flat, np.float32(beta), np.float32(step)
+        broken = self._find(given, group_size, (packed, silent, taken))
         if any(broken):
             if taken.size:
                 self.put_back(momentum, torch.from_numpy(packed), group_size, torch.from_numpy(taken))
@@ -125,13 +125,18 @@ class Fused:
         tail = silence.encode(torch.from_numpy(silent))
         return torch.from_numpy(np.concatenate([packed, np.frombuffer(tail, dtype=np.uint8)]) if tail else packed)
 
+    def _find(self, given: tuple[object, ...], group_size: int, out: tuple[Scratch, Scratch, Values]) -> list[object]:
+        """Run the kernel that makes votes; `given` as it takes them, and where packed, silent and taken votes go."""
+        table = self._table(group_size)
+        return self._share(lambda *own: kernels.vote(*own, *given, group_size, table, *out))
+
     def put_back(self, momentum: Tensor, packed: Tensor, group_size: int, taken: Tensor) -> None:
         """See `Taking.put_back`."""
         self._put(momentum, packed, group_size, taken.numpy())
 
     def spend(self, momentum: Tensor, packed: Tensor, group_size: int) -> None:
         """See `Backend.spend`."""
-        self._put(momentum, packed, group_size, _NO_VALUES)
+        self._put(momentum, packed, group_size, NO_VALUES)
 
     def _put(self, momentum: Tensor, packed: Tensor, group_size: int, values: Values) -> None:
         flat, codes, table = momentum.view(-1).numpy(), packed.numpy(), self._table(group_size)
@@ -146,18 +151,10 @@ class Fused:
                 f"{len(ballots)} ballots in one step; their votes are counted in 16 bits: at most {BALLOTS_MAX}"
             )
         packed = [PLAIN.read(payload, size, self._chunks) for size, payload in ballots]
-        rows = [
-            (
-                own.size,
-                own.grouped.data_ptr(),
-                votes.vote_bytes(1, own.size),
-                0 if own.silent is None else own.silent.data_ptr(),
-            )
-            for own in packed
-        ]
+        rows = [row_of_group_votes(own) for own in packed]
         weight_decay = decayed(parameters, lr, weight_decay)
         listed = np.array(rows, dtype=np.int64).reshape(-1, 4)
-        tensors, numbers = _addresses(parameters), (np.float32(decay_factor(lr, weight_decay)), np.float32(lr))
+        tensors, numbers = addresses(parameters), (np.float32(decay_factor(lr, weight_decay)), np.float32(lr))
         self._share(lambda *own: kernels.apply(*own, self._plan, tensors, listed, *numbers, *self._inverse))
 
     def _table(self, group_size: int) -> npt.NDArray[np.int16]:
@@ -169,7 +166,7 @@ class Fused:
         tensors, nothing = np.zeros(len(self._plan[1]) + 1, dtype=np.int64), np.empty(0, dtype=np.float32)
         one, packed, table = np.float32(1), np.empty(0, dtype=np.uint8), self._coefficients[0]
         listed = np.empty((0, 4), dtype=np.int64)
-        own = 0, 0, _scratch()
+        own = 0, 0, thread_scratch()
         kernels.square_sums(*own, self._blocks, tensors, np.empty(0))
         kernels.vote(
             *own,
@@ -197,7 +194,7 @@ class Fused:
         waiting, results = iter(starts), []
 
         def work_off() -> None:
-            scratch = _scratch()
+            scratch = thread_scratch()
             for first in waiting:  # one step of a range's iterator is atomic
                 results.append(work(first, min(first + RANGE_CHUNKS, count), scratch))
 
@@ -213,7 +210,13 @@ class Fused:
         return results
 
 
-def _scratch() -> Scratch:
+def row_of_group_votes(own: Packed) -> tuple[int, int, int, int]:
+    """A ballot of group votes as kernels take it: group size, address, bytes a chunk, address of the silent votes or 0."""
+    silent = 0 if own.silent is None else own.silent.data_ptr()
+    return own.size, own.grouped.data_ptr(), votes.vote_bytes(1, own.size), silent
+
+
+def thread_scratch() -> Scratch:
     """Memory for one thread, from a multiple of 64 bytes on, so that no vector crosses a cache line."""
     room = np.empty(kernels.SCRATCH_BYTES + CACHE_LINE, dtype=np.uint8)
     skip = -room.ctypes.data % CACHE_LINE
@@ -224,7 +227,18 @@ def _coefficients(group_size: int) -> npt.NDArray[np.int16]:
     return votes.coefficients(group_size, torch.device("cpu")).numpy().astype(np.int16)
 
 
-def _addresses(tensors: Sequence[Tensor | None]) -> Addresses:
+def _division(
+    tensors: Addresses, gradients: Sequence[Tensor | None], second: SecondMoment | None
+) -> tuple[Addresses, Values, Values]:
+    """What the kernels divide gradients by: addresses of the squares, three numbers and the corrections; empty for nothing."""
+    if second is None:
+        return tensors[:0], NO_VALUES, NO_VALUES
+    squares = np.where(tensors == 0, 0, addresses(second.squares))
+    corrections = np.array([1 / value for value in second.advance(gradients)], dtype=np.float32)
+    return squares, np.array([second.beta2, 1 - second.beta2, second_moment.EPSILON], dtype=np.float32), corrections
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> Addresses:
     return np.array([0 if tensor is None else tensor.data_ptr() for tensor in tensors], dtype=np.int64)
 
 

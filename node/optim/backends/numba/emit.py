@@ -175,6 +175,17 @@ def split_words(code: Code, words: Value, count: Value, width: Value, low: Value
         build.store(signs, code.at(top, line), align=1)
 
 
+@instruction(ADDRESS, types.int64, result=types.int16)
+def not_numbers(code: Code, source: Value, count: Value) -> Value:
+    """The lanes (bits) in which one of `count` fp32 (a multiple of 16) is NaN."""
+    build, lanes = code.builder, ir.VectorType(ir.IntType(1), LANES)
+    found = cgutils.alloca_once_value(build, ir.Constant(lanes, [0] * LANES))
+    with cgutils.for_range(build, build.udiv(count, ir.Constant(LONG, LANES))) as loop:
+        values = code.load(source, build.mul(loop.index, ir.Constant(LONG, 4 * LANES)))
+        build.store(build.or_(build.load(found, typ=lanes), build.fcmp_unordered("uno", values, values)), found)
+    return build.bitcast(build.load(found, typ=lanes), SHORT)
+
+
 @instruction(types.int64, result=types.int64)
 def trailing_zeros(code: Code, value: Value) -> Value:
     """Zero bits below the lowest one of a value that has one."""

@@ -5,6 +5,8 @@ Replicated: the same bits as the portable path gives (`dct.inverse_exact`), so n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llvmlite import ir
 from numba.core import cgutils, types
 
@@ -100,11 +102,46 @@ def find_moves(code: Code, ballots: Value, count: Value) -> None:
         code.store(build.shl(build.lshr(place, _shorts(5)), _shorts(6)), targets, line)
 
 
+@instruction(ADDRESS, ADDRESS, types.int64)
+def add_row_times(code: Code, target: Value, source: Value, factor: Value) -> None:
+    """`target += factor * source` for 32 int16; `factor` fits in one, too."""
+    many = code.splat(code.builder.trunc(factor, SHORT), VOTES_AT_ONCE)
+    product = code.builder.mul(many, code.load(source, 0, _SHORTS))
+    code.store(code.builder.add(code.load(target, 0, _SHORTS), product), target, 0)
+
+
+@instruction(ADDRESS, ADDRESS, types.int64)
+def add_signs(code: Code, totals: Value, signs: Value, count: Value) -> None:
+    """Add `count` votes (a multiple of 32), one bit each from the address `signs` on, to int16 `totals`: 1 is negative."""
+    build, bits = code.builder, ir.VectorType(ir.IntType(1), VOTES_AT_ONCE)
+    with cgutils.for_range(build, build.udiv(count, ir.Constant(LONG, VOTES_AT_ONCE))) as loop:
+        word = build.load(code.at(signs, build.mul(loop.index, ir.Constant(LONG, 4))), typ=INT, align=1)
+        negative = build.sext(build.bitcast(word, bits), _SHORTS)
+        line = code.at(totals, build.mul(loop.index, ir.Constant(LONG, 2 * VOTES_AT_ONCE)))
+        said = build.or_(build.shl(negative, _shorts(1)), _shorts(1))
+        code.store(build.add(code.load(line, 0, _SHORTS), said), line, 0)
+
+
+@instruction(ADDRESS, ADDRESS, types.float32, types.float32)
+def move_row(code: Code, totals: Value, target: Value, factor: Value, lr: Value) -> None:
+    """The update of a row of 64 parameters by the signs of int32 `totals` [64], with the bits of `turn_rows`."""
+    build, down, factors = code.builder, code.splat(code.builder.fneg(lr)), code.splat(factor)
+    for place in range(0, ROW_BYTES, 4 * LANES):
+        decayed = build.fmul(code.load(target, place), factors)
+        code.store(build.fadd(decayed, _move(code, code.load(totals, place, INTS), down)), target, place)
+
+
 @instruction(ADDRESS, ADDRESS)
 def add_row(code: Code, target: Value, source: Value) -> None:
     """`target += source` for 32 int16."""
     total = code.builder.add(code.load(target, 0, _SHORTS), code.load(source, 0, _SHORTS))
     code.store(total, target, 0)
+
+
+@instruction(ADDRESS, ADDRESS)
+def pair(code: Code, columns: Value, target: Value) -> None:
+    """As `halve_and_pair`, not halved: for a basis whose first pass is not rounded."""
+    _paired(code, columns, target, lambda value: value)
 
 
 @instruction(ADDRESS, ADDRESS)
@@ -114,13 +151,17 @@ def halve_and_pair(code: Code, columns: Value, target: Value) -> None:
     The kinds are the parts of even and of odd frequencies. The sum of the two kinds is a column's upper half. The difference
     is the lower half, last place first. Pairs are of columns in the order of `FREQUENCIES`.
     """
+    _paired(code, columns, target, lambda value: _halved(code, value))
+
+
+def _paired(code: Code, columns: Value, target: Value, finished: Callable[[Value], Value]) -> None:
     build, half = code.builder, 2 * VOTES_AT_ONCE
     for pair in range(HALF_SIDE):
         upper, lower = [], []
         for column in FREQUENCIES[2 * pair : 2 * pair + 2]:
             even, odd = (code.load(columns, column * HALF_ROW_BYTES + kind * half, _SHORTS) for kind in (0, 1))
-            upper.append(_halved(code, build.add(even, odd)))
-            lower.append(_halved(code, build.sub(even, odd)))
+            upper.append(finished(build.add(even, odd)))
+            lower.append(finished(build.sub(even, odd)))
         places = [*range(HALF_SIDE), *range(HALF_SIDE)[::-1]]
         for first in range(0, CHUNK_SIDE, LANES):
             lanes = [lane for place in places[first : first + LANES] for lane in (place, VOTES_AT_ONCE + place)]

@@ -33,9 +33,9 @@ _GROUPS_MAX = 512
 _INFINITY_BITS = 0x7F800000
 
 
-_SOURCES = (emit.__file__, forward.__file__, inverse.__file__)
+_SOURCES = (__file__, emit.__file__, forward.__file__, inverse.__file__)
 _EMITTED = hashlib.sha256(b"".join(Path(source).read_bytes() for source in _SOURCES)).hexdigest()[:16]
-"""Numba's cache looks at this file and at a function's name; so the name says which instructions are compiled in."""
+"""Numba's cache looks at a kernel's file and at its name; so the name says which instructions and functions are compiled in."""
 
 
 def kernel(function):
@@ -208,6 +208,27 @@ def _write(own, magnitudes, positions, group_size, coefficients, packed, silent,
     return broken
 
 
+@njit(nogil=True)
+def accumulate(plan, tensors, chunk, last, scratch, division, own, rates):
+    """`own = beta * own + step * DCT(gradient)` for a chunk of momentum; `division` and `rates` as `vote` has them."""
+    buffer = scratch.ctypes.data
+    half = buffer + 4 * _CHUNK
+    source, stride = _find(plan, tensors, chunk, buffer)
+    coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
+    if len(division[0]):
+        _divide(plan, chunk, last, scratch, source, stride, division[0], division[1], division[2])
+        source, stride = buffer, _ROW
+    # The next chunk's memory is asked for in its own order, into the second cache level: momentum during the
+    # columns, the gradient during the rows. Asked for in the order of use, it took half as long again.
+    for block in range(4):
+        ahead = own.ctypes.data + 4 * _CHUNK + block * 16 * _ROW
+        forward.forward_columns(source + block * _COLUMNS, stride, half + block * 16 * _ROW, ahead, _COLUMNS)
+    for block in range(4):
+        ahead = coming + block * 16 * coming_stride
+        target = own.ctypes.data + block * 16 * _ROW
+        forward.forward_rows(half + block * _COLUMNS, target, rates[0], rates[1], ahead, coming_stride)
+
+
 @kernel
 def vote(
     first,
@@ -235,8 +256,6 @@ def vote(
     `silence.pack` does. What is voted for moves to fp32 `taken` [votes], unless that is empty, and leaves zeros. Returns
     whether a coefficient is NaN.
     """
-    buffer = scratch.ctypes.data
-    half = buffer + 4 * _CHUNK
     groups, width = _CHUNK // group_size, 1
     while 1 << width <= group_size:
         width += 1
@@ -244,21 +263,8 @@ def vote(
     found = np.empty((2, _SIDE), dtype=np.int32)
     broken = False
     for chunk in range(first, last):
-        source, stride = _find(plan, tensors, chunk, buffer)
         own = momentum[chunk * _CHUNK : (chunk + 1) * _CHUNK]
-        coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
-        if len(squares):
-            _divide(plan, chunk, last, scratch, source, stride, squares, second, corrections)
-            source, stride = buffer, _ROW
-        # The next chunk's memory is asked for in its own order, into the second cache level: momentum during the
-        # columns, the gradient during the rows. Asked for in the order of use, it took half as long again.
-        for block in range(4):
-            ahead = own.ctypes.data + 4 * _CHUNK + block * 16 * _ROW
-            forward.forward_columns(source + block * _COLUMNS, stride, half + block * 16 * _ROW, ahead, _COLUMNS)
-        for block in range(4):
-            ahead = coming + block * 16 * coming_stride
-            target = own.ctypes.data + block * 16 * _ROW
-            forward.forward_rows(half + block * _COLUMNS, target, beta, step, ahead, coming_stride)
+        accumulate(plan, tensors, chunk, last, scratch, (squares, second, corrections), own, (beta, step))
         _largest(own.ctypes.data, group_size, found, magnitudes, positions)
         rest = taken[chunk * groups : (chunk + 1) * groups] if len(taken) else taken
         codes = packed[chunk * groups * width // 8 :]

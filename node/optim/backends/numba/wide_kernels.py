@@ -1,0 +1,234 @@
+"""Votes at places that follow from the step, and the exact inverse of sums with any cap, over a range of chunks.
+
+`kernels` has the default's. Here sums are inverted at 12 bits without rounding, the same bits as `Transform.inverse_exact`. A
+chunk goes through 16-bit lanes where its votes are few enough (nearly always), and through fp64 otherwise. A *place* is a
+coefficient's number with its bits in the order of `inverse.find_votes`: `64 * column + 32 * (row % 2) + row // 2`. To move bits
+about changes no XOR, so places follow from the step as coefficients do. ADR 73.
+"""
+
+import numpy as np
+from numba import njit
+
+from node.optim.backends.numba import emit, inverse
+from node.optim.backends.numba.kernels import _find, _next, _read, _visit_pool, accumulate, kernel
+
+_CHUNK, _SIDE = 4096, 64
+_ROW = 256
+"""Bytes in a row of 64 fp32, and of 64 int32."""
+_ROWS_AHEAD = 16
+_GROUPS_MAX = 512
+
+COLUMN_MAX = 45
+"""Votes in a column whose transform fits int16 for sure: 45 * 724 < 2^15, and no entry of the basis is above 724."""
+
+CHUNK_MAX = 4096
+"""Votes in a chunk whose inverse fits int32 for sure: 4096 * 724^2 < 2^31."""
+
+
+@kernel
+def vote_drawn(
+    first, last, scratch, plan, tensors, squares, second, corrections, momentum, beta, step, order, moved, packed,
+    silent, taken,
+):  # fmt: skip
+    """As `kernels.vote`, where votes are at the coefficients `order ^ moved[chunk]`, int16 [votes] and [chunks].
+
+    uint8 `packed`, zeros before, gets one bit a vote: 1 is negative.
+    """
+    count = len(order)
+    broken = False
+    for chunk in range(first, last):
+        own = momentum[chunk * _CHUNK : (chunk + 1) * _CHUNK]
+        accumulate(plan, tensors, chunk, last, scratch, (squares, second, corrections), own, (beta, step))
+        broken |= emit.not_numbers(own.ctypes.data, _CHUNK) != 0
+        rest = taken[chunk * count : (chunk + 1) * count] if len(taken) else taken
+        _take(own, order, moved[chunk], chunk * count, packed, silent[chunk], rest)
+    return broken
+
+
+@njit(nogil=True)
+def _take(own, order, moved, begin, packed, silent, taken):
+    """The votes of one chunk from bit `begin` of `packed` on, the marks of zeros, and what is taken; see `vote_drawn`."""
+    negative, quiet = 0, 0
+    for vote in range(len(order)):
+        place = np.int64(order[vote] ^ moved)
+        value = own[place]
+        negative |= (value < 0) << (vote & 7)
+        quiet |= (value == 0) << (vote & 7)
+        if len(taken):
+            taken[vote] = value
+            own[place] = 0.0
+        if vote & 7 == 7 or vote == len(order) - 1:
+            packed[(begin + vote) >> 3] |= np.uint8(negative << (begin & 7))
+            silent[vote >> 3] = quiet
+            negative, quiet = 0, 0
+
+
+@kernel
+def put_drawn(first, last, _scratch, momentum, order, moved, values):
+    """Write fp32 `values` [votes] into `momentum` [all elements] where votes are; zeros if it is empty."""
+    for chunk in range(first, last):
+        own = momentum[chunk * _CHUNK : (chunk + 1) * _CHUNK]
+        for vote in range(len(order)):
+            place = np.int64(order[vote] ^ moved[chunk])
+            own[place] = values[chunk * len(order) + vote] if len(values) else np.float32(0)
+
+
+@njit(nogil=True)
+def _add_ballot(chunk, signs, silent, totals):
+    """Add one peer's votes for a chunk to int16 `totals`: bits at the address `signs`, and those of silent votes or 0."""
+    count = len(totals)
+    if count % inverse.VOTES_AT_ONCE == 0:
+        inverse.add_signs(totals.ctypes.data, signs + chunk * count // 8, count)
+    else:
+        for vote in range(count):
+            bit = chunk * count + vote
+            totals[vote] += 1 - 2 * (emit.byte_at(signs + (bit >> 3)) >> (bit & 7) & 1)
+    if silent:
+        row = silent + chunk * ((count + 7) // 8)
+        for vote in range(count):
+            totals[vote] -= emit.byte_at(row + (vote >> 3)) >> (vote & 7) & 1
+
+
+@njit(nogil=True)
+def _sum_drawn(chunk, ballots, orders, moved, nested, totals, places, sums):
+    """The votes of all ballots for a chunk into int16 `sums` [4096], and every place that has one into int16 `places`.
+
+    `ballots` int64 [n, 4], those with most votes first: which of the sizes, votes a chunk, and the addresses of `_add_ballot`.
+    `orders` int16 [sizes, votes] and `moved` int16 [sizes, chunks]. `nested`: places of few votes are among those of many; else
+    sizes have places of their own. With one size the sums stay in int16 `totals`, by vote.
+    """
+    single = orders.shape[0] == 1
+    ballot, found = 0, 0
+    while ballot < ballots.shape[0]:
+        size, count = ballots[ballot, 0], ballots[ballot, 1]
+        own = totals[:count]
+        own[:] = 0
+        while ballot < ballots.shape[0] and ballots[ballot, 0] == size:
+            _add_ballot(chunk, ballots[ballot, 2], ballots[ballot, 3], own)
+            ballot += 1
+        if size == 0 or not nested:
+            for vote in range(count):
+                places[found + vote] = orders[size, vote] ^ moved[size, chunk]
+            found += count
+        if not single:
+            for vote in range(count):
+                sums[np.int64(orders[size, vote] ^ moved[size, chunk])] += own[vote]
+    return found
+
+
+@njit(nogil=True)
+def _sum_groups(chunk, ballots, codes, places, signs, sums):
+    """The same of group votes. `ballots` as `kernels.apply`; int16 `signs` of as many as `places`."""
+    found = 0
+    for ballot in range(ballots.shape[0]):
+        size = ballots[ballot, 0]
+        count = _CHUNK // size
+        read = _read(ballots[ballot, 1] + chunk * ballots[ballot, 2], size, codes)
+        apart = signs.ctypes.data - places.ctypes.data
+        inverse.find_votes(read, size, places.ctypes.data + 2 * found, apart)
+        silent = ballots[ballot, 3]
+        for vote in range(count):
+            quiet = silent and emit.byte_at(silent + chunk * (count // 8) + (vote >> 3)) >> (vote & 7) & 1
+            sums[np.int64(places[found + vote])] += 0 if quiet else signs[found + vote]
+        found += count
+    return found
+
+
+@njit(nogil=True)
+def _capped(places, found, cap, sums, said, load, single, sure):
+    """Each place's capped sum once into int16 `said`, where `sums` becomes zero; whether 16-bit lanes hold the inverse.
+
+    `single`: the sums are in `said` already. `sure`: 16-bit lanes hold whatever there is.
+    """
+    if not single:
+        for vote in range(found):
+            place = np.int64(places[vote])
+            said[vote] = sums[place]
+            sums[place] = 0
+    for vote in range(found):
+        said[vote] = min(max(said[vote], np.int16(-cap)), np.int16(cap))
+    if sure:
+        return True
+    load[:] = 0
+    for vote in range(found):
+        load[np.int64(places[vote]) >> 6] += abs(said[vote])
+    return load.max() <= COLUMN_MAX and load.sum() <= CHUNK_MAX
+
+
+@njit(nogil=True)
+def _turn(places, said, found, columns, rows):
+    """The first pass in 16 bits: every place's sum times its row of the basis, added to its column."""
+    emit.clear(columns, 2 * _CHUNK)
+    for vote in range(found):
+        place = np.int64(places[vote])
+        inverse.add_row_times(columns + (place >> 5 << 6), rows + ((place & 63) << 6), np.int64(said[vote]))
+
+
+@njit(nogil=True)
+def _turn_widely(places, said, found, basis, half, signs):
+    """Both passes in fp64, which holds every sum: the signs of the inverse into int32 `signs` [64, 64].
+
+    `basis` fp64 [64, 64] of whole numbers; fp64 `half` [64 columns, 64] is scratch. Even rows are the first half of a place.
+    """
+    half[:] = 0
+    for vote in range(found):
+        place = np.int64(places[vote])
+        row = 2 * (place & 31) + (place >> 5 & 1)
+        if said[vote]:
+            value = np.float64(said[vote])
+            for to in range(_SIDE):
+                half[place >> 6, to] += value * basis[row, to]
+    total = np.empty(_SIDE, dtype=np.float64)
+    for row in range(_SIDE):
+        total[:] = 0
+        for column in range(_SIDE):
+            value = half[column, row]
+            for to in range(_SIDE):
+                total[to] += value * basis[column, to]
+        for to in range(_SIDE):
+            signs[row, to] = np.int32(total[to] > 0) - np.int32(total[to] < 0)
+
+
+@kernel
+def apply_wide(
+    first, last, scratch, plan, tensors, ballots, orders, moved, nested, sure, cap, factor, lr, rows, second, basis, room
+):  # fmt: skip
+    """`p = p * factor - lr * direction` for the parameters. `orders` is empty for group votes.
+
+    `ballots`, `orders`, `moved`: see `_sum_drawn` and `_sum_groups`. `rows` int16 [64, 32], `second` as `inverse.turn_rows` and
+    fp64 `basis` [64, 64] are the basis at 12 bits. `room`: how many votes for a chunk there are. `sure`: see `_capped`.
+    """
+    buffer = scratch.ctypes.data
+    columns = buffer + 4 * _CHUNK
+    pairs = columns + 2 * _CHUNK
+    single, found_room = orders.shape[0] == 1, np.empty((3, room), dtype=np.int16)
+    places, said, totals = found_room[0], found_room[1], found_room[1 if single else 2]
+    codes, load = np.empty(_GROUPS_MAX, dtype=np.uint8), np.empty(_SIDE, dtype=np.int64)
+    sums = np.zeros(_CHUNK, dtype=np.int16)
+    half, signs = np.empty((_SIDE, _SIDE), dtype=np.float64), np.empty((_SIDE, _SIDE), dtype=np.int32)
+    for chunk in range(first, last):
+        if orders.shape[0]:
+            found = _sum_drawn(chunk, ballots, orders, moved, nested, totals, places, sums)
+        else:
+            found = _sum_groups(chunk, ballots, codes, places, said, sums)
+        narrow = _capped(places, found, cap, sums, said, load, single, sure)
+        if narrow:
+            _turn(places, said, found, columns, rows.ctypes.data)
+            inverse.pair(columns, pairs)
+        else:
+            _turn_widely(places, said, found, basis, half, signs)
+        target, stride = _find(plan, tensors, chunk, buffer)
+        coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
+        if narrow:
+            for row in range(0, _SIDE, inverse.ROWS_AT_ONCE):
+                ahead, ahead_stride = target + (row + _ROWS_AHEAD) * stride, stride
+                if row + _ROWS_AHEAD >= _SIDE:
+                    ahead, ahead_stride = coming + (row + _ROWS_AHEAD - _SIDE) * coming_stride, coming_stride
+                inverse.turn_rows(
+                    pairs + 4 * row, second.ctypes.data, target + row * stride, stride, factor, lr, ahead, ahead_stride
+                )
+        else:
+            for row in range(_SIDE):
+                inverse.move_row(signs.ctypes.data + row * _ROW, target + row * stride, factor, lr)
+        if chunk >= plan[0].shape[0]:
+            _visit_pool(plan, tensors, chunk, buffer, True)
