@@ -38,7 +38,7 @@ def demo_config(optimizer: OptimizerConfig, size: int, run_id: bytes) -> DeMoCon
         transform=optimizer.transform,
         magnitudes=optimizer.magnitudes,
         refused=optimizer.refused,
-        base=BaseConfig(base.name, base.momentum, base.nesterov, base.beta1, base.beta2, base.eps, tuple(base.tables)),
+        base=BaseConfig(**base.model_dump(exclude={"tables"}), muon_except=tuple(base.tables)),
     )
 
 

@@ -55,13 +55,16 @@ def choose(
         from node.optim.backends.numba.backend import Fused
 
         kernels = Fused(layout)
-    if not own_votes or base.config.name != "sign":
+    if not own_votes or not base.config.chunkwise:
         family = Family(layout, device, tile_chunks(device), form, transform, base)
         return family if kernels is None else Mixed(kernels, family)
+    if base.config.block:
+        torchs = Portable(layout, device, tile_chunks(device), base)
+        return torchs if kernels is None else Mixed(kernels, torchs)
     if choice == "triton":
         if find_spec("triton") is None:
             raise ValueError(f"{BACKEND_VARIABLE} is triton, which is not installed: it comes with torch for CUDA")
         from node.optim.backends.triton import Triton
 
         return Triton(layout, device)
-    return kernels or Portable(layout, device, tile_chunks(device))
+    return kernels or Portable(layout, device, tile_chunks(device), base)

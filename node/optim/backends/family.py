@@ -35,9 +35,9 @@ class Family(Portable):
     def __init__(
         self, layout: Layout, device: torch.device, tile_chunks: int, form: Format, transform: Transform, base: Base
     ) -> None:
-        super().__init__(layout, device, tile_chunks)
+        super().__init__(layout, device, tile_chunks, base)
         self._buffer = layout.empty(device)  # gradients on the way in, directions on the way out
-        self._form, self._transform, self._base = form, transform, base
+        self._form, self._transform = form, transform
         self._grows = aggregate.grows(form, base.config)
         self._draw: Draw | None = None
 
@@ -83,7 +83,9 @@ class Family(Portable):
         squares = 0
         for tile, _ in self._tiles():
             squares += aggregate.update(total, tile.start, tile.stop, self._transform, self._buffer[tile])
-        if self._form.scaled:
+        if self._base.config.chunkwise:
+            pass  # no chunk's direction depends on a scale
+        elif self._form.scaled:
             self._buffer.mul_(aggregate.mean_factors(total, self._transform)[:, None, None])
         else:
             self._buffer.mul_(aggregate.unit_factor(total, self._transform, squares))
@@ -94,9 +96,9 @@ class Family(Portable):
 
 
 class Mixed:
-    """`base.Taking` of two: kernels vote, and `Family` moves the parameters. For group votes of signs, with any base."""
+    """`base.Taking` of two: kernels vote, and torch moves the parameters. For group votes of signs, with any base."""
 
-    def __init__(self, voting: Taking, moving: Family) -> None:
+    def __init__(self, voting: Taking, moving: Portable) -> None:
         self.name = voting.name
         self.norm, self.vote, self.spend = voting.norm, voting.vote, voting.spend
         self.take, self.put_back = voting.take, voting.put_back

@@ -90,7 +90,7 @@ class VoteSum:
 
 def grows(form: Format, base: BaseConfig) -> bool:
     """Whether sums of votes grow with the peers: not where signs alone decide, the most robust aggregate (docs/security.md)."""
-    return form.grid is not values.SIGN or base.name != "sign"
+    return form.grid is not values.SIGN or not base.chunkwise
 
 
 def direction(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
@@ -100,10 +100,15 @@ def direction(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = 
     Both are made if not given. Adding zero turns -0 into 0: Metal's sign keeps the sign of a zero, which would reach a
     parameter that is -0.
     """
+    return inverse(sums, out, scratch).sign_().add_(0.0)
+
+
+def inverse(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+    """As `direction` without the sign: `dct.inverse_exact` of integers."""
     if scratch is None:
         scratch = torch.empty(2, *sums.shape, dtype=torch.float32, device=sums.device)
     whole = scratch[0].copy_(sums)
-    return dct.inverse_exact(whole, out, scratch[1]).sign_().add_(0.0)
+    return dct.inverse_exact(whole, out, scratch[1])
 
 
 def update(total: VoteSum, first: int, last: int, transform: Transform, out: Tensor) -> int:
