@@ -54,14 +54,11 @@ def choose(
     if compiles(choice, device) and own_votes:
         from node.optim.backends.numba.backend import Fused
 
-        kernels = Fused(layout)
+        kernels = Fused(layout, base)
     if not own_votes or not base.config.chunkwise:
         family = Family(layout, device, tile_chunks(device), form, transform, base)
         return family if kernels is None else Mixed(kernels, family)
-    if base.config.block:
-        torchs = Portable(layout, device, tile_chunks(device), base)
-        return torchs if kernels is None else Mixed(kernels, torchs)
-    if choice == "triton":
+    if choice == "triton" and not base.config.block:
         if find_spec("triton") is None:
             raise ValueError(f"{BACKEND_VARIABLE} is triton, which is not installed: it comes with torch for CUDA")
         from node.optim.backends.triton import Triton

@@ -18,7 +18,7 @@ from node.optim.layout import CHUNK_SIDE
 WHOLE_EXPONENT = 11
 """A chunk is scaled by a power of two that brings its largest magnitude to between 2^11 and 2^12."""
 
-FACTOR_EXPONENT = 11
+FACTOR_UNITS = 2.0**11
 """Entries of the factor `aI + bA + cA^2` are in units of 2^-11."""
 
 FACTOR_MAX = 8191
@@ -28,7 +28,10 @@ GRAM_MIN = 2.0 ** (2 * WHOLE_EXPONENT)
 """The largest square of a row is at least this, unless the chunk counts as zeros."""
 
 LARGEST_MIN = 2.0**-20
-"""A chunk's largest magnitude after an iteration counts as at least this. It is beyond 2^-8, unless the chunk counts as zeros."""
+"""A chunk's largest magnitude after an iteration counts as at least this. It is beyond 2^-8, unless the chunk is zeros."""
+
+SCALE = 8.0
+"""The root of a side: orthogonal chunks times this have a root mean square of 1."""
 
 DIGIT = 128
 """fp32 multiplies digits: numbers are `128 * high + low`, and both are within +-64."""
@@ -39,20 +42,19 @@ _EXPONENT_BITS, _FRACTION_BITS, _BIAS = 0x7F800000, 23, 127
 def orthogonal_chunks(chunks: Tensor, iterations: int) -> Tensor:
     """Roughly `U V^T` of each fp32 chunk [n, 64, 64] = U S V^T, at a root mean square of about 1. Zeros give zeros.
 
-    Muon's quintic Newton-Schulz iteration `x = (aI + bA + cA^2) x` with `A = x x^T`. First, x is divided by the root of the norm
-    of A. This is at least its largest singular value, and closer to it than the norm of x is: for a random chunk 2.4 times.
+    Muon's quintic Newton-Schulz iteration `x = x (aI + bA + cA^2)` with `A = x^T x`. First, x is divided by the root of the
+    norm of A. This is at least its largest singular value, and closer to it than the norm of x is: for a random chunk 2.4 times.
     """
     a, b, c = COEFFICIENTS
     x = chunks
     for number in range(iterations):
         peak = x.abs().amax((1, 2), keepdim=True)
-        scale = _power(WHOLE_EXPONENT, peak if number == 0 else peak.clamp_(min=LARGEST_MIN))
+        scale = _power(peak if number == 0 else peak.clamp_(min=LARGEST_MIN))
         if number == 0:
             scale = torch.where(peak < SMALLEST, 0.0, scale)
         q = x.mul(scale).round_()
-        gram = _products(q, q.mT).to(torch.float32)
-        largest = gram.diagonal(dim1=1, dim2=2).amax(1).clamp_(min=GRAM_MIN)[:, None, None]
-        less = _power(WHOLE_EXPONENT, largest)
+        gram = _products(q.mT, q).to(torch.float32)
+        less = _power(gram.diagonal(dim1=1, dim2=2).amax(1).clamp_(min=GRAM_MIN)[:, None, None])
         whole = gram.mul(less).round_()
         # A = whole * unit, and x = q * root
         if number == 0:
@@ -65,16 +67,16 @@ def orthogonal_chunks(chunks: Tensor, iterations: int) -> Tensor:
         square = _products(whole, whole).to(torch.float32)
         factor.add_(square.mul_(unit.mul(unit).mul_(c).to(torch.float32)))
         factor.diagonal(dim1=1, dim2=2).add_(a)
-        factor.mul_(2.0**FACTOR_EXPONENT).round_().clamp_(-FACTOR_MAX, FACTOR_MAX)
-        x = _products(factor, q).to(torch.float32).mul_(root.mul_(2.0**-FACTOR_EXPONENT).to(torch.float32))
+        factor.mul_(FACTOR_UNITS).round_().clamp_(-FACTOR_MAX, FACTOR_MAX)
+        x = _products(q, factor).to(torch.float32).mul_(root.div_(FACTOR_UNITS).to(torch.float32))
         x.clamp_(-ENTRY_MAX, ENTRY_MAX)
-    return x.mul_(float(CHUNK_SIDE) ** 0.5)
+    return x.mul_(SCALE)
 
 
-def _power(exponent: int, peak: Tensor) -> Tensor:
-    """The power of two that brings positive normal fp32 to between `2^exponent` and twice that, from its bits."""
+def _power(peak: Tensor) -> Tensor:
+    """The power of two that brings positive normal fp32 to between 2^11 and 2^12, from its bits."""
     bits = peak.view(torch.int32) & _EXPONENT_BITS
-    return ((2 * _BIAS + exponent << _FRACTION_BITS) - bits).view(torch.float32)
+    return ((2 * _BIAS + WHOLE_EXPONENT << _FRACTION_BITS) - bits).view(torch.float32)
 
 
 def _products(one: Tensor, other: Tensor) -> Tensor:
