@@ -117,6 +117,11 @@ class BaseOptimizerConfig(Section):
     """Matrices whose names end with one of these before `.weight` are tables (embeddings, heads), as are those of an embedding
     module: muon gives them the sign as it does vectors, and `decay = "matrices"` leaves them out. A convolution is no table."""
 
+    @property
+    def counts(self) -> bool:
+        """Whether the base counts its steps: it has state of its own."""
+        return self.name != "sign" and not self.block
+
     @model_validator(mode="after")
     def _of_muon(self) -> BaseOptimizerConfig:
         for key, none in {"block": 0, "iterations": 5, "output": "real"}.items():

@@ -58,10 +58,10 @@ def choose(
     if not own_votes or not base.config.chunkwise:
         family = Family(layout, device, tile_chunks(device), form, transform, base)
         return family if kernels is None else Mixed(kernels, family)
-    if choice == "triton" and not base.config.block:
+    if choice == "triton":
         if find_spec("triton") is None:
             raise ValueError(f"{BACKEND_VARIABLE} is triton, which is not installed: it comes with torch for CUDA")
         from node.optim.backends.triton import Triton
 
-        return Triton(layout, device)
+        return Triton(layout, device, base)
     return kernels or Portable(layout, device, tile_chunks(device), base)

@@ -159,6 +159,7 @@ def test_changes_are_a_file_or_settings_and_the_last_one_counts(tmp_path: Path) 
     ("sign", "optimizer.base.name=adamw", "optimizer.base.name: a fork keeps this setting of its parent run (sign)"),
     ("sign", "optimizer.method=paper", "optimizer"),
     ("muon", "optimizer.base.momentum=0.0", "not from or to 0"),
+    ("muon", "optimizer.base={ name = \"muon\", block = 64 }", "not from or to 0"),
     ("sign", "model.factory=a:b", "model"),
     ("sign", "seed=-1", "seed"),
 ])  # fmt: skip

@@ -48,7 +48,7 @@ ROWS_AT_ONCE = 4
 _WIDE = 4 * LANES
 """Bytes of a vector."""
 
-_PAIRS_AT_ONCE = 4
+_PAIRS_AT_ONCE = 2
 """Pairs of rows that the inner loop of a product adds between two jumps."""
 
 _SHORTS = ir.VectorType(SHORT, 2 * LANES)
