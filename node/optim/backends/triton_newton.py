@@ -21,7 +21,8 @@ _LARGEST_MIN = tl.constexpr(chunkwise.LARGEST_MIN)
 _SCALE = tl.constexpr(chunkwise.SCALE)
 _SMALLEST = tl.constexpr(SMALLEST)
 _EXPONENT_BITS = tl.constexpr(0x7F800000)
-_POWER_BITS = tl.constexpr(2 * 127 + chunkwise.WHOLE_EXPONENT << 23)
+_INVERSE_BITS = tl.constexpr(2 * 127 << 23)
+_WHOLE = tl.constexpr(2.0**chunkwise.WHOLE_EXPONENT)
 _DIGIT = tl.constexpr(chunkwise.DIGIT)
 
 
@@ -37,7 +38,11 @@ def orthogonal(x, diagonal, ITERATIONS: tl.constexpr):
 @triton.jit
 def _iteration(x, diagonal, FIRST: tl.constexpr):
     peak = tl.max(tl.max(tl.abs(x), axis=0), axis=0)
-    scale = tl.where(peak < _SMALLEST, 0.0, _power(peak)) if FIRST else _power(tl.maximum(peak, _LARGEST_MIN))
+    scale = (
+        tl.where(peak < _SMALLEST, 0.0, _power(tl.maximum(peak, _SMALLEST)))
+        if FIRST
+        else _power(tl.maximum(peak, _LARGEST_MIN))
+    )
     q = _rounded(x * scale)
     gram = _product(tl.trans(q), q).to(tl.float32)
     largest = tl.max(tl.max(tl.where(diagonal, gram, 0.0), axis=0), axis=0)
@@ -62,7 +67,8 @@ def _iteration(x, diagonal, FIRST: tl.constexpr):
 @triton.jit
 def _power(peak):
     """The power of two that brings positive normal fp32 to between 2^11 and 2^12."""
-    return (_POWER_BITS - (peak.to(tl.int32, bitcast=True) & _EXPONENT_BITS)).to(tl.float32, bitcast=True)
+    inverse = _INVERSE_BITS - (peak.to(tl.int32, bitcast=True) & _EXPONENT_BITS)
+    return inverse.to(tl.float32, bitcast=True) * _WHOLE
 
 
 @triton.jit
