@@ -303,7 +303,7 @@ def trained(monkeypatch, choices, base, sizes=(128, 16), steps=12):
     return [state_digest(demo.parameters) for demo in demos]
 
 
-@pytest.mark.parametrize("base", [BaseConfig(), BaseConfig("muon"), BaseConfig("adamw")], ids=lambda base: base.name)
+@pytest.mark.parametrize("base", [BaseConfig(), BaseConfig("muon"), BaseConfig("muon", block=64), BaseConfig("adamw")], ids=lambda base: base.kind)
 def test_replicas_on_either_backend_stay_equal(monkeypatch, base):
     one, other = trained(monkeypatch, ("numba", "torch"), base)
     assert one == other
@@ -328,7 +328,8 @@ def test_saved_state_passes_from_one_backend_to_the_other(monkeypatch):
         (DeMoConfig(), "auto", "numba"),
         (DeMoConfig(base=BaseConfig("muon")), "auto", "numba"),
         (DeMoConfig(base=BaseConfig("muon")), "torch", "torch"),
-        (DeMoConfig(base=BaseConfig("muon")), "triton", "torch"),  # its kernels are for the default method
+        (DeMoConfig(base=BaseConfig("muon", block=64)), "auto", "numba"),
+        (DeMoConfig(base=BaseConfig("muon")), "triton", "torch"),  # its kernels are for bases that are chunkwise
         (DeMoConfig(values="2bit"), "numba", "torch"),
         (DeMoConfig(transform="hadamard"), "numba", "torch"),
     ],
