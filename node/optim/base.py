@@ -230,7 +230,7 @@ class Base:
     @torch.no_grad()
     def finish(self, place: Place, matrix: Tensor) -> Tensor:
         """The rest of the rule, for one whole parameter after `advance`, fp32 [height, width]."""
-        if self.config.name != "muon":
+        if self.config.name != "muon" or self.config.chunkwise:
             return matrix
         if not self._maps(place):
             return matrix.sign_().add_(0.0)

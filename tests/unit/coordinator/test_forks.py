@@ -159,7 +159,6 @@ def test_changes_are_a_file_or_settings_and_the_last_one_counts(tmp_path: Path) 
     ("sign", "optimizer.base.name=adamw", "optimizer.base.name: a fork keeps this setting of its parent run (sign)"),
     ("sign", "optimizer.method=paper", "optimizer"),
     ("muon", "optimizer.base.momentum=0.0", "not from or to 0"),
-    ("muon", "optimizer.base={ name = \"muon\", block = 64 }", "not from or to 0"),
     ("sign", "model.factory=a:b", "model"),
     ("sign", "seed=-1", "seed"),
 ])  # fmt: skip
@@ -169,6 +168,16 @@ def test_settings_that_the_state_does_not_fit_are_refused(base: str, change: str
     with pytest.raises(OperatorError) as refused:
         forked(parent, changes_of([change]))
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(("block", "change"), [(0, 64), (64, 0)])
+def test_a_fork_keeps_whether_muon_goes_by_chunks(block: int, change: int) -> None:
+    """Whole matrices count their steps in the snapshot's state, and chunks have no state."""
+    held = BaseOptimizerConfig.model_validate({"name": "muon", "block": block})
+    parent = RunConfig(optimizer=OptimizerConfig(base=held))
+    with pytest.raises(OperatorError, match=r"optimizer\.base\.block: .* not from or to 0"):
+        forked(parent, changes_of([f"optimizer.base.block={change}"]))
+    assert forked(parent, changes_of(["optimizer.base.iterations=3"])).optimizer.base.iterations == 3
 
 
 def test_a_run_without_snapshots_says_that_there_is_nothing_to_fork() -> None:

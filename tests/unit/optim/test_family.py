@@ -36,7 +36,9 @@ METHODS = {
     "adamw": DeMoConfig(base=BaseConfig("adamw", beta1=0.5), values="2bit", weight_decay=0.1),
     "muon": DeMoConfig(base=BaseConfig("muon", momentum=0.8)),
     "muon by chunks": DeMoConfig(base=BaseConfig("muon", block=64)),
-    "signs of chunks, 2 bits": DeMoConfig(base=BaseConfig("muon", block=64, output="sign", iterations=2), values="2bit"),
+    "signs of chunks, 2 bits": DeMoConfig(
+        base=BaseConfig("muon", block=64, output="sign", iterations=2), values="2bit"
+    ),
     "random signs": DeMoConfig(selection="random", seed=b"run"),
     "striding, 2 bits": DeMoConfig(selection="striding", one_in=4, values="2bit", transform="hadamard"),
     "slicing, identity": DeMoConfig(selection="slicing", one_in=8, transform="identity"),

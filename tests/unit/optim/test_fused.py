@@ -18,7 +18,7 @@ from node.optim.backends.portable import Portable
 from node.optim.base import Base, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.optim.exact import dct
+from node.optim.exact import chunkwise, dct, orthogonal, smallest
 from node.optim.layout import Layout
 from node.optim.second_moment import SecondMoment
 from node.optim.step import NonFiniteGradient
@@ -26,7 +26,7 @@ from node.optim.votes import groups as votes
 
 pytest.importorskip("numba")
 
-from node.optim.backends.numba import backend, emit, forward, inverse, kernels
+from node.optim.backends.numba import backend, emit, forward, inverse, kernels, newton
 from node.optim.backends.numba.backend import Fused
 from node.optim.backends.numba.plan import BLOCK_ELEMENTS, Plan
 
@@ -303,7 +303,11 @@ def trained(monkeypatch, choices, base, sizes=(128, 16), steps=12):
     return [state_digest(demo.parameters) for demo in demos]
 
 
-@pytest.mark.parametrize("base", [BaseConfig(), BaseConfig("muon"), BaseConfig("muon", block=64), BaseConfig("adamw")], ids=lambda base: base.kind)
+@pytest.mark.parametrize(
+    "base",
+    [BaseConfig(), BaseConfig("muon"), BaseConfig("muon", block=64), BaseConfig("adamw")],
+    ids=lambda base: base.kind,
+)
 def test_replicas_on_either_backend_stay_equal(monkeypatch, base):
     one, other = trained(monkeypatch, ("numba", "torch"), base)
     assert one == other
@@ -356,7 +360,8 @@ def test_without_numba_the_step_is_torch():
 
 
 def test_kernels_cached_from_other_instructions_are_not_used():
-    sources = [Path(part.__file__).read_bytes() for part in (emit, forward, inverse)]
+    parts = (emit, forward, inverse, newton, chunkwise, orthogonal, smallest)
+    sources = [Path(part.__file__).read_bytes() for part in parts]
     own = hashlib.sha256(b"".join(sources)).hexdigest()[:16]
     fused_of(layout_of([(3,)]))
     folder = Path(kernels.apply.stats.cache_path)

@@ -53,7 +53,10 @@ def test_the_size_of_a_tile_changes_nothing(tile_chunks):
     gradients, start = ([torch.randn(shape, generator=generator) for shape in SHAPES] for _ in range(2))
     results = []
     for size in (tile_chunks, layout.chunks):
-        portable, momentum = Portable(layout, CPU, size, Base(BaseConfig(), layout, CPU)), torch.zeros(layout.chunks, 64, 64)
+        portable, momentum = (
+            Portable(layout, CPU, size, Base(BaseConfig(), layout, CPU)),
+            torch.zeros(layout.chunks, 64, 64),
+        )
         parameters = [tensor.clone() for tensor in start]
         packed = portable.vote(gradients, momentum, 0.9, 1.0, 16)
         portable.apply([(16, packed.numpy().tobytes())], parameters, 0.5, 0.1)

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from node.optim.backends.numba import emit, forward, inverse, newton
-from node.optim.exact import chunkwise
+from node.optim.exact import chunkwise, orthogonal, smallest
 
 _CHUNK, _SIDE = 4096, 64
 _ROW, _HALF_ROW = 256, 128
@@ -34,7 +34,7 @@ _GROUPS_MAX = 512
 _INFINITY_BITS = 0x7F800000
 
 
-_SOURCES = (emit.__file__, forward.__file__, inverse.__file__, newton.__file__, chunkwise.__file__)
+_SOURCES = tuple(part.__file__ for part in (emit, forward, inverse, newton, chunkwise, orthogonal, smallest))
 _EMITTED = hashlib.sha256(b"".join(Path(source).read_bytes() for source in _SOURCES)).hexdigest()[:16]
 """Numba's cache looks at this file and at a function's name; so the name says which instructions are compiled in."""
 
