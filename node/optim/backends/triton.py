@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from node.optim.backends.triton_newton import orthogonal
+from node.optim.backends.triton_newton import ROUND, orthogonal
 from node.optim.base import Base
 from node.optim.exact import dct
 from node.optim.exact.smallest import SMALLEST
@@ -37,9 +37,6 @@ CHUNK_BITS = tl.constexpr(CHUNK_ELEMENTS.bit_length() - 1)
 
 DIGIT = tl.constexpr(128)
 """Middle values are `128 * high + low`: both digits fit in int8, because a middle value is within +-3707."""
-
-ROUND = tl.constexpr(12582912.0)
-"""1.5 * 2^23: to add it and take it away again rounds fp32 below 2^22 half to even."""
 
 
 @triton.jit

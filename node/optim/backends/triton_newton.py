@@ -1,4 +1,4 @@
-"""Newton-Schulz iterations of one chunk in Triton: `exact.chunkwise` in the same bits, with int8 products and int32 sums. ADR 72."""
+"""Newton-Schulz iterations of one chunk in Triton: `exact.chunkwise` in the same bits, by int8 products. ADR 72."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def orthogonal_chunks(chunks: Tensor, iterations: int) -> Tensor:
     """Roughly `U V^T` of each fp32 chunk [n, 64, 64] = U S V^T, at a root mean square of about 1. Zeros give zeros.
 
     Muon's quintic Newton-Schulz iteration `x = x (aI + bA + cA^2)` with `A = x^T x`. First, x is divided by the root of the
-    norm of A. This is at least its largest singular value, and closer to it than the norm of x is: for a random chunk 2.4 times.
+    norm of A. This is at least its largest singular value, and nearer to it than the norm of x is: for a random chunk 2.4 times
     """
     a, b, c = COEFFICIENTS
     x = chunks
@@ -91,8 +91,9 @@ def _by_digits(one: Tensor, other: Tensor) -> Tensor:
     """The same by digits in fp32: the sums of their products stay below 2^19."""
     left, right = _digits(one, 1), _digits(other, 2)
     four = (left @ right).to(torch.int32)
-    (high, across), (beside, low) = (half.split(CHUNK_SIDE, 2) for half in four.split(CHUNK_SIDE, 1))
-    return (high * DIGIT + across + beside) * DIGIT + low
+    high, low = slice(0, CHUNK_SIDE), slice(CHUNK_SIDE, None)
+    across = four[:, high, low] + four[:, low, high]
+    return (four[:, high, high] * DIGIT + across) * DIGIT + four[:, low, low]
 
 
 def _digits(whole: Tensor, dimension: int) -> Tensor:

@@ -121,7 +121,7 @@ def pair_products(code: Code, pairs: Value, other: Value) -> Value:
             build.call(function, [code.shuffle(side, side, lanes) for side in (pairs, other)])
             for lanes in (list(range(LANES)), list(range(LANES, 2 * LANES)))
         ]
-        return code.shuffle(*halves, list(range(LANES)))
+        return code.shuffle(halves[0], halves[1], list(range(LANES)))
     products = []
     for start in (0, 1):
         lanes = list(range(start, 2 * LANES, 2))

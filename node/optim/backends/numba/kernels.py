@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from node.optim.backends.numba import emit, forward, inverse, newton
+from node.optim.backends.numba import emit, forward, inverse, iteration, newton
 from node.optim.exact import chunkwise, orthogonal, smallest
 
 _CHUNK, _SIDE = 4096, 64
@@ -34,8 +34,8 @@ _GROUPS_MAX = 512
 _INFINITY_BITS = 0x7F800000
 
 
-_SOURCES = tuple(part.__file__ for part in (emit, forward, inverse, newton, chunkwise, orthogonal, smallest))
-_EMITTED = hashlib.sha256(b"".join(Path(source).read_bytes() for source in _SOURCES)).hexdigest()[:16]
+_PARTS = (emit, forward, inverse, iteration, newton, chunkwise, orthogonal, smallest)
+_EMITTED = hashlib.sha256(b"".join(Path(str(part.__file__)).read_bytes() for part in _PARTS)).hexdigest()[:16]
 """Numba's cache looks at this file and at a function's name; so the name says which instructions are compiled in."""
 
 
@@ -359,7 +359,7 @@ def _move_map(buffer, halved, basis, target, stride, factor, lr, iterations, sig
     rows, x, whole = buffer + 4 * _CHUNK, buffer + 8 * _CHUNK, buffer + 12 * _CHUNK
     for row in range(0, _SIDE, inverse.ROWS_AT_ONCE):
         inverse.write_rows(halved + 4 * row, basis, x + row * _ROW)
-    newton.orthogonalise(x, buffer, rows, rows + 2 * _CHUNK, whole, whole + 2 * _CHUNK, iterations)
+    iteration.orthogonalise(x, buffer, rows, rows + 2 * _CHUNK, whole, whole + 2 * _CHUNK, iterations)
     newton.move_rows(x, target, stride, factor, lr, signs)
 
 

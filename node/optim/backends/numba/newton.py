@@ -7,16 +7,12 @@ they are stored. Replicated, so nothing here may be contracted. ADR 72.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import product
 
-import numpy as np
 from llvmlite import ir
-from numba import njit
 from numba.core import cgutils, types
 
-from node.optim.backends.numba import emit
 from node.optim.backends.numba.emit import (
     ADDRESS,
     FLOAT,
@@ -35,12 +31,11 @@ from node.optim.backends.numba.emit import (
     same,
     times,
 )
-from node.optim.exact.chunkwise import FACTOR_MAX, FACTOR_UNITS, GRAM_MIN, LARGEST_MIN, SCALE, WHOLE_EXPONENT
+from node.optim.exact.chunkwise import FACTOR_MAX, FACTOR_UNITS, SCALE
 from node.optim.exact.orthogonal import COEFFICIENTS, ENTRY_MAX
-from node.optim.exact.smallest import SMALLEST
 from node.optim.layout import CHUNK_SIDE
 
-_CONSTANT, _LINEAR, _QUADRATIC = COEFFICIENTS
+_CONSTANT = COEFFICIENTS[0]
 
 ROWS_AT_ONCE = 4
 """Rows of a product that share each load of the right factor."""
@@ -114,8 +109,8 @@ def _of_columns(code: Code, pairs: Value, reduced: str) -> Value:
             value = code.load(line, number * _WIDE, _SHORTS)
             build.store(build.add(build.load(slot, typ=INTS), pair_products(code, value, value)), slot)
     whole = [build.load(slot, typ=INTS) for slot in sums]
-    halves = [code.shuffle(*whole[first : first + 2], list(range(2 * LANES))) for first in (0, 2)]
-    columns = code.shuffle(*halves, list(range(4 * LANES)))
+    halves = [code.shuffle(whole[first], whole[first + 1], list(range(2 * LANES))) for first in (0, 2)]
+    columns = code.shuffle(halves[0], halves[1], list(range(4 * LANES)))
     longs = ir.VectorType(LONG, 4 * LANES)
     wide = reduced.endswith("i64")
     columns = build.sext(columns, longs) if wide else columns
@@ -240,10 +235,10 @@ def _mirror(code: Code, whole: list[Value], target: Value) -> None:
     """Store the transposed tile as pairs of rows: 8 times 4 columns."""
     build = code.builder
     short = [build.bitcast(build.trunc(row, ir.VectorType(SHORT, LANES)), ir.VectorType(INT, 8)) for row in whole]
-    halves = [code.shuffle(*short[first : first + 2], list(range(16))) for first in (0, 2)]
+    halves = [code.shuffle(short[first], short[first + 1], list(range(16))) for first in (0, 2)]
     for pair in range(LANES // 2):
         lanes = [pair, 8 + pair, 16 + pair, 24 + pair]
-        code.store(code.shuffle(*halves, lanes), target, pair * ROW_BYTES)
+        code.store(code.shuffle(halves[0], halves[1], lanes), target, pair * ROW_BYTES)
 
 
 def _tile(code: Code, left: Value, row_bytes: int, pair_bytes: int, right: Value) -> list[Value]:
@@ -307,37 +302,3 @@ def _paired(code: Code, one: Value, other: Value) -> Value:
     """Small int32 of two rows as pairs of int16."""
     build = code.builder
     return build.or_(build.and_(one, same(INT, 0xFFFF)), build.shl(other, same(INT, 16)))
-
-
-@njit(nogil=True)
-def _power(value):
-    """The power of two that brings a positive number to between 2^11 and 2^12."""
-    _, exponent = math.frexp(value)
-    return math.ldexp(1.0, WHOLE_EXPONENT + 1 - exponent)
-
-
-@njit(nogil=True)
-def orthogonalise(x, gram, rows, pairs, whole, factor, iterations):
-    """`chunkwise.orthogonal_chunks` without its scale, of the fp32 chunk at the address `x`, in place.
-
-    The other addresses are room for fp32 `gram` and `rows`, `pairs`, `whole` and `factor` of int16, all of them 64 by 64.
-    """
-    peak = np.float64(largest_of(x))
-    if peak < SMALLEST:
-        emit.clear(x, CHUNK_SIDE * ROW_BYTES)
-        return
-    for number in range(iterations):
-        if number:
-            peak = max(np.float64(largest_of(x)), LARGEST_MIN)
-        scale = _power(peak)
-        to_whole(x, np.float32(scale), rows, pairs)
-        less = _power(max(np.float64(np.float32(largest_square(pairs))), GRAM_MIN))
-        gram_of(pairs, np.float32(less), gram, whole)
-        if number:
-            root = 1.0 / scale
-            unit = root * root / less
-        else:
-            unit = 1.0 / math.sqrt(max(np.float64(all_squares(whole)), 1.0))
-            root = math.sqrt(unit * less)
-        factor_of(whole, gram, np.float32(unit * less * _LINEAR), np.float32(unit * unit * _QUADRATIC), factor)
-        turn(rows, factor, np.float32(root / FACTOR_UNITS), x)
