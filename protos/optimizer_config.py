@@ -105,6 +105,15 @@ class BaseOptimizerConfig(Section):
     eps: float = Field(default=1e-8, gt=0, lt=1)
     """Of adamw."""
 
+    block: Literal[0, 64] = 0
+    """Of muon: 64 makes each chunk of 64 x 64 orthogonal alone, without state; 0 makes whole matrices orthogonal."""
+
+    iterations: int = Field(default=5, ge=2, le=5)
+    """Of muon: Newton-Schulz iterations."""
+
+    output: Literal["real", "sign"] = "real"
+    """Of muon with `block = 64`: the orthogonal chunk itself, or its signs."""
+
     tables: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
         default=[
             "*emb", "*embed", "*embedding", "*embeddings", "*embedding_table",
@@ -115,6 +124,34 @@ class BaseOptimizerConfig(Section):
     )  # fmt: skip
     """Matrices whose names end with one of these before `.weight` are tables (embeddings, heads), as are those of an embedding
     module: muon gives them the sign as it does vectors, and `decay = "matrices"` leaves them out. A convolution is no table."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the base counts its steps: it has state of its own."""
+        return self.name != "sign" and not self.block
+
+    @model_validator(mode="after")
+    def _of_muon(self) -> BaseOptimizerConfig:
+        for key, none in {"block": 0, "iterations": 5, "output": "real"}.items():
+            if getattr(self, key) != none and self.name != "muon":
+                given = json.dumps(getattr(self, key))
+                raise Mistake(
+                    f'`base.{key} = {given}` has no effect with base {self.name!r}: set `name = "muon"`, or remove it',
+                    key,
+                    "name",
+                )
+        if self.output != "real" and not self.block:
+            raise Mistake(
+                f'`base.output = "{self.output}"` needs `block = 64`: whole matrices stay real', "output", "block"
+            )
+        if self.block and (self.momentum or self.nesterov):
+            raise Mistake(
+                f"`base.block = {self.block}` works without momentum of the aggregate: set `momentum = 0` and "
+                "`nesterov = false`, or `block = 0`",
+                "block",
+                "momentum",
+            )
+        return self
 
 
 class LocalConfig(Section):

@@ -287,7 +287,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _countable(self) -> RunConfig:
-        if self.optimizer.base.name != "sign" and self.clock.steps > BASE_STEPS_MAX:
+        if self.optimizer.base.counts and self.clock.steps > BASE_STEPS_MAX:
             raise Mistake(
                 f"base {self.optimizer.base.name} counts at most {BASE_STEPS_MAX} steps, not {self.clock.steps}",
                 "clock.steps",

@@ -26,8 +26,8 @@ KEPT: Mapping[str, str] = {
     "optimizer.base.name": "the snapshot holds the state of this base optimizer",
 }
 """Settings that a fork has from its parent run, each with the reason."""
-BUFFERS: Mapping[str, str] = {"momentum": "sgd, muon", "beta1": "adamw"}
-"""Settings of `optimizer.base` that add a buffer to the replicated state unless they are 0, and the bases that have them."""
+BUFFERS: Mapping[str, str] = {"momentum": "sgd, muon", "beta1": "adamw", "block": "muon"}
+"""Settings of `optimizer.base` that change the buffers of the replicated state unless 0, and the bases that have them."""
 
 
 def changes_of(arguments: Iterable[str]) -> dict[str, Any]:

@@ -18,15 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from node.optim.exact.chunkwise import orthogonal_chunks
 from node.optim.exact.orthogonal import SIDE_MAX, orthogonalised
+from node.optim.exact.smallest import flush
 from node.optim.layout import CHUNK_SIDE, CONVOLUTION, TABLE, Layout, Place
 from node.optim.tables import TABLES, is_named_table
 
 BaseName = Literal["sign", "sgd", "adamw", "muon"]
 TILE_CHUNKS = 256
-SMALLEST = 2.0**-100
-"""State below this magnitude becomes zero. Otherwise a processor that flushes the smallest numbers (below 2^-126) to zero would
-differ from one that does not."""
+
+ITERATIONS = range(2, 6)
+MUON_ONLY = {"block": 0, "iterations": 5, "output": "real"}
+"""Settings of `muon` alone, and the value that other bases have."""
 
 Function: TypeAlias = Callable[[Tensor, Mapping[str, Tensor], int], Tensor]
 """A base of one's own: `(aggregate, state, count) -> update`. See `given`."""
@@ -48,6 +51,12 @@ class BaseConfig:
     """For `adamw`: zero by default, because the peers' momentum already averages over time."""
     beta2: float = 0.95
     eps: float = 1e-8
+    block: int = 0
+    """For `muon`: 64 makes each chunk of 64 x 64 orthogonal alone, without state; 0 makes whole matrices orthogonal."""
+    iterations: int = 5
+    """For `muon`: Newton-Schulz iterations, 2 to 5."""
+    output: Literal["real", "sign"] = "real"
+    """For `muon` with a `block`: the orthogonal chunk at a root mean square of 1, or its signs."""
     muon_except: tuple[str, ...] = TABLES
     """For `muon`: matrices of these names (`tables.is_named_table`) get the sign, as vectors do: they are tables, no maps."""
 
@@ -66,6 +75,37 @@ class BaseConfig:
                 raise ValueError(f"{name} {getattr(self, name)} is not within 0 <= {name} < 1")
         if not 0 < self.eps < math.inf:
             raise ValueError(f"eps {self.eps} is not positive and finite")
+        self._check_muon()
+
+    def _check_muon(self) -> None:
+        if self.block not in (0, CHUNK_SIDE):
+            raise ValueError(f"block {self.block} is neither 0 (whole matrices) nor {CHUNK_SIDE} (a chunk)")
+        if self.iterations not in ITERATIONS:
+            raise ValueError(f"iterations {self.iterations} are not within {min(ITERATIONS)} to {max(ITERATIONS)}")
+        if self.output not in ("real", "sign"):
+            raise ValueError(f"output {self.output!r} is neither real nor sign")
+        for name, none in MUON_ONLY.items():
+            if getattr(self, name) != none and self.name != "muon":
+                raise ValueError(
+                    f"{name} {getattr(self, name)!r} has no effect with base {self.name!r}: only muon has it"
+                )
+        if self.output != "real" and not self.block:
+            raise ValueError(f"output {self.output!r} needs block {CHUNK_SIDE}: whole matrices stay real")
+        if self.block and (self.momentum or self.nesterov):
+            raise ValueError(
+                f"block {CHUNK_SIDE} has no momentum of the aggregate: chunks are made orthogonal without state; set "
+                "momentum to 0 and nesterov to False, or block to 0"
+            )
+
+    @property
+    def chunkwise(self) -> bool:
+        """Whether the votes for a chunk alone decide its direction: no state, and no other chunk."""
+        return self.name == "sign" or self.block > 0
+
+    @property
+    def kind(self) -> str:
+        """What saved tensors say of the base."""
+        return f"{self.name} by chunks" if self.block else self.name
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -107,8 +147,17 @@ def is_table(config: BaseConfig, place: Place) -> bool:
     return place.kind == TABLE or (place.kind != CONVOLUTION and is_named_table(place.name, config.muon_except))
 
 
+def is_map(config: BaseConfig, place: Place) -> bool:
+    """Whether the core of a parameter has chunks of one matrix each, which is no table.
+
+    A stack `[experts, height, width]` has none: its rows are experts, so a chunk is a part of 64 of them.
+    """
+    stack = len(place.shape) == 3 and place.kind != CONVOLUTION
+    return place.core_chunks > 0 and not stack and not is_table(config, place)
+
+
 class Base:
-    """A base optimizer over the buffer of a layout. `sign` has no state and is not made here: votes alone decide it.
+    """A base optimizer over the buffer of a layout. If it is `chunkwise`, it has no state, and callers use `direct_chunks`.
 
     `chunks`: how many of the layout's chunks are here, if not all (`sharded`). Then the caller calls `advance` and `finish`.
     Raises `ValueError` for a matrix that Muon cannot orthogonalise.
@@ -117,14 +166,19 @@ class Base:
     def __init__(self, config: BaseConfig, layout: Layout, device: torch.device, chunks: int | None = None) -> None:
         self.config, self.layout = config, layout
         self._device = torch.device("cpu") if device.type == "mps" else device
-        for place in layout.places if config.name == "muon" else ():
+        for place in layout.places if config.name == "muon" and not config.block else ():
             if self._maps(place) and max(self._matrices(place)[1:]) > SIDE_MAX:
                 raise ValueError(f"parameter {place.name} of {place.shape}: muon takes sides of at most {SIDE_MAX}")
         kept = (layout.chunks if chunks is None else chunks, CHUNK_SIDE, CHUNK_SIDE)
         self.state = {name: torch.zeros(kept, dtype=torch.float32, device=self._device) for name in config.state_names}
         """The replicated state by name, fp32. Digests and snapshots hold it; a snapshot that is loaded writes into it."""
-        if config.name != "sign":
+        if not config.chunkwise:
             self.state["count"] = torch.zeros(1, dtype=torch.float32)
+
+        self.maps = torch.zeros(layout.chunks, dtype=torch.bool)
+        """Which chunks of the layout are made orthogonal alone; the others become signs. Only if `config.block`."""
+        for place in layout.places if config.block else ():
+            self.maps[place.first_chunk : place.first_chunk + place.core_chunks] = is_map(config, place)
 
     @property
     def count(self) -> int:
@@ -132,8 +186,26 @@ class Base:
         return int(self.state["count"]) if self.state else 0
 
     @torch.no_grad()
+    def direct_chunks(self, update: Tensor, first: int) -> Tensor:
+        """Turn the aggregate of the chunks from `first` on, at any scale, into the update, in place: fp32 [count, 64, 64].
+
+        For bases that are `chunkwise`. Adding zero turns -0 into 0: Metal's sign keeps the sign of a zero, which would reach
+        a parameter that is -0.
+        """
+        where = self.maps[first : first + len(update)].nonzero()[:, 0].to(update.device)
+        whole = orthogonal_chunks(update[where].to(self._device), self.config.iterations).to(update.device)
+        if self.config.output == "real":
+            update.sign_().add_(0.0)
+            update[where] = whole
+            return update
+        update[where] = whole
+        return update.sign_().add_(0.0)
+
+    @torch.no_grad()
     def direct(self, update: Tensor) -> Tensor:
         """Turn the aggregate, fp32 [chunks, 64, 64], into the update, in place. The caller subtracts lr times the update."""
+        if self.config.chunkwise:
+            return self.direct_chunks(update, 0)
         here = self.advance(update.to(self._device))
         if self.config.name == "muon":
             self._muon(here)
@@ -151,8 +223,6 @@ class Base:
                     update[tile] = self._momentum(tile, update[tile])
             case "adamw":
                 self._adamw(update)
-            case "sign":
-                update.sign_().add_(0.0)
             case _:
                 self._given(update)
         return update
@@ -160,12 +230,12 @@ class Base:
     @torch.no_grad()
     def finish(self, place: Place, matrix: Tensor) -> Tensor:
         """The rest of the rule, for one whole parameter after `advance`, fp32 [height, width]."""
-        if self.config.name != "muon":
+        if self.config.name != "muon" or self.config.chunkwise:
             return matrix
         if not self._maps(place):
             return matrix.sign_().add_(0.0)
         for part in matrix.view(self._matrices(place)):
-            part.copy_(orthogonalised(part))
+            part.copy_(orthogonalised(part, self.config.iterations))
         return matrix
 
     def _maps(self, place: Place) -> bool:
@@ -190,8 +260,8 @@ class Base:
             return update
         mu = float(np.float32(self.config.momentum))
         momentum = self.state["momentum"][tile]
-        _flush(momentum.mul_(mu).add_(update))
-        return _flush(momentum.mul(mu).add_(update)) if self.config.nesterov else momentum
+        flush(momentum.mul_(mu).add_(update))
+        return flush(momentum.mul(mu).add_(update)) if self.config.nesterov else momentum
 
     def _adamw(self, update: Tensor) -> None:
         """`u' = m^ / (sqrt(v^) + eps)` with the bias corrections of Adam; decay is the parameters' own."""
@@ -202,10 +272,10 @@ class Base:
         for tile in self._tiles(update):
             part = update[tile]
             square = self.state["square"][tile]
-            _flush(square.mul_(beta2).add_(part.mul(part).mul_(rest2)))
+            flush(square.mul_(beta2).add_(part.mul(part).mul_(rest2)))
             if beta1:
                 momentum = self.state["momentum"][tile]
-                _flush(momentum.mul_(beta1).add_(part.mul(rest1)))
+                flush(momentum.mul_(beta1).add_(part.mul(rest1)))
                 part = momentum.mul(first)
             update[tile] = part / square.mul(second).sqrt_().add_(eps)
 
@@ -219,8 +289,8 @@ class Base:
                     f"base {self.config.name!r} gave {moved.dtype} {tuple(moved.shape)}, not fp32 {tuple(update[tile].shape)}"
                 )
             for buffer in state.values():
-                _flush(buffer)
-            update[tile] = _flush(moved)
+                flush(buffer)
+            update[tile] = flush(moved)
 
     def _muon(self, update: Tensor) -> None:
         """Make matrices orthogonal, at a root mean square of 1. The rest becomes a sign."""
@@ -232,11 +302,6 @@ class Base:
             for part, chunk in alone.pairs([whole], update):
                 assert part is not None
                 chunk.copy_(part)
-
-
-def _flush(state: Tensor) -> Tensor:
-    """Set state below SMALLEST to zero, in place."""
-    return state.masked_fill_(state.abs() < SMALLEST, 0.0)
 
 
 def _power(base: float, exponent: int) -> float:

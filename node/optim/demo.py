@@ -152,7 +152,7 @@ class DeMoConfig:
 
     def method(self, transform: Transform) -> str:
         """The meaning of saved tensors: the momentum's domain, and the base that the state belongs to."""
-        return f"{transform.name}, {self.base.name}"
+        return f"{transform.name}, {self.base.kind}"
 
     def decays(self, layout: Layout) -> Decay:
         """The weight decay of each parameter; one number if it is that of all."""

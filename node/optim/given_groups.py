@@ -116,7 +116,8 @@ def settings_digest(settings: Mapping[str, Any], groups: Sequence[Mapping[str, A
 
 def _word(value: object) -> str:
     if isinstance(value, BaseConfig):
-        return f"{value.name} {value.momentum} {value.nesterov} {value.beta1} {value.beta2} {value.eps} {value.muon_except}"
+        numbers = f"{value.momentum} {value.nesterov} {value.beta1} {value.beta2} {value.eps}"
+        return f"{value.name} {numbers} {value.block} {value.iterations} {value.output} {value.muon_except}"
     return (
         str(value) if isinstance(value, str | int | float | bytes | None) else str(getattr(value, "name", type(value)))
     )

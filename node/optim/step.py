@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from node.optim.exact.dct import VOTE_SUM_MAX
+from node.optim.exact.smallest import cut_off
 from node.optim.layout import CHUNK_ELEMENTS
 from node.optim.votes import groups as votes
 from node.optim.votes import values
@@ -142,12 +143,13 @@ def apply_update(parameter: Tensor, direction: Tensor, lr: float, weight_decay: 
 
     Two roundings, the same on every device: one for the product with the factor, which is computed once in fp32, and
     one for the difference. `lr * direction` is exact (the direction is -1, 0 or 1), so a fused multiply-add in the
-    second step changes nothing. A factor of one is skipped: multiplying by it changes no bit.
+    second step changes nothing. A factor of one is skipped: multiplying by it changes no bit. What is then below
+    `SMALLEST` becomes zero.
     """
     factor = decay_factor(lr, weight_decay)
     if factor != 1:
         parameter.mul_(factor)
-    return parameter.add_(direction, alpha=-lr)
+    return cut_off(parameter.add_(direction, alpha=-lr))
 
 
 def apply_real(parameter: Tensor, direction: Tensor, lr: float, weight_decay: float) -> Tensor:
@@ -155,4 +157,4 @@ def apply_real(parameter: Tensor, direction: Tensor, lr: float, weight_decay: fl
     factor = decay_factor(lr, weight_decay)
     if factor != 1:
         parameter.mul_(factor)
-    return parameter.sub_(direction.mul_(lr))
+    return cut_off(parameter.sub_(direction.mul_(lr)))

@@ -40,7 +40,7 @@ def demo_config(optimizer: OptimizerConfig, size: int, run_id: bytes, author: by
         transform=optimizer.transform,
         magnitudes=optimizer.magnitudes,
         refused=optimizer.refused,
-        base=BaseConfig(base.name, base.momentum, base.nesterov, base.beta1, base.beta2, base.eps, tuple(base.tables)),
+        base=BaseConfig(**base.model_dump(exclude={"tables"}), muon_except=tuple(base.tables)),
     )
 
 

@@ -115,6 +115,7 @@ def about(config: RunConfig, settings: Settings) -> answers.About:
     model, data, optimizer = config.model, config.data, config.optimizer
     kind = model.factory or (model.config or {}).get("model_type", DEFAULT_MODEL)
     base = "" if optimizer.base.name == "sign" else f", base {optimizer.base.name}"
+    base += " by chunks" if optimizer.base.block else ""
     return answers.About(
         model=printable(str(kind), ABOUT_CHARACTERS_MAX),
         data=[printable(source, ABOUT_CHARACTERS_MAX) for source, _, _ in data.sources()],

@@ -355,6 +355,8 @@ SIZED: Final = {"magnitudes": True, "base": {"name": "sgd"}, "beta": 0.95}
 LOCAL: Final = {"local_steps": 15, "outer_lr": 0.7}
 
 MUON: Final = {"base": {"name": "muon"}, **SECOND}
+CHUNKS: Final = {"name": "muon", "block": 64}
+"""Muon of each chunk of 64 x 64 alone."""
 INNER: Final = {"outer_lr": 0.7, "betas": (0.9, 0.95)}
 """As arXiv 2510.03371 publishes them."""
 IN_THE_PEER: Final = {**INNER, **SIZED, "nesterov": 0.9, "values": "8bit"}
@@ -403,6 +405,16 @@ def _diloco_demo(steps: int) -> dict[str, Method]:
     return {f"diloco-h{steps}": whole, **less}
 
 
+def _chunkwise(size: int) -> dict[str, Method]:
+    """Muon by chunks, real and by its signs, with 5, 3 and 2 iterations."""
+    rows = {}
+    for name, output in (("muon64", "real"), ("muon64-sign", "sign")):
+        for end, iterations in (("", 5), ("-i3", 3), ("-i2", 2)):
+            base = {**CHUNKS, "output": output, "iterations": iterations}
+            rows[f"{name}-g{size}{end}"] = Method(Votes, {"sizes": (size,), "base": base, **SECOND}, "muon votes")
+    return rows
+
+
 DRAWN: Final = ("random", "striding", "slicing")
 """Replication schemes of arXiv 2502.06728, at the bytes of group votes of 128; `full-h16` is the fourth."""
 
@@ -429,6 +441,8 @@ METHODS: Final[Mapping[str, Method]] = {
         )
     },
     "v2-muon-g128": Method(Votes, {"sizes": (128,), **MUON}, "muon votes"),
+    **_chunkwise(128),
+    **_chunkwise(16),
     **{f"paper-k{k}": Method(PaperVotes, {"top_k": k}, "paper") for k in (32, 8)},
     "paper-k32-clip": Method(PaperVotes, {"top_k": 32, "clip_norm": 1.0}, "paper"),
     **{

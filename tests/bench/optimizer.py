@@ -36,6 +36,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="random: one coefficient in 16 (the reference keeps the default's)",
     )
     parser.add_argument("--base", default="sign", choices=get_args(BaseName), help="what moves the parameters")
+    parser.add_argument("--block", type=int, default=0, help="of base muon: 64 for chunks alone (default 0: whole)")
+    parser.add_argument("--iterations", type=int, default=5, help="of base muon (default 5)")
+    parser.add_argument("--output", default="real", help="of base muon by chunks: real or sign")
     parser.add_argument("--beta2", type=float, default=0.0, help="of the private second moment (default 0: none)")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds; medians are reported (default 7)")
     parser.add_argument("--device", default="cpu")
@@ -43,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
     named = parameters(options.params, options.device)
-    base = BaseConfig(options.base)
+    base = BaseConfig(options.base, block=options.block, iterations=options.iterations, output=options.output)
     config = DeMoConfig(selection=options.selection, group_size=options.group_size, beta2=options.beta2, base=base)
     DeMo([("small", nn.Parameter(torch.zeros(64, 64, device=options.device)))], config)  # imports and compiles
     start = memory_bytes("VmRSS")
@@ -82,6 +85,9 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "selection": options.selection,
         "size": config.size,
         "base": options.base,
+        "block": options.block,
+        "iterations": options.iterations,
+        "output": options.output,
         "beta2": options.beta2,
         "payload_bytes": payload_bytes,
     }

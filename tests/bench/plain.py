@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from node.optim.backends.numba.backend import Fused
+from node.optim.base import Base, BaseConfig
 from node.optim.exact import dct
 from node.optim.layout import Layout
 from node.optim.step import decay_factor
@@ -27,7 +28,8 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     generator = torch.Generator().manual_seed(0)
     rows = max(1, options.params // COLUMNS // 64) * 64
     gradient, weights = (torch.randn(rows, COLUMNS, generator=generator) for _ in range(2))
-    fused = Fused(Layout.of_shapes([("weight", (rows, COLUMNS))]))
+    layout = Layout.of_shapes([("weight", (rows, COLUMNS))])
+    fused = Fused(layout, Base(BaseConfig(), layout, torch.device("cpu")))
     chunks = rows * COLUMNS // CHUNK
     momenta = [torch.zeros(chunks, 64, 64) for _ in range(2)]
     packed, taken = (

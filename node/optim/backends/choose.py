@@ -62,13 +62,13 @@ def choose(
     cap: int = VOTE_SUM_MAX,
 ) -> Backend:
     """The backend of a method: `form` of the votes, `transform`, `base` and `cap`. Raises `ValueError` if it cannot be had."""
-    default = is_narrow(form, transform, cap)
-    kernels = (
-        _kernels(layout, form, cap, default=default) if compiles(choice, device) and transform.name == "dct" else None
-    )
-    if kernels is not None and base.config.name == "sign":
+    narrow, chunkwise = is_narrow(form, transform, cap), base.config.chunkwise
+    kernels = None
+    if compiles(choice, device) and transform.name == "dct":
+        kernels = _kernels(layout, form, cap, base, narrow=narrow)
+    if kernels is not None and chunkwise and (narrow or base.config.name == "sign"):
         return kernels
-    if not default or base.config.name != "sign":
+    if not narrow or not chunkwise:
         family = Family(layout, device, tile_chunks(device), form, transform, base, cap)
         return family if kernels is None else Mixed(kernels, family)
     if choice == "triton":
@@ -76,18 +76,18 @@ def choose(
             raise ValueError(f"{BACKEND_VARIABLE} is triton, which is not installed: it comes with torch for CUDA")
         from node.optim.backends.triton import Triton
 
-        return Triton(layout, device)
-    return Portable(layout, device, tile_chunks(device))
+        return Triton(layout, device, base)
+    return Portable(layout, device, tile_chunks(device), base)
 
 
-def _kernels(layout: Layout, form: Format, cap: int, *, default: bool) -> Fused | None:
+def _kernels(layout: Layout, form: Format, cap: int, base: Base, *, narrow: bool) -> Fused | None:
     """numba's kernels for signs after a DCT, if there are any."""
-    if default:
+    if narrow:
         from node.optim.backends.numba.backend import Fused
 
-        return Fused(layout)
+        return Fused(layout, base)
     if form.scaled or form.grid is not SIGN or form.selection == "topk":
         return None
     from node.optim.backends.numba.wide import Wide
 
-    return Wide(layout, form, cap)
+    return Wide(layout, form, cap, base)

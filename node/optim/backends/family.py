@@ -46,9 +46,9 @@ class Family(Portable):
         base: Base,
         cap: int = VOTE_SUM_MAX,
     ) -> None:
-        super().__init__(layout, device, tile_chunks)
+        super().__init__(layout, device, tile_chunks, base)
         self._buffer = layout.empty(device)  # gradients on the way in, directions on the way out
-        self._form, self._transform, self._base = form, transform, base
+        self._form, self._transform = form, transform
         self._grows, self._cap = aggregate.grows(form, base.config), cap
         self._draw: Draw | None = None
 
@@ -96,7 +96,9 @@ class Family(Portable):
         squares = 0
         for tile, _ in self._tiles():
             squares += aggregate.update(total, tile.start, tile.stop, self._transform, self._buffer[tile])
-        if self._form.scaled:
+        if self._base.config.chunkwise:
+            pass  # no chunk's direction depends on a scale
+        elif self._form.scaled:
             self._buffer.mul_(aggregate.mean_factors(total, self._transform)[:, None, None])
         else:
             self._buffer.mul_(aggregate.unit_factor(total, self._transform, squares))

@@ -11,10 +11,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from node.optim.base import Base
 from node.optim.exact import aggregate, dct
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
 from node.optim.second_moment import SecondMoment
-from node.optim.step import Decay, accumulate, apply_update, as_tensor, decayed, spend, total_norm
+from node.optim.step import Decay, accumulate, apply_real, as_tensor, decayed, spend, total_norm
 from node.optim.tiles import core_pairs
 from node.optim.votes.payload import PLAIN
 
@@ -24,12 +25,12 @@ took longer than the arithmetic."""
 
 
 class Portable:
-    """`base.Backend` for group votes of signs after a DCT, with base `sign`. Scratch is four tiles, and the pool."""
+    """`base.Backend` for group votes of signs after a DCT, with a chunkwise base. Scratch is four tiles, and the pool."""
 
     name = "torch"
 
-    def __init__(self, layout: Layout, device: torch.device, tile_chunks: int) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout, device: torch.device, tile_chunks: int, base: Base) -> None:
+        self._layout, self._base = layout, base
         self._device = device
         self._tile_chunks = tile_chunks
         largest = min(tile_chunks, layout.chunks) * CHUNK_ELEMENTS
@@ -76,7 +77,7 @@ class Portable:
         for tile, scratch in self._tiles():
             out = self._room(tile)
             sums = total.sums(tile.start, tile.stop, out=out.view(torch.int32))
-            aggregate.direction(sums, out=out, scratch=scratch[:2])
+            self._base.direct_chunks(aggregate.inverse(sums, out=out, scratch=scratch[:2]), tile.start)
             _update(core_pairs(self._layout, parameters, tile, out), lr, weight_decay)
         _update(self._layout.pool_pairs(parameters, self._pool.view(-1)), lr, weight_decay)
 
@@ -105,4 +106,4 @@ def _fill(pairs: Iterable[tuple[Tensor | None, Tensor]]) -> None:
 def _update(pairs: Iterable[tuple[Tensor | None, Tensor]], lr: float, weight_decay: float) -> None:
     for part, direction in pairs:
         assert part is not None
-        apply_update(part, direction, lr, weight_decay)
+        apply_real(part, direction, lr, weight_decay)

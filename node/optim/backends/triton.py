@@ -18,7 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from node.optim.backends.triton_newton import ROUND, orthogonal
+from node.optim.base import Base
 from node.optim.exact import dct
+from node.optim.exact.smallest import SMALLEST
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
 from node.optim.second_moment import EPSILON, SecondMoment
 from node.optim.step import Decay, as_tensor, decay_factor, decayed, spend, total_norm
@@ -34,9 +37,6 @@ CHUNK_BITS = tl.constexpr(CHUNK_ELEMENTS.bit_length() - 1)
 
 DIGIT = tl.constexpr(128)
 """Middle values are `128 * high + low`: both digits fit in int8, because a middle value is within +-3707."""
-
-ROUND = tl.constexpr(12582912.0)
-"""1.5 * 2^23: to add it and take it away again rounds fp32 below 2^22 half to even."""
 
 
 @triton.jit
@@ -100,8 +100,25 @@ def _vote(
 
 
 @triton.jit
-def _apply(addresses, rows, ballots, silents, shifts, basis, count, factor, lr, DECAYS: tl.constexpr):
-    """One chunk: the capped sums of all ballots, the sign of their exact inverse, the update."""
+def _apply(
+    addresses,
+    rows,
+    ballots,
+    silents,
+    shifts,
+    basis,
+    count,
+    factor,
+    lr,
+    maps,
+    DECAYS: tl.constexpr,
+    ITERATIONS: tl.constexpr,
+    SIGNS: tl.constexpr,
+):
+    """One chunk: the capped sums of all ballots, the sign of their exact inverse, the update.
+
+    With `ITERATIONS`, the inverse of a chunk that is marked in `maps` becomes orthogonal, and with `SIGNS` its signs.
+    """
     chunk = tl.program_id(0).to(tl.int64)
     near, far = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
     sums = tl.zeros((SIDE, SIDE), dtype=tl.int32)
@@ -127,13 +144,22 @@ def _apply(addresses, rows, ballots, silents, shifts, basis, count, factor, lr, 
     result = tl.dot(high.to(tl.int8), matrix, out_dtype=tl.int32) * DIGIT
     result += tl.dot(low.to(tl.int8), matrix, out_dtype=tl.int32)
     direction = (result > 0).to(tl.float32) - (result < 0).to(tl.float32)
+    if ITERATIONS and tl.load(maps + chunk) != 0:
+        direction = orthogonal(result.to(tl.float32), near == far, ITERATIONS)
+        if SIGNS:
+            direction = (direction > 0).to(tl.float32) - (direction < 0).to(tl.float32)
     base, stride = tl.load(addresses + chunk), tl.load(rows + chunk)
     place = base.to(tl.pointer_type(tl.float32)) + near * stride + far
     parameter = tl.load(place)
     if DECAYS:
         parameter = parameter * factor
-    tl.store(place, parameter - lr * direction)
+    moved = parameter - lr * direction
+    small = (moved.to(tl.int32, bitcast=True) & MAGNITUDE_BITS) < SMALLEST_BITS
+    tl.store(place, tl.where(small, moved * 0.0, moved))
 
+
+SMALLEST_BITS = tl.constexpr(int(np.float32(SMALLEST).view(np.int32)))
+MAGNITUDE_BITS = tl.constexpr(0x7FFFFFFF)
 
 CAPABILITY_MIN = (8, 0)
 """The first GPUs (Ampere) that have int8 products in the shape that Triton makes."""
@@ -158,8 +184,11 @@ class Triton:
 
     name = "triton"
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
+    def __init__(self, layout: Layout, device: torch.device, base: Base) -> None:
+        """`base` is chunkwise."""
         self._layout, self._device = layout, device
+        self._maps = base.maps.to(device, torch.uint8)
+        self._orthogonal = (base.config.iterations if base.config.block else 0, base.config.output == "sign")
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else CAPABILITY_MIN
         if capability < CAPABILITY_MIN:
             has, needs = (".".join(map(str, pair)) for pair in (capability, CAPABILITY_MIN))
@@ -261,7 +290,7 @@ class Triton:
         factor = decay_factor(lr, weight_decay)
         _apply[(chunks,)](
             self._addresses(parameters, self._pool), self._rows, listed, beside, shifts, self._integers, len(codes), factor, lr,
-            factor != 1, num_warps=INVERSE_WARPS, enable_fp_fusion=False,
+            self._maps, factor != 1, *self._orthogonal, num_warps=INVERSE_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         for part, strip in self._strips(parameters, self._pool):
             assert part is not None

@@ -36,7 +36,7 @@ class VoteSum:
         draw: Draw | None = None,
         cap: int = VOTE_SUM_MAX,
     ) -> None:
-        """`grows`: sums may grow with the number of peers (`cap`), as for all methods but signs with base `sign`.
+        """`grows`: sums may grow with the number of peers (`cap`), as for all methods but signs with a base that is chunkwise.
 
         `draw` is the step's, for votes whose places follow from it; its authors are in the order of `add`.
         `cap` is the run's, for signs whose sums do not grow.
@@ -93,7 +93,7 @@ class VoteSum:
 
 def grows(form: Format, base: BaseConfig) -> bool:
     """Whether sums of votes grow with the peers: not where signs alone decide, the most robust aggregate (docs/security.md)."""
-    return form.grid is not values.SIGN or base.name != "sign"
+    return form.grid is not values.SIGN or not base.chunkwise
 
 
 def check_cap(cap: int, form: Format, base: BaseConfig) -> None:
@@ -102,13 +102,13 @@ def check_cap(cap: int, form: Format, base: BaseConfig) -> None:
         raise ValueError(f"cap {cap!r} is no whole number from {VOTE_SUM_MAX} to {CAP_MAX}")
     if cap != VOTE_SUM_MAX and (grows(form, base) or form.scaled):
         raise ValueError(
-            f"cap {cap} has no effect with values {form.grid.name} and base {base.name!r}: only sums of signs with base sign "
-            "are capped, and all others grow with the peers; remove it"
+            f"cap {cap} has no effect with values {form.grid.name} and base {base.name!r}: only sums of signs are "
+            "capped, with base sign or with muon by chunks; all others grow with the peers; remove it"
         )
 
 
 def is_narrow(form: Format, transform: Transform, cap: int) -> bool:
-    """Whether `direction`, the default's narrow inverse, serves signs with base `sign`; else `update` does."""
+    """Whether `direction`, the default's narrow inverse, serves signs with a chunkwise base; else `update` does."""
     return form.plain and transform.name == "dct" and cap == VOTE_SUM_MAX
 
 
@@ -119,10 +119,15 @@ def direction(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = 
     Both are made if not given. Adding zero turns -0 into 0: Metal's sign keeps the sign of a zero, which would reach a
     parameter that is -0.
     """
+    return inverse(sums, out, scratch).sign_().add_(0.0)
+
+
+def inverse(sums: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+    """As `direction` without the sign: `dct.inverse_exact` of integers."""
     if scratch is None:
         scratch = torch.empty(2, *sums.shape, dtype=torch.float32, device=sums.device)
     whole = scratch[0].copy_(sums)
-    return dct.inverse_exact(whole, out, scratch[1]).sign_().add_(0.0)
+    return dct.inverse_exact(whole, out, scratch[1])
 
 
 def update(total: VoteSum, first: int, last: int, transform: Transform, out: Tensor) -> int:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from node.optim.exact.dct import EXACT_INTEGER_MAX, full_precision
+from node.optim.exact.smallest import SMALLEST
 
-STEPS = 5
 COEFFICIENTS = tuple(float(np.float32(value)) for value in (3.4445, -4.7750, 2.0315))
 """Coefficients of the quintic iteration `aX + bXX^TX + c(XX^T)^2X` (K. Jordan, Muon)."""
 
@@ -40,9 +40,6 @@ _ALIGNED = 32
 
 _WHOLE_BITS = 22
 """The norm is taken in whole numbers up to 2^22: int64 holds the squares of a row."""
-
-_NOTHING = 2.0**-100
-"""A matrix without a larger entry counts as zeros, as it would for a processor that flushes the smallest numbers to zero."""
 
 _SLICE = EXACT_INTEGER_MAX // DIGIT_MAX**2
 """Columns whose products fp32 adds up exactly, where there is no int8."""
@@ -63,7 +60,7 @@ class Digits(NamedTuple):
     scale: Tensor
 
 
-def orthogonalised(matrix: Tensor) -> Tensor:
+def orthogonalised(matrix: Tensor, iterations: int = 5) -> Tensor:
     """Roughly `U V^T` of fp32 [height, width] = U S V^T, at a root mean square of about 1: the same bits on every device.
 
     Muon's quintic Newton-Schulz iteration. Zero gives zero. No side may be longer than `SIDE_MAX`.
@@ -71,7 +68,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     assert max(matrix.shape) <= SIDE_MAX, f"a matrix of {tuple(matrix.shape)} has sums beyond 31 bits"
     peak = float(matrix.abs().max()) if matrix.numel() else 0.0
     assert math.isfinite(peak), "the aggregate is finite"
-    if peak < _NOTHING:
+    if peak < SMALLEST:
         return torch.zeros_like(matrix)
     tall = matrix.shape[0] > matrix.shape[1]
     given = matrix.T if tall else matrix
@@ -84,7 +81,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     # a product with the inverse, computed here: CUDA would divide so, a CPU not
     x[: given.shape[0], : given.shape[1]] = whole.mul_(1.0 / norm)
     a, b, c = COEFFICIENTS
-    for _ in range(STEPS):
+    for _ in range(iterations):
         own = _digits(x)
         x = _whole(own)  # numbers too small for the digits go: the products do not see them, and would let them grow
         rest = _square(own)  # XX^T; its diagonal is much larger, and is taken out

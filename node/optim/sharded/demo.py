@@ -36,7 +36,6 @@ from node.optim.step import (
     Votes,
     accumulate,
     apply_real,
-    apply_update,
     as_tensor,
     clip_scale,
     exact_float32,
@@ -282,7 +281,7 @@ class ShardedDeMo(Voting):
         for size, payload in contributions:
             total.add(size, payload)
         self.step = step
-        if self.config.base.name != "sign":
+        if not self.config.base.chunkwise:
             for (rows, direction), own in zip(self._directed(self._advance(total)), self._decays, strict=True):
                 apply_real(rows, direction, lr, own)
             return
@@ -340,16 +339,16 @@ class ShardedDeMo(Voting):
             found = self._directions(total, chunks).view(len(blocks), across, CHUNK_SIDE, CHUNK_SIDE)
             matrix = found.transpose(1, 2).reshape(len(blocks) * CHUNK_SIDE, wide)
             offset = blocks.start * CHUNK_SIDE
-            apply_update(rows[: top - first, :wide], matrix[low - offset : top - offset], lr, decay)
+            apply_real(rows[: top - first, :wide], matrix[low - offset : top - offset], lr, decay)
         right = place.width - wide
         if low < top and right:
             strip = pool[place.pool_offset : place.pool_offset + high * right].view(high, right)
-            apply_update(rows[: top - first, wide:], strip[low:top], lr, decay)
+            apply_real(rows[: top - first, wide:], strip[low:top], lr, decay)
         low = max(first, high)
         if low < last and place.width:
             begin = place.pool_offset + high * right
             strip = pool[begin : begin + (place.height - high) * place.width].view(-1, place.width)
-            apply_update(rows[low - first :], strip[low - high : last - high], lr, decay)
+            apply_real(rows[low - first :], strip[low - high : last - high], lr, decay)
 
     def _rows(self, parameter: DTensor, place: Place) -> tuple[int, int]:
         """The rows of the parameter, seen as a matrix, that this rank holds: as `torch.chunk` deals them out."""
@@ -361,16 +360,18 @@ class ShardedDeMo(Voting):
         return first, last
 
     def _directions(self, total: aggregate.VoteSum, chunks: range) -> Tensor:
-        """The direction of some chunks: fp32 [count, 64, 64] of -1, 0 and 1."""
+        """The direction of some chunks: fp32 [count, 64, 64]."""
         out = torch.empty(len(chunks), CHUNK_SIDE, CHUNK_SIDE, dtype=torch.float32, device=self._device)
         for first in range(chunks.start, chunks.stop, self._tile_chunks):
             last = min(first + self._tile_chunks, chunks.stop)
             part = out[first - chunks.start : last - chunks.start]
-            if aggregate.is_narrow(self.form, self._transform, self.config.cap):  # with base sign, as everywhere here
-                aggregate.direction(total.sums(first, last), out=part)
+            if aggregate.is_narrow(
+                self.form, self._transform, self.config.cap
+            ):  # with a chunkwise base, as everywhere here
+                aggregate.inverse(total.sums(first, last), out=part)
             else:
                 aggregate.update(total, first, last, self._transform, part)
-                part.sign_().add_(0.0)
+            self._base.direct_chunks(part, first)
         return out
 
     @property

@@ -170,6 +170,16 @@ def test_settings_that_the_state_does_not_fit_are_refused(base: str, change: str
     assert says in str(refused.value)
 
 
+@pytest.mark.parametrize(("block", "change"), [(0, 64), (64, 0)])
+def test_a_fork_keeps_whether_muon_goes_by_chunks(block: int, change: int) -> None:
+    """Whole matrices count their steps in the snapshot's state, and chunks have no state."""
+    held = BaseOptimizerConfig.model_validate({"name": "muon", "block": block})
+    parent = RunConfig(optimizer=OptimizerConfig(base=held))
+    with pytest.raises(OperatorError, match=r"optimizer\.base\.block: .* not from or to 0"):
+        forked(parent, changes_of([f"optimizer.base.block={change}"]))
+    assert forked(parent, changes_of(["optimizer.base.iterations=3"])).optimizer.base.iterations == 3
+
+
 def test_a_run_without_snapshots_says_that_there_is_nothing_to_fork() -> None:
     with pytest.raises(OperatorError, match="it has none at all yet"):
         Parent(RUN_ID, SETTINGS, LAYOUT, 10, (), frozenset()).state_at(5)

@@ -35,6 +35,10 @@ METHODS = {
     "sgd with sizes": DeMoConfig(magnitudes=True, values="8bit", base=BaseConfig("sgd")),
     "adamw": DeMoConfig(base=BaseConfig("adamw", beta1=0.5), values="2bit", weight_decay=0.1),
     "muon": DeMoConfig(base=BaseConfig("muon", momentum=0.8)),
+    "muon by chunks": DeMoConfig(base=BaseConfig("muon", block=64)),
+    "signs of chunks, 2 bits": DeMoConfig(
+        base=BaseConfig("muon", block=64, output="sign", iterations=2), values="2bit"
+    ),
     "random signs": DeMoConfig(selection="random", seed=b"run"),
     "random signs, cap 7": DeMoConfig(selection="random", one_in=4, seed=b"run", cap=7),
     "groups, cap 3": DeMoConfig(group_size=16, cap=3),

@@ -15,10 +15,10 @@ from torch import nn
 
 from node.optim.backends.choose import BACKEND_VARIABLE
 from node.optim.backends.portable import Portable
-from node.optim.base import BaseConfig
+from node.optim.base import Base, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.optim.exact import dct
+from node.optim.exact import chunkwise, dct, orthogonal, smallest
 from node.optim.layout import Layout
 from node.optim.second_moment import SecondMoment
 from node.optim.step import NonFiniteGradient
@@ -26,7 +26,7 @@ from node.optim.votes import groups as votes
 
 pytest.importorskip("numba")
 
-from node.optim.backends.numba import backend, emit, forward, inverse, kernels
+from node.optim.backends.numba import backend, emit, forward, inverse, iteration, kernels, newton
 from node.optim.backends.numba.backend import Fused
 from node.optim.backends.numba.plan import BLOCK_ELEMENTS, Plan
 
@@ -55,9 +55,14 @@ def tensors_of(shapes, seed=0):
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def both(shapes):
+def both(shapes, base=BaseConfig()):  # noqa: B008 - frozen
     layout = layout_of(shapes)
-    return layout, Fused(layout), Portable(layout, CPU, 3)
+    made = Base(base, layout, CPU)
+    return layout, Fused(layout, made), Portable(layout, CPU, 3, made)
+
+
+def fused_of(layout):
+    return Fused(layout, Base(BaseConfig(), layout, CPU))
 
 
 def entry_of(layout, sizes, seed=0):
@@ -70,8 +75,8 @@ def assert_same_bits(tensors, others):
         assert one.numpy().tobytes() == other.numpy().tobytes()
 
 
-def apply_both(shapes, entry, parameters, lr=LR, weight_decay=0.0):
-    _, fused, portable = both(shapes)
+def apply_both(shapes, entry, parameters, lr=LR, weight_decay=0.0, base=BaseConfig()):  # noqa: B008 - frozen
+    _, fused, portable = both(shapes, base)
     copies = [tensor.clone() for tensor in parameters]
     fused.apply(entry, parameters, lr, weight_decay)
     portable.apply(entry, copies, lr, weight_decay)
@@ -223,7 +228,7 @@ def test_nan_in_the_momentum_is_no_vote_but_infinity_is(where, group_size):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e30])
 def test_a_norm_that_is_not_finite_is_found_wherever_it_is(value):
     shapes = [(BLOCK_ELEMENTS + 131,), (70, 3)]
-    fused = Fused(layout_of(shapes))
+    fused = fused_of(layout_of(shapes))
     for tensor, place in ((0, 0), (0, BLOCK_ELEMENTS - 1), (0, BLOCK_ELEMENTS + 130), (1, 209)):
         gradients = tensors_of(shapes)
         gradients[tensor].view(-1)[place] = value
@@ -267,7 +272,7 @@ def test_two_threads_may_step_at_once(threads):
     layout = layout_of([(640, 640)])
 
     def digest(seed):
-        parameters, fused = tensors_of([(640, 640)], seed), Fused(layout)
+        parameters, fused = tensors_of([(640, 640)], seed), fused_of(layout)
         for step in range(5):
             fused.apply(entry_of(layout, [64, 128], seed + step), parameters, LR, 0.1)
         return state_digest(parameters)
@@ -298,7 +303,11 @@ def trained(monkeypatch, choices, base, sizes=(128, 16), steps=12):
     return [state_digest(demo.parameters) for demo in demos]
 
 
-@pytest.mark.parametrize("base", [BaseConfig(), BaseConfig("muon"), BaseConfig("adamw")], ids=lambda base: base.name)
+@pytest.mark.parametrize(
+    "base",
+    [BaseConfig(), BaseConfig("muon"), BaseConfig("muon", block=64), BaseConfig("adamw")],
+    ids=lambda base: base.kind,
+)
 def test_replicas_on_either_backend_stay_equal(monkeypatch, base):
     one, other = trained(monkeypatch, ("numba", "torch"), base)
     assert one == other
@@ -323,7 +332,8 @@ def test_saved_state_passes_from_one_backend_to_the_other(monkeypatch):
         (DeMoConfig(), "auto", "numba"),
         (DeMoConfig(base=BaseConfig("muon")), "auto", "numba"),
         (DeMoConfig(base=BaseConfig("muon")), "torch", "torch"),
-        (DeMoConfig(base=BaseConfig("muon")), "triton", "torch"),  # its kernels are for the default method
+        (DeMoConfig(base=BaseConfig("muon", block=64)), "auto", "numba"),
+        (DeMoConfig(base=BaseConfig("muon")), "triton", "torch"),  # its kernels are for bases that are chunkwise
         (DeMoConfig(values="2bit"), "numba", "torch"),
         (DeMoConfig(transform="hadamard"), "numba", "torch"),
     ],
@@ -350,9 +360,10 @@ def test_without_numba_the_step_is_torch():
 
 
 def test_kernels_cached_from_other_instructions_are_not_used():
-    sources = [Path(part.__file__).read_bytes() for part in (emit, forward, inverse)]
+    parts = (emit, forward, inverse, iteration, newton, chunkwise, orthogonal, smallest)
+    sources = [Path(part.__file__).read_bytes() for part in parts]
     own = hashlib.sha256(b"".join(sources)).hexdigest()[:16]
-    Fused(layout_of([(3,)]))
+    fused_of(layout_of([(3,)]))
     folder = Path(kernels.apply.stats.cache_path)
     assert {path.suffix for path in folder.glob(f"*apply_{own}*")} == {".nbi", ".nbc"}
 

@@ -29,6 +29,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "paper": {"method": "paper"},
     "random places into AdamW": {"selection": "random", "seed": 3, "base": BaseConfig("adamw", beta1=0.5)},
     "Nesterov into Muon": {"nesterov": 0.9, "base": BaseConfig("muon", momentum=0.5)},
+    "Muon by chunks": {"base": BaseConfig("muon", block=64, output="sign")},
     "DiLoCo": {"magnitudes": True, "base": BaseConfig("sgd"), "local": LocalConfig(2)},
 }
 Made = tuple[nn.Sequential, DeMoOptimizer]

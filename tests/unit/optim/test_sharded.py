@@ -45,6 +45,8 @@ BASES: dict[str, dict[str, Any]] = {
     "adamw": {"beta2": 0.9, "weight_decay": 0.1, "base": BaseConfig("adamw", beta1=0.5)},
     "muon": {"group_size": 16, "transform": "hadamard", "base": BaseConfig("muon", momentum=0.8)},
     "sign": {"selection": "topk", "refused": "drop"},
+    "muon by chunks": {"weight_decay": 0.1, "base": BaseConfig("muon", block=64, iterations=3)},
+    "signs of chunks": {"transform": "hadamard", "base": BaseConfig("muon", block=64, iterations=2, output="sign")},
 }
 CHECKPOINTED = ("second moment", "Nesterov", "local", "adamw")
 LR = 2.0**-7

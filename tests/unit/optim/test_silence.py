@@ -54,6 +54,7 @@ METHODS = {
     ),
     "adamw": DeMoConfig(base=BaseConfig("adamw", beta1=0.5)),
     "muon": DeMoConfig(base=BaseConfig("muon", momentum=0.8)),
+    "muon by chunks": DeMoConfig(base=BaseConfig("muon", block=64)),
 }
 FORMATS = [Format(s, g, scaled) for s in ("groups", "topk") for g in GRIDS.values() for scaled in (False, True)]
 every_form = pytest.mark.parametrize("form", FORMATS, ids=lambda f: f"{f.selection}-{f.grid.name}-{f.scaled}")

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.optim.backends.portable import Portable
+from node.optim.base import Base, BaseConfig
 from node.optim.layout import Layout
 from node.optim.tiles import core_pairs
 
@@ -52,7 +53,10 @@ def test_the_size_of_a_tile_changes_nothing(tile_chunks):
     gradients, start = ([torch.randn(shape, generator=generator) for shape in SHAPES] for _ in range(2))
     results = []
     for size in (tile_chunks, layout.chunks):
-        portable, momentum = Portable(layout, CPU, size), torch.zeros(layout.chunks, 64, 64)
+        portable, momentum = (
+            Portable(layout, CPU, size, Base(BaseConfig(), layout, CPU)),
+            torch.zeros(layout.chunks, 64, 64),
+        )
         parameters = [tensor.clone() for tensor in start]
         packed = portable.vote(gradients, momentum, 0.9, 1.0, 16)
         portable.apply([(16, packed.numpy().tobytes())], parameters, 0.5, 0.1)
@@ -63,6 +67,6 @@ def test_the_size_of_a_tile_changes_nothing(tile_chunks):
 
 def test_the_portable_step_holds_no_buffer_of_the_models_size():
     layout = layout_of([(640, 640), (128, 64)])
-    portable = Portable(layout, CPU, 4)
+    portable = Portable(layout, CPU, 4, Base(BaseConfig(), layout, CPU))
     held = sum(value.numel() for value in vars(portable).values() if isinstance(value, torch.Tensor))
     assert held == 4 * 4 * 4096

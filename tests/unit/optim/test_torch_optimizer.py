@@ -113,6 +113,7 @@ def test_options_out_of_range_are_refused():
 METHODS = {
     "top-k into AdamW": {"selection": "topk", "values": "2bit", "base": BaseConfig("adamw")},
     "muon": {"transform": "hadamard", "base": BaseConfig("muon", momentum=0.5)},
+    "muon by chunks": {"base": BaseConfig("muon", block=64)},
     "DiLoCo": {"magnitudes": True, "values": "8bit", "base": BaseConfig("sgd"), "local": LocalConfig(3, lr=1e-2)},
 }
 

@@ -13,21 +13,25 @@ import pytest
 
 CHECK = """
 import math, numpy as np, torch
+from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.step import NonFiniteGradient
 from node.optim.digest import state_digest
 
 torch.manual_seed(0)
 SHAPES = [(130, 70), (64, 64), (3,), (128, 64), (), (64, 64)]
-def peer(backend, size, beta2=0.0):
+def peer(backend, size, beta2=0.0, base=BaseConfig()):
     import os
     os.environ["SWARMENTUM_OPTIM_BACKEND"] = backend
     demo = DeMo([(str(i), torch.nn.Parameter(torch.full(s, -0.0))) for i, s in enumerate(SHAPES)],
-                DeMoConfig(group_size=size, weight_decay=0.1, beta2=beta2))
+                DeMoConfig(group_size=size, weight_decay=0.1, beta2=beta2, base=base))
     assert demo.backend == backend
     return demo
-for size, beta2 in ((8, 0.0), (16, 0.9), (32, 0.0), (64, 0.0), (128, 0.0), (128, 0.9)):
-    one, other, third = peer("triton", size, beta2), peer("torch", size, beta2), peer("torch", 128)
+REAL = BaseConfig("muon", block=64, iterations=3)
+SIGNS = BaseConfig("muon", block=64, iterations=2, output="sign")
+WAYS = ((8, 0.0), (16, 0.9), (32, 0.0, REAL), (64, 0.0), (128, 0.0, SIGNS), (128, 0.9))
+for size, beta2, *base in WAYS:
+    one, other, third = peer("triton", size, beta2, *base), peer("torch", size, beta2, *base), peer("torch", 128, 0.0, *base)
     for step in range(3):
         lr = float(np.float32(0.01 / (1 + step)))
         entry = []
@@ -53,6 +57,13 @@ for size, beta2 in ((8, 0.0), (16, 0.9), (32, 0.0), (64, 0.0), (128, 0.0), (128,
         assert len({state_digest(demo.parameters) for demo in (one, other, third)}) == 1, (size, step)
 for demo in (one, other):
     demo.apply([], 0.5)
+assert state_digest(one.parameters) == state_digest(other.parameters)
+# parameters that are too small to keep
+for demo in (one, other):
+    demo.parameters[0].data[:3, :4] = torch.tensor([2.0**-101, -1e-40, 2.0**-100, -2.0**-99])
+    demo.apply([], 0.5)
+    small = demo.parameters[0].detach()[:3, :4]
+    assert (small[:, :3] == 0).all() and (small[:, 3] < 0).all() and small[:, 1].signbit().all()
 assert state_digest(one.parameters) == state_digest(other.parameters)
 # random ballots, and those that reach the largest sums
 random = np.random.default_rng(0)
@@ -82,7 +93,7 @@ FORWARD = dict(addresses="*i64", rows="*i64", momentum="*fp32", basis="*fp32", t
                beta2="fp32", rest="fp32", epsilon="fp32",
                GROUPS="constexpr", GROUP_SIZE="constexpr", PRECISION="constexpr", DIVIDES="constexpr")
 INVERSE = dict(addresses="*i64", rows="*i64", ballots="*i64", silents="*i64", shifts="*i32", basis="*i8", count="i32",
-               factor="fp32", lr="fp32", DECAYS="constexpr")
+               factor="fp32", lr="fp32", maps="*u8", DECAYS="constexpr", ITERATIONS="constexpr", SIGNS="constexpr")
 
 def spilled(kernel, signature, constants, capability, **options):
     log = io.StringIO()
@@ -96,7 +107,8 @@ for capability in (80, 86, 90, 100, 120):
     constants = {"GROUPS": 32, "GROUP_SIZE": 128, "PRECISION": precision, "DIVIDES": True}
     forward = spilled(triton_step._vote, FORWARD, constants, capability, num_warps=warps, enable_fp_fusion=True)
     options = {"num_warps": triton_step.INVERSE_WARPS, "enable_fp_fusion": False}
-    inverse = spilled(triton_step._apply, INVERSE, {"DECAYS": True}, capability, **options)
+    constants = {"DECAYS": True, "ITERATIONS": 0, "SIGNS": False}
+    inverse = spilled(triton_step._apply, INVERSE, constants, capability, **options)
     print(json.dumps([capability, forward, inverse]))
 """
 

@@ -35,13 +35,17 @@ SHAPES = ((64, 128), (70, 130), (3,), (1, 200))
 BASIS = np.rint(2.0**transforms.SHIFT * transforms.named("dct").matrix).astype(np.int64)
 
 
+def wide(layout: Layout, form: Format, cap: int) -> Wide:
+    return Wide(layout, form, cap, Base(BaseConfig(), layout, torch.device("cpu")))
+
+
 def layout_of(shapes: tuple[tuple[int, ...], ...] = SHAPES) -> Layout:
     return Layout.of_shapes((f"p{index}", shape) for index, shape in enumerate(shapes))
 
 
 def both(form: Format, cap: int, step: int, layout: Layout) -> tuple[Wide, Family]:
     family = Family(layout, CPU, 3, form, transforms.named("dct"), Base(BaseConfig(), layout, CPU), cap)
-    return Wide(layout, form, cap).at(Draw(RUN, step)) if form.drawn else Wide(layout, form, cap), family.at(
+    return wide(layout, form, cap).at(Draw(RUN, step)) if form.drawn else wide(layout, form, cap), family.at(
         Draw(RUN, step)
     )
 
@@ -109,7 +113,7 @@ def test_sums_at_the_bounds_of_16_and_32_bits(many: int, at: tuple[int, int]) ->
         said[where] = push[where]
         one = form.encode([form.choose(torch.from_numpy(said)[None], 1, None, Draw(RUN, 5))], 1)
         parameter = torch.zeros(64, 64)
-        Wide(layout, form, CAP_MAX).at(Draw(RUN, 5)).apply([(1, one)] * many, [parameter], 1.0, 0.0)
+        wide(layout, form, CAP_MAX).at(Draw(RUN, 5)).apply([(1, one)] * many, [parameter], 1.0, 0.0)
         assert np.array_equal(parameter.numpy(), exactly(torch.from_numpy(many * said)[None])[0])
 
 

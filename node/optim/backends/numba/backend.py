@@ -18,6 +18,7 @@ from torch import Tensor
 from node.optim import second_moment
 from node.optim.backends.numba import inverse, kernels
 from node.optim.backends.numba.plan import Plan
+from node.optim.base import Base
 from node.optim.exact import dct
 from node.optim.layout import CHUNK_SIDE, Layout
 from node.optim.second_moment import SecondMoment
@@ -52,8 +53,10 @@ class Fused:
     name = "numba"
     _form = PLAIN
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, base: Base) -> None:
+        """`base` is chunkwise; with another one, only `apply` is not for it."""
         plan = Plan.of(layout)
+        self._maps = base.maps.numpy().astype(np.uint8), base.config.iterations, int(base.config.output == "sign")
         self._chunks = plan.chunks
         self._blocks = plan.blocks
         self._plan = (plan.core, plan.strips, plan.first_strips)
@@ -155,7 +158,9 @@ class Fused:
         weight_decay = decayed(parameters, lr, weight_decay)
         listed = np.array(rows, dtype=np.int64).reshape(-1, 4)
         tensors, numbers = addresses(parameters), (np.float32(decay_factor(lr, weight_decay)), np.float32(lr))
-        self._share(lambda *own: kernels.apply(*own, self._plan, tensors, listed, *numbers, *self._inverse))
+        self._share(
+            lambda *own: kernels.apply(*own, self._plan, tensors, listed, *numbers, *self._inverse, *self._maps)
+        )
 
     def _table(self, group_size: int) -> npt.NDArray[np.int16]:
         table: npt.NDArray[np.int16] = self._coefficients[votes.GROUP_SIZES.index(group_size)]
@@ -185,7 +190,7 @@ class Fused:
             nothing,
         )
         kernels.put(*own, nothing, 8, table, packed, nothing)
-        kernels.apply(*own, self._plan, tensors, listed, one, one, *self._inverse)
+        kernels.apply(*own, self._plan, tensors, listed, one, one, *self._inverse, *self._maps)
 
     def _share(self, work: Callable[[int, int, Scratch], object], count: int | None = None) -> list[object]:
         """`work(first, last, scratch)` over all chunks (or `count` blocks) by torch's number of threads; in no order."""

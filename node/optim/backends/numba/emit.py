@@ -11,10 +11,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from node.optim.exact.smallest import SMALLEST
 from node.optim.layout import CHUNK_SIDE
 
 LANES = 16
@@ -101,6 +103,41 @@ def instruction(*kinds: Value, result: Value = types.void) -> Callable[[Callable
 
 
 ADDRESS = types.int64
+
+
+def pair_products(code: Code, pairs: Value, other: Value) -> Value:
+    """`a[2n] * b[2n] + a[2n + 1] * b[2n + 1]` of 32 int16 each: 16 int32. One or two instructions where there are such."""
+    build = code.builder
+    if "+avx512bw" in code.features:
+        kind = ir.FunctionType(INTS, [pairs.type, pairs.type])
+        function = cgutils.get_or_insert_function(build.module, kind, "llvm.x86.avx512.pmaddw.d.512")
+        return build.call(function, [pairs, other])
+    if "+avx2" in code.features:
+        short, whole = ir.VectorType(SHORT, LANES), ir.VectorType(INT, LANES // 2)
+        function = cgutils.get_or_insert_function(
+            build.module, ir.FunctionType(whole, [short, short]), "llvm.x86.avx2.pmadd.wd"
+        )
+        halves = [
+            build.call(function, [code.shuffle(side, side, lanes) for side in (pairs, other)])
+            for lanes in (list(range(LANES)), list(range(LANES, 2 * LANES)))
+        ]
+        return code.shuffle(halves[0], halves[1], list(range(LANES)))
+    products = []
+    for start in (0, 1):
+        lanes = list(range(start, 2 * LANES, 2))
+        sides = [build.sext(code.shuffle(side, side, lanes), INTS) for side in (pairs, other)]
+        products.append(build.mul(*sides))
+    return build.add(*products)
+
+
+_SMALLEST_BITS = int(np.float32(SMALLEST).view(np.int32))
+
+
+def cut_off(code: Code, value: Value) -> Value:
+    """Parameters (fp32) below `SMALLEST` become zeros of the same sign: as `smallest.cut_off`."""
+    build, bits = code.builder, code.builder.bitcast(value, INTS)
+    small = build.icmp_signed("<", build.and_(bits, same(INT, 0x7FFFFFFF)), same(INT, _SMALLEST_BITS))
+    return build.bitcast(build.select(small, build.and_(bits, same(INT, -(1 << 31))), bits), FLOATS)
 
 
 def inverse_root(code: Code, value: Value) -> Value:

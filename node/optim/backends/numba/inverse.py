@@ -23,7 +23,9 @@ from node.optim.backends.numba.emit import (
     SHORT,
     Code,
     Value,
+    cut_off,
     instruction,
+    pair_products,
     same,
     times,
 )
@@ -176,21 +178,6 @@ def _halved(code: Code, value: Value) -> Value:
     return build.ashr(build.add(value, odd), _shorts(1))
 
 
-def _pair_products(code: Code, pairs: Value, other: Value) -> Value:
-    """`a[2n] * b[2n] + a[2n + 1] * b[2n + 1]` of 32 int16 each: 16 int32. One instruction where there is one."""
-    build = code.builder
-    if "+avx512bw" in code.features:
-        kind = ir.FunctionType(INTS, [pairs.type, pairs.type])
-        function = cgutils.get_or_insert_function(build.module, kind, "llvm.x86.avx512.pmaddw.d.512")
-        return build.call(function, [pairs, other])
-    products = []
-    for start in (0, 1):
-        lanes = list(range(start, 2 * LANES, 2))
-        sides = [build.sext(code.shuffle(side, side, lanes), INTS) for side in (pairs, other)]
-        products.append(build.mul(*sides))
-    return build.add(*products)
-
-
 ROWS_AT_ONCE = 4
 """Rows of the second pass that share each load of the basis: 4 times 4 sums stay in registers."""
 
@@ -214,6 +201,28 @@ def turn_rows(
     with those of the even ones. This leaves 32 sums for the odd frequencies, 16 and 16 for the two kinds of even ones.
     """
     build = code.builder
+    sums = _row_sums(code, pairs, basis)
+    down, factors = code.splat(build.fneg(lr)), code.splat(factor)
+    for row in range(ROWS_AT_ONCE):
+        line, ahead = code.at(target, times(code, stride, row)), code.at(coming, times(code, coming_stride, row))
+        for number, quarter in enumerate(_quarters(code, *sums[row])):
+            place = 4 * LANES * number
+            code.prefetch(ahead, place)
+            decayed = build.fmul(code.load(line, place), factors)  # rounds; and the sum rounds again
+            code.store(cut_off(code, build.fadd(decayed, _move(code, quarter, down))), line, place)
+
+
+@instruction(ADDRESS, ADDRESS, ADDRESS)
+def write_rows(code: Code, pairs: Value, basis: Value, target: Value) -> None:
+    """As `turn_rows`, without the update: 4 rows of the inverse as fp32, exact."""
+    for row, sums in enumerate(_row_sums(code, pairs, basis)):
+        for number, quarter in enumerate(_quarters(code, *sums)):
+            code.store(code.builder.sitofp(quarter, FLOATS), target, row * ROW_BYTES + 4 * LANES * number)
+
+
+def _row_sums(code: Code, pairs: Value, basis: Value) -> list[list[Value]]:
+    """The sums of 4 rows by kinds of frequencies, see `turn_rows`."""
+    build = code.builder
     sums = [[same(INT, 0)] * 4 for _ in range(ROWS_AT_ONCE)]
     for pair in range(CHUNK_SIDE // 2):
         # which of a row's four sums (odd, first and second 16 places; 2 mod 4; 0 mod 4), and where the basis lies
@@ -222,16 +231,9 @@ def turn_rows(
             weights = code.load(basis, vector * 4 * LANES, _SHORTS)
             for row in range(ROWS_AT_ONCE):
                 value = code.splat(code.load(pairs, 4 * (pair * CHUNK_SIDE + row), INT))
-                product = _pair_products(code, weights, build.bitcast(value, _SHORTS))
+                product = pair_products(code, weights, build.bitcast(value, _SHORTS))
                 sums[row][part] = build.add(sums[row][part], product)
-    down, factors = code.splat(build.fneg(lr)), code.splat(factor)
-    for row in range(ROWS_AT_ONCE):
-        line, ahead = code.at(target, times(code, stride, row)), code.at(coming, times(code, coming_stride, row))
-        for number, quarter in enumerate(_quarters(code, *sums[row])):
-            place = 4 * LANES * number
-            code.prefetch(ahead, place)
-            decayed = build.fmul(code.load(line, place), factors)  # rounds; and the sum rounds again
-            code.store(build.fadd(decayed, _move(code, quarter, down)), line, place)
+    return sums
 
 
 def _quarters(code: Code, odd: Value, odd_right: Value, two: Value, four: Value) -> list[Value]:

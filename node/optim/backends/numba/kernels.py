@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from node.optim.backends.numba import emit, forward, inverse
+from node.optim.backends.numba import emit, forward, inverse, iteration, newton
+from node.optim.exact import chunkwise, orthogonal, smallest
 
 _CHUNK, _SIDE = 4096, 64
 _ROW, _HALF_ROW = 256, 128
@@ -24,7 +25,7 @@ _COLUMNS = 64
 _ROWS_AHEAD = 16
 """How far ahead rows of parameters are asked for."""
 
-SCRATCH_BYTES = 12 * _CHUNK
+SCRATCH_BYTES = 16 * _CHUNK
 """Bytes of memory that a kernel needs for itself, from a multiple of 64 bytes on."""
 
 _GROUPS_MAX = 512
@@ -33,9 +34,9 @@ _GROUPS_MAX = 512
 _INFINITY_BITS = 0x7F800000
 
 
-_SOURCES = (__file__, emit.__file__, forward.__file__, inverse.__file__)
-_EMITTED = hashlib.sha256(b"".join(Path(source).read_bytes() for source in _SOURCES)).hexdigest()[:16]
-"""Numba's cache looks at a kernel's file and at its name; so the name says which instructions and functions are compiled in."""
+_PARTS = (emit, forward, inverse, iteration, newton, chunkwise, orthogonal, smallest)
+_EMITTED = hashlib.sha256(b"".join(Path(str(part.__file__)).read_bytes() for part in _PARTS)).hexdigest()[:16]
+"""Numba's cache looks at this file and at a function's name; so the name says which instructions are compiled in."""
 
 
 def kernel(function):
@@ -357,9 +358,22 @@ def _add_votes(votes, sums, columns, multiples):
         sums[np.uint64(votes[0, vote])] = 0
 
 
+@njit(nogil=True)
+def _move_map(buffer, halved, basis, target, stride, factor, lr, iterations, signs):
+    """The second pass of a chunk that is made orthogonal, and its update. `halved` is what `halve_and_pair` has written."""
+    newton.prefetch_rows(target, stride)
+    rows, x, whole = buffer + 4 * _CHUNK, buffer + 8 * _CHUNK, buffer + 12 * _CHUNK
+    for row in range(0, _SIDE, inverse.ROWS_AT_ONCE):
+        inverse.write_rows(halved + 4 * row, basis, x + row * _ROW)
+    iteration.orthogonalise(x, buffer, rows, rows + 2 * _CHUNK, whole, whole + 2 * _CHUNK, iterations)
+    newton.move_rows(x, target, stride, factor, lr, signs)
+
+
 @kernel
-def apply(first, last, scratch, plan, tensors, ballots, factor, lr, multiples, second):
+def apply(first, last, scratch, plan, tensors, ballots, factor, lr, multiples, second, maps, iterations, signs):
     """`p = p * factor - lr * direction` for the parameters.
+
+    Chunks that are marked in uint8 `maps` are made orthogonal, in so many `iterations`; only their signs count with `signs`.
 
     `ballots` int64 [n, 4]: group size, address, bytes a chunk, and the address of the bits of silent votes or 0. `multiples`
     int16 [3, 64, 32]: -1, 0 and 1 times the left half of the integer basis, even frequencies first. `second`: the basis as
@@ -379,6 +393,9 @@ def apply(first, last, scratch, plan, tensors, ballots, factor, lr, multiples, s
         _add_votes(votes, sums, columns, once)
         inverse.halve_and_pair(columns, pairs)
         target, stride = _find(plan, tensors, chunk, buffer)
+        if maps[chunk]:
+            _move_map(buffer, pairs, e2, target, stride, factor, lr, iterations, signs)
+            continue
         coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
         for row in range(0, _SIDE, inverse.ROWS_AT_ONCE):
             ahead, ahead_stride = target + (row + _ROWS_AHEAD) * stride, stride

@@ -27,6 +27,7 @@ from node.optim.backends.numba.backend import (
     second_basis,
     thread_scratch,
 )
+from node.optim.base import Base
 from node.optim.exact.transforms import SHIFT, named
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout
 from node.optim.step import Decay, decay_factor, decayed
@@ -45,14 +46,14 @@ class Wide(Fused):
     With another base its votes serve in `family.Mixed`. Votes whose places follow from the step need `at` before each call.
     """
 
-    def __init__(self, layout: Layout, form: Format, cap: int) -> None:
+    def __init__(self, layout: Layout, form: Format, cap: int, base: Base) -> None:
         self._form, self._cap = form, cap
         self._draw: Draw | None = None
         basis = np.rint(2.0**SHIFT * named("dct").matrix)
         short = basis.astype(np.int16)
         left = np.concatenate([short[::2, : CHUNK_SIDE // 2], short[1::2, : CHUNK_SIDE // 2]])
         self._wide = left, second_basis(short), basis
-        super().__init__(layout)
+        super().__init__(layout, base)
 
     def at(self, draw: Draw) -> Wide:
         """See `Stepping.at`."""

@@ -1,0 +1,93 @@
+"""Newton-Schulz iterations of one chunk in Triton: `exact.chunkwise` in the same bits, by int8 products. ADR 72."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from node.optim.exact import chunkwise
+from node.optim.exact import orthogonal as whole_matrices
+from node.optim.exact.smallest import SMALLEST
+
+ROUND = tl.constexpr(12582912.0)
+"""1.5 * 2^23: to add it and take it away again rounds fp32 below 2^22 half to even."""
+
+_CONSTANT, _LINEAR, _QUADRATIC = map(tl.constexpr, whole_matrices.COEFFICIENTS)
+_ENTRY_MAX = tl.constexpr(whole_matrices.ENTRY_MAX)
+_FACTOR_MAX = tl.constexpr(float(chunkwise.FACTOR_MAX))
+_FACTOR_UNITS = tl.constexpr(chunkwise.FACTOR_UNITS)
+_GRAM_MIN = tl.constexpr(chunkwise.GRAM_MIN)
+_LARGEST_MIN = tl.constexpr(chunkwise.LARGEST_MIN)
+_SCALE = tl.constexpr(chunkwise.SCALE)
+_SMALLEST = tl.constexpr(SMALLEST)
+_EXPONENT_BITS = tl.constexpr(0x7F800000)
+_INVERSE_BITS = tl.constexpr(2 * 127 << 23)
+_WHOLE = tl.constexpr(2.0**chunkwise.WHOLE_EXPONENT)
+_DIGIT = tl.constexpr(chunkwise.DIGIT)
+
+
+@triton.jit
+def orthogonal(x, diagonal, ITERATIONS: tl.constexpr):
+    """`chunkwise.orthogonal_chunks` of one chunk, fp32 [64, 64]. `diagonal` is true there."""
+    x = _iteration(x, diagonal, True)
+    for _ in range(ITERATIONS - 1):
+        x = _iteration(x, diagonal, False)
+    return x * _SCALE
+
+
+@triton.jit
+def _iteration(x, diagonal, FIRST: tl.constexpr):
+    peak = tl.max(tl.max(tl.abs(x), axis=0), axis=0)
+    scale = (
+        tl.where(peak < _SMALLEST, 0.0, _power(tl.maximum(peak, _SMALLEST)))
+        if FIRST
+        else _power(tl.maximum(peak, _LARGEST_MIN))
+    )
+    q = _rounded(x * scale)
+    gram = _product(tl.trans(q), q).to(tl.float32)
+    largest = tl.max(tl.max(tl.where(diagonal, gram, 0.0), axis=0), axis=0)
+    less = _power(tl.maximum(largest, _GRAM_MIN))
+    whole = _rounded(gram * less)
+    wide = less.to(tl.float64)
+    if FIRST:
+        squares = tl.sum(tl.sum(whole * whole, axis=0).to(tl.int64), axis=0).to(tl.float64)
+        unit = 1.0 / tl.sqrt(tl.maximum(squares, 1.0))
+        root = tl.sqrt(unit * wide)
+    else:
+        root = 1.0 / scale.to(tl.float64)
+        unit = root * root / wide
+    linear, quadratic = (unit * wide * _LINEAR).to(tl.float32), (unit * unit * _QUADRATIC).to(tl.float32)
+    factor = gram * linear + _product(whole, whole).to(tl.float32) * quadratic
+    factor = tl.where(diagonal, factor + _CONSTANT, factor) * _FACTOR_UNITS
+    factor = tl.minimum(tl.maximum(_whole(factor), -_FACTOR_MAX), _FACTOR_MAX).to(tl.int32)
+    x = _product(q, factor).to(tl.float32) * (root / _FACTOR_UNITS).to(tl.float32)
+    return tl.minimum(tl.maximum(x, -_ENTRY_MAX), _ENTRY_MAX)
+
+
+@triton.jit
+def _power(peak):
+    """The power of two that brings positive normal fp32 to between 2^11 and 2^12."""
+    inverse = _INVERSE_BITS - (peak.to(tl.int32, bitcast=True) & _EXPONENT_BITS)
+    return inverse.to(tl.float32, bitcast=True) * _WHOLE
+
+
+@triton.jit
+def _whole(value):
+    return (value + ROUND) - ROUND
+
+
+@triton.jit
+def _rounded(value):
+    return _whole(value).to(tl.int32)
+
+
+@triton.jit
+def _product(one, other):
+    """The product of int32 [64, 64] within +-8191, by digits of int8: exact."""
+    high, beside = (one + _DIGIT // 2) >> 7, (other + _DIGIT // 2) >> 7
+    low, below = (one - high * _DIGIT).to(tl.int8), (other - beside * _DIGIT).to(tl.int8)
+    high, beside = high.to(tl.int8), beside.to(tl.int8)
+    across = tl.dot(high, below, out_dtype=tl.int32) + tl.dot(low, beside, out_dtype=tl.int32)
+    return (tl.dot(high, beside, out_dtype=tl.int32) * _DIGIT + across) * _DIGIT + tl.dot(
+        low, below, out_dtype=tl.int32
+    )
