@@ -196,8 +196,9 @@ class Base:
         a parameter that is -0.
         """
         maps = self.maps[first : first + len(update)]
-        for part in maps.nonzero()[:, 0].split(CHUNKS_AT_ONCE):
-            here = part.to(update.device)
+        own = maps.nonzero()[:, 0].to(update.device)
+        for start in range(0, len(own), CHUNKS_AT_ONCE):
+            here = own[start : start + CHUNKS_AT_ONCE]
             update[here] = orthogonal_chunks(update[here].to(self._device), self.config.iterations).to(update.device)
         if self.config.output == "sign" or not bool(maps.any()):
             return update.sign_().add_(0.0)
