@@ -27,6 +27,9 @@ from node.optim.tables import TABLES, is_named_table
 BaseName = Literal["sign", "sgd", "adamw", "muon"]
 TILE_CHUNKS = 256
 
+CHUNKS_AT_ONCE = 1024
+"""Chunks that are made orthogonal at a time: scratch of some 200 KiB each."""
+
 ITERATIONS = range(2, 6)
 MUON_ONLY = {"block": 0, "iterations": 5, "output": "real"}
 """Settings of `muon` alone, and the value that other bases have."""
@@ -192,14 +195,16 @@ class Base:
         For bases that are `chunkwise`. Adding zero turns -0 into 0: Metal's sign keeps the sign of a zero, which would reach
         a parameter that is -0.
         """
-        where = self.maps[first : first + len(update)].nonzero()[:, 0].to(update.device)
-        whole = orthogonal_chunks(update[where].to(self._device), self.config.iterations).to(update.device)
-        if self.config.output == "real":
-            update.sign_().add_(0.0)
-            update[where] = whole
-            return update
-        update[where] = whole
-        return update.sign_().add_(0.0)
+        maps = self.maps[first : first + len(update)]
+        own = maps.nonzero()[:, 0].to(update.device)
+        for start in range(0, len(own), CHUNKS_AT_ONCE):
+            here = own[start : start + CHUNKS_AT_ONCE]
+            update[here] = orthogonal_chunks(update[here].to(self._device), self.config.iterations).to(update.device)
+        if self.config.output == "sign" or not bool(maps.any()):
+            return update.sign_().add_(0.0)
+        rest = (~maps).nonzero()[:, 0].to(update.device)
+        update[rest] = update[rest].sign_().add_(0.0)
+        return update
 
     @torch.no_grad()
     def direct(self, update: Tensor) -> Tensor:
