@@ -2,9 +2,9 @@
 
 `fully_shard` averages gradients over the peer's ranks, as always. Each rank then keeps the momentum of its share of the
 chunks and votes for them. The shares put together are the peer's one payload. It has the same bytes as on a single device, up
-to the rounding of the private momentum. With base `sign`, applying needs no communication: every rank decides the chunks that
-its shard touches, exactly. Another base keeps its state by share as well, and all ranks put one parameter's direction at a time
-together. The layout is that of the whole model, so that peers with one device and with eight take part in one run.
+to the rounding of the private momentum. With a base that is chunkwise, applying needs no communication: every rank decides the
+chunks that its shard touches, exactly. Another base keeps its state by share, and all ranks put one parameter's direction at a
+time together. The layout is that of the whole model, so peers with one device and with eight take part in one run.
 
 Refuses parameters that are sharded in another way than along their first dimension.
 """
@@ -365,9 +365,7 @@ class ShardedDeMo(Voting):
         for first in range(chunks.start, chunks.stop, self._tile_chunks):
             last = min(first + self._tile_chunks, chunks.stop)
             part = out[first - chunks.start : last - chunks.start]
-            if aggregate.is_narrow(
-                self.form, self._transform, self.config.cap
-            ):  # with a chunkwise base, as everywhere here
+            if aggregate.is_narrow(self.form, self._transform, self.config.cap):  # the base is chunkwise here
                 aggregate.inverse(total.sums(first, last), out=part)
             else:
                 aggregate.update(total, first, last, self._transform, part)

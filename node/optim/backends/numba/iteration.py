@@ -7,12 +7,12 @@ import math
 import numpy as np
 from numba import njit
 
-from node.optim.backends.numba import emit, newton
+from node.optim.backends.numba import emit, inverse, newton
 from node.optim.exact.chunkwise import FACTOR_UNITS, GRAM_MIN, LARGEST_MIN, WHOLE_EXPONENT
 from node.optim.exact.orthogonal import COEFFICIENTS
 from node.optim.exact.smallest import SMALLEST
 
-_CHUNK_BYTES = 4 * 4096
+_CHUNK, _SIDE, _ROW = 4096, 64, 256
 _, _LINEAR, _QUADRATIC = COEFFICIENTS
 
 
@@ -31,7 +31,7 @@ def orthogonalise(x, gram, rows, pairs, whole, factor, iterations):
     """
     peak = np.float64(newton.largest_of(x))
     if peak < SMALLEST:
-        emit.clear(x, _CHUNK_BYTES)
+        emit.clear(x, 4 * _CHUNK)
         return
     for number in range(iterations):
         if number:
@@ -48,3 +48,14 @@ def orthogonalise(x, gram, rows, pairs, whole, factor, iterations):
             root = math.sqrt(unit * less)
         newton.factor_of(whole, gram, np.float32(unit * less * _LINEAR), np.float32(unit * unit * _QUADRATIC), factor)
         newton.turn(rows, factor, np.float32(root / FACTOR_UNITS), x)
+
+
+@njit(nogil=True)
+def move_map(buffer, halved, basis, target, stride, factor, lr, iterations, signs):
+    """The second pass of a chunk that is made orthogonal, and its update. `halved` is what `halve_and_pair` has written."""
+    newton.prefetch_rows(target, stride)
+    rows, x, whole = buffer + 4 * _CHUNK, buffer + 8 * _CHUNK, buffer + 12 * _CHUNK
+    for row in range(0, _SIDE, inverse.ROWS_AT_ONCE):
+        inverse.write_rows(halved + 4 * row, basis, x + row * _ROW)
+    orthogonalise(x, buffer, rows, rows + 2 * _CHUNK, whole, whole + 2 * _CHUNK, iterations)
+    newton.move_rows(x, target, stride, factor, lr, signs)

@@ -33,7 +33,6 @@ _GROUPS_MAX = 512
 
 _INFINITY_BITS = 0x7F800000
 
-
 _PARTS = (emit, forward, inverse, iteration, newton, chunkwise, orthogonal, smallest)
 _EMITTED = hashlib.sha256(b"".join(Path(str(part.__file__)).read_bytes() for part in _PARTS)).hexdigest()[:16]
 """Numba's cache looks at this file and at a function's name; so the name says which instructions are compiled in."""
@@ -358,17 +357,6 @@ def _add_votes(votes, sums, columns, multiples):
         sums[np.uint64(votes[0, vote])] = 0
 
 
-@njit(nogil=True)
-def _move_map(buffer, halved, basis, target, stride, factor, lr, iterations, signs):
-    """The second pass of a chunk that is made orthogonal, and its update. `halved` is what `halve_and_pair` has written."""
-    newton.prefetch_rows(target, stride)
-    rows, x, whole = buffer + 4 * _CHUNK, buffer + 8 * _CHUNK, buffer + 12 * _CHUNK
-    for row in range(0, _SIDE, inverse.ROWS_AT_ONCE):
-        inverse.write_rows(halved + 4 * row, basis, x + row * _ROW)
-    iteration.orthogonalise(x, buffer, rows, rows + 2 * _CHUNK, whole, whole + 2 * _CHUNK, iterations)
-    newton.move_rows(x, target, stride, factor, lr, signs)
-
-
 @kernel
 def apply(first, last, scratch, plan, tensors, ballots, factor, lr, multiples, second, maps, iterations, signs):
     """`p = p * factor - lr * direction` for the parameters.
@@ -394,7 +382,7 @@ def apply(first, last, scratch, plan, tensors, ballots, factor, lr, multiples, s
         inverse.halve_and_pair(columns, pairs)
         target, stride = _find(plan, tensors, chunk, buffer)
         if maps[chunk]:
-            _move_map(buffer, pairs, e2, target, stride, factor, lr, iterations, signs)
+            iteration.move_map(buffer, pairs, e2, target, stride, factor, lr, iterations, signs)
             continue
         coming, coming_stride = _next(plan, tensors, chunk, last, buffer)
         for row in range(0, _SIDE, inverse.ROWS_AT_ONCE):
