@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from protos.mistakes import Mistake
+from protos.optimizer_defaults import with_defaults
 
 GROUP_SIZES = (8, 16, 32, 64, 128)
 
@@ -41,26 +42,6 @@ DRAWN = (*SHARED, "independent")
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-
-PAPER_SETS: dict[str, Any] = {"beta": 0.999, "beta2": 0.0, "selection": "topk", "values": "16bit"}
-"""Defaults of `optimizer` with `method = "paper"`, if they differ from those of `demo`: the published ones."""
-
-RECIPES: dict[str, dict[str, Any]] = {
-    "none": {},
-    "diloco-demo": {
-        "lr": 0.7,
-        "beta": 0.95,
-        "beta2": 0.0,
-        "nesterov": 0.9,
-        "selection": "topk",
-        "top_k": 640,
-        "values": "8bit",
-        "magnitudes": True,
-        "base": {"name": "sgd"},
-        "local": {"steps": 30, "lr": 4e-4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1},
-    },
-}
-"""Settings of `optimizer` that a recipe has unless they are set; docs/optimizers.md says which of the numbers are published."""
 
 PAPER_HAS_NOT: dict[str, tuple[Any, str]] = {
     "beta2": (0.0, "the paper has no second moment"),
@@ -188,7 +169,8 @@ class OptimizerConfig(Section):
     """Of method paper: the longest side of a chunk."""
 
     lr: float = Field(default=2e-3, gt=0, le=2)
-    """Peak learning rate; 2e-3 beat 1e-3 and 3e-3 at 0.66 M parameters. With local steps it is the outer one: about 0.7."""
+    """Peak learning rate; 4e-3 with base muon, set or by default. With base sign 2e-3 beat 1e-3 and 3e-3 at 0.66 M parameters. With
+    local steps it is the outer one: about 0.7."""
 
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """Shape of the learning rate after the warm-up. `wsd` stays at `lr`, and decays in the last `decay_steps`
@@ -261,6 +243,8 @@ class OptimizerConfig(Section):
     and the loss is a little worse (docs/benchmarks.md)."""
 
     base: BaseOptimizerConfig = BaseOptimizerConfig()
+    """Without it muon by chunks of 64 with 2 iterations, or sign with method paper, local steps or magnitudes."""
+
     local: LocalConfig = LocalConfig()
 
     @model_validator(mode="before")
@@ -269,10 +253,7 @@ class OptimizerConfig(Section):
         """The defaults of the method or recipe in place of the settings that are not given."""
         if not isinstance(values, dict):
             return values
-        if values.get("method") == "paper":
-            values = {**PAPER_SETS, **values}
-        sets = RECIPES.get(str(values.get("recipe", "none")), {})
-        return {key: _over(sets.get(key), values.get(key)) for key in {**sets, **values}}
+        return with_defaults(values)
 
     @model_validator(mode="after")
     def _of_the_method(self) -> OptimizerConfig:
@@ -322,7 +303,8 @@ class OptimizerConfig(Section):
 
     @model_validator(mode="after")
     def _capped(self) -> OptimizerConfig:
-        for key, given, only in (("values", self.values, "sign"), ("base", self.base.name, "sign")):
+        base = "sign" if self.base.block else self.base.name  # by chunks, votes alone decide, as with sign
+        for key, given, only in (("values", self.values, "sign"), ("base", base, "sign")):
             if self.cap != CAP_DEFAULT and given != only:
                 raise Mistake(
                     f'`cap = {self.cap}` does not work with `{key} = "{given}"`, whose sums grow with the peers: remove `cap`, '
@@ -387,10 +369,3 @@ SIZE_KEYS = {
     "random": "one_in", "striding": "one_in", "slicing": "one_in", "independent": "one_in",
 }  # fmt: skip
 """The setting that says how large the votes of a selection are; `full` has none."""
-
-
-def _over(default: Any, given: Any) -> Any:
-    """A setting that is given, or else the recipe's; of a table key by key."""
-    if isinstance(default, dict) and isinstance(given, dict):
-        return {**default, **given}
-    return default if given is None else given

@@ -17,7 +17,7 @@ from typing import Any
 
 from protos.errors import OperatorError
 from protos.limits import PAYLOADS_GB, SNAPSHOTS_GB
-from protos.optimizer_config import RECIPES
+from protos.optimizer_defaults import RECIPES
 from protos.run_config import TRUSTED_PEERS_MIN, RunConfig
 from protos.safe_path import python_command
 

@@ -123,6 +123,10 @@ class BaseConfig:
         }[self.name]
 
 
+BY_CHUNKS = BaseConfig("muon", block=CHUNK_SIDE, iterations=2)
+"""The default of a run and of `DeMoOptimizer`: it learns best at its bytes (docs/benchmarks.md)."""
+
+
 def given(name: str, function: Function, buffers: tuple[str, ...] = ()) -> BaseConfig:
     """A base optimizer of one's own: `function(aggregate, state, count) -> update`.
 

@@ -23,6 +23,7 @@ import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
+from node.optim.base import BY_CHUNKS
 from node.optim.demo import DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.exchange import (
@@ -68,8 +69,9 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     means all ranks (torch.distributed.group.WORLD), as everywhere in torch. `alone` trains a rank on its own votes.
 
     `settings` are the other fields of `DeMoConfig` (`decay`, `selection`, `top_k`, `one_in`, `cap`, `values`, `transform`,
-    `magnitudes`, `nesterov`, `base`), the same for all groups and ranks. The defaults are a run's; `beta2` None is 0.99, and 0
-    with `magnitudes` or `nesterov`, which exclude it. `seed` is what random places follow from, the same for all ranks. Base
+    `magnitudes`, `nesterov`, `base`), the same for all groups and ranks. The defaults are a run's: `base` of a module is muon by
+    chunks (`base.BY_CHUNKS`), and sign of parameters alone or with `magnitudes`. `beta2` None is 0.99, and 0 with `magnitudes`
+    or `nesterov`, which exclude it. `seed` is what random places follow from, the same for all ranks. Base
     `muon` and `decay="matrices"` have to know tables: give the module. With named parameters, names alone tell tables, and
     `muon` warns of 3 dimensions (a stack of experts, or a convolution). Parameters without names raise `ValueError`.
 
@@ -127,7 +129,12 @@ class DeMoOptimizer(ParameterGroups, Joinable):
         if isinstance(params, nn.Module):
             check_unwrapped(params)
         default = 0.0 if settings.get("magnitudes") or settings.get("nesterov") else 0.99
-        demo = {"beta2": default if beta2 is None else beta2, "seed": seed.to_bytes(SEED_BYTES, "big", signed=True)}
+        demo: dict[str, Any] = {
+            "beta2": default if beta2 is None else beta2,
+            "seed": seed.to_bytes(SEED_BYTES, "big", signed=True),
+        }
+        if isinstance(params, nn.Module) and not settings.get("magnitudes"):
+            demo["base"] = BY_CHUNKS
         own = {"chunk": chunk} if paper else demo
         if local is not None and local.steps > 1 and not settings.get("magnitudes"):
             raise ValueError(

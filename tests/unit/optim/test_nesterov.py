@@ -19,7 +19,8 @@ from node.optim.nesterov import Nesterov
 from node.optim.torch_optimizer import DeMoOptimizer
 from node.training.methods import demo_config, local_config
 from protos import toml_file
-from protos.optimizer_config import RECIPES, OptimizerConfig
+from protos.optimizer_config import OptimizerConfig
+from protos.optimizer_defaults import RECIPES
 from protos.run_config import ClockConfig, RunConfig, TrustConfig, config_from_json
 
 LR = 2.0**-3

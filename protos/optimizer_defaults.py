@@ -1,0 +1,66 @@
+"""The defaults of `[optimizer]` that follow from other settings: the paper's, a recipe's, and the default base with its rate.
+
+Pure functions of what a person wrote; `protos/optimizer_config.py` checks the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+PAPER_SETS: dict[str, Any] = {"beta": 0.999, "beta2": 0.0, "selection": "topk", "values": "16bit"}
+"""Defaults of `optimizer` with `method = "paper"`, if they differ from those of `demo`: the published ones."""
+
+DEFAULT_BASE: dict[str, Any] = {"name": "muon", "block": 64, "iterations": 2}
+"""The base of `optimizer` where peers vote on gradients and it is not set: it learns best at its bytes (docs/benchmarks.md)."""
+
+MUON_LR = 4e-3
+"""The default of `lr` with base muon: best of 2e-3, 4e-3 and 8e-3 at 0.66 M parameters."""
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "diloco-demo": {
+        "lr": 0.7,
+        "beta": 0.95,
+        "beta2": 0.0,
+        "nesterov": 0.9,
+        "selection": "topk",
+        "top_k": 640,
+        "values": "8bit",
+        "magnitudes": True,
+        "base": {"name": "sgd"},
+        "local": {"steps": 30, "lr": 4e-4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1},
+    },
+}
+"""Settings of `optimizer` that a recipe has unless they are set; docs/optimizers.md says which of the numbers are published."""
+
+
+def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings, with the defaults of the method or recipe in place of those that are not given."""
+    if values.get("method") == "paper":
+        values = {**PAPER_SETS, **values}
+    sets = RECIPES.get(str(values.get("recipe", "none")), {})
+    if not sets and _has_default_base(values):
+        values = {"base": DEFAULT_BASE, **values}
+    if not sets and "lr" not in values and _is_muon(values.get("base")):
+        values = {"lr": MUON_LR, **values}
+    return {key: _over(sets.get(key), values.get(key)) for key in {**sets, **values}}
+
+
+def _has_default_base(values: dict[str, Any]) -> bool:
+    """Whether settings without a base get `DEFAULT_BASE`: not those of methods that need another one."""
+    local = values.get("local")
+    steps = local.get("steps", 1) if isinstance(local, dict) else getattr(local, "steps", 1)
+    other = values.get("method") == "paper" or values.get("magnitudes") or steps != 1
+    return "base" not in values and not other
+
+
+def _is_muon(base: Any) -> bool:
+    name = base.get("name") if isinstance(base, dict) else getattr(base, "name", base)
+    return name == "muon"
+
+
+def _over(default: Any, given: Any) -> Any:
+    """A setting that is given, or else the recipe's; of a table key by key."""
+    if isinstance(default, dict) and isinstance(given, dict):
+        return {**default, **given}
+    return default if given is None else given
