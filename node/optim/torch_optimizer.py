@@ -69,9 +69,9 @@ class DeMoOptimizer(ParameterGroups, Joinable):
     means all ranks (torch.distributed.group.WORLD), as everywhere in torch. `alone` trains a rank on its own votes.
 
     `settings` are the other fields of `DeMoConfig` (`decay`, `selection`, `top_k`, `one_in`, `cap`, `values`, `transform`,
-    `magnitudes`, `nesterov`, `base`), the same for all groups and ranks. The defaults are a run's: `base` of a module is muon by
-    chunks (`base.BY_CHUNKS`), and sign of parameters alone or with `magnitudes`. `beta2` None is 0.99, and 0 with `magnitudes`
-    or `nesterov`, which exclude it. `seed` is what random places follow from, the same for all ranks. Base
+    `magnitudes`, `nesterov`, `base`), the same for all groups and ranks. The defaults are a run's: `base` of a module is muon
+    by chunks (`base.BY_CHUNKS`), and sign of parameters alone or with `magnitudes`. `beta2` None is 0.99, and 0 with
+    `magnitudes` or `nesterov`, which exclude it. `seed` is what random places follow from, the same for all ranks. Base
     `muon` and `decay="matrices"` have to know tables: give the module. With named parameters, names alone tell tables, and
     `muon` warns of 3 dimensions (a stack of experts, or a convolution). Parameters without names raise `ValueError`.
 

@@ -27,6 +27,7 @@ from node.optim.parameter_groups import author_of
 from node.optim.step import as_tensor, spend
 from node.optim.tables import TABLES, is_named_table
 from node.optim.tiles import look_ahead
+from protos.optimizer_config import OptimizerConfig
 
 Backward: TypeAlias = Callable[[int], None]
 """Puts the gradient of a peer's next batch, at the model's present parameters, into `.grad`."""
@@ -372,10 +373,19 @@ BASELINES: Final = ("adamw-ddp", "muon-ddp")
 """Without a family: lines in the picture. A method is compared with those whose names end as its `against` says."""
 
 
+def _default(**where: Any) -> Method:
+    """What `run create` writes, and `DeMoOptimizer` does for a module."""
+    run = OptimizerConfig()
+    base = run.base.model_dump(include={"name", "block", "output", "iterations"})
+    settings = {"sizes": (run.group_size,), "base": base, "beta": run.beta, "beta2": run.beta2}
+    return Method(Votes, settings, "muon votes", **where)
+
+
 def _swarms(against: str, **where: Any) -> dict[str, Method]:
-    """The default and Muon votes elsewhere: with more peers, or another schedule."""
+    """The default, votes applied by their signs, and Muon votes elsewhere: with more peers, or another schedule."""
     return {
-        f"default{against or '-p16'}": Method(Votes, {"sizes": (128,), **SECOND}, against=against, **where),
+        f"default{against or '-p16'}": _default(against=against, **where),
+        f"signs{against or '-p16'}": Method(Votes, {"sizes": (128,), **SECOND}, against=against, **where),
         f"muon-votes-g16{against or '-p16'}": Method(
             Votes, {"sizes": (16,), **MUON}, "muon votes", against=against, **where
         ),
@@ -405,14 +415,9 @@ def _diloco_demo(steps: int) -> dict[str, Method]:
     return {f"diloco-h{steps}": whole, **less}
 
 
-def _chunkwise(size: int) -> dict[str, Method]:
-    """Muon by chunks, real and by its signs, with 5, 3 and 2 iterations."""
-    rows = {}
-    for name, output in (("muon64", "real"), ("muon64-sign", "sign")):
-        for end, iterations in (("", 5), ("-i3", 3), ("-i2", 2)):
-            base = {**CHUNKS, "output": output, "iterations": iterations}
-            rows[f"{name}-g{size}{end}"] = Method(Votes, {"sizes": (size,), "base": base, **SECOND}, "muon votes")
-    return rows
+def _chunkwise(size: int, iterations: int, output: str = "real") -> Method:
+    base = {**CHUNKS, "output": output, "iterations": iterations}
+    return Method(Votes, {"sizes": (size,), "base": base, **SECOND}, "muon votes")
 
 
 DRAWN: Final = ("random", "striding", "slicing")
@@ -441,8 +446,10 @@ METHODS: Final[Mapping[str, Method]] = {
         )
     },
     "v2-muon-g128": Method(Votes, {"sizes": (128,), **MUON}, "muon votes"),
-    **_chunkwise(128),
-    **_chunkwise(16),
+    "default": _default(),
+    "muon64-g128-i5": _chunkwise(128, 5),
+    "muon64-sign-g128": _chunkwise(128, 2, "sign"),
+    "muon64-g16": _chunkwise(16, 2),
     **{f"paper-k{k}": Method(PaperVotes, {"top_k": k}, "paper") for k in (32, 8)},
     "paper-k32-clip": Method(PaperVotes, {"top_k": 32, "clip_norm": 1.0}, "paper"),
     **{

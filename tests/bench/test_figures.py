@@ -38,8 +38,8 @@ WORSE = [
 DRAWN = ["random-16-muon", "random-16", "adam-votes-g128", "striding-16", "slicing-16"]
 MAIN = ["muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "adam-votes-g16", "adam-votes-g128"]
 ELSEWHERE = [
-    *("muon-votes-g16-p16", "default-p16", "adamw-ddp-run-schedule", "muon-ddp-run-schedule"),
-    *("muon-votes-g16-run-schedule", "default-run-schedule"),
+    *("muon-votes-g16-p16", "signs-p16", "adamw-ddp-run-schedule", "muon-ddp-run-schedule"),
+    *("muon-votes-g16-run-schedule", "signs-run-schedule"),
 ]
 TABLES = {
     "On Shakespeare:": ("tinyshakespeare", "0.7M", MAIN),
