@@ -28,7 +28,7 @@ from node.data.corpus import open_corpus
 from node.data.samples import Samples
 from node.model.loss import loss
 from node.model.spec import build
-from node.optim.base import BaseConfig
+from node.optim.base import BY_CHUNKS, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE
 from node.optim.local import LocalConfig, LocalSteps
@@ -51,6 +51,7 @@ from tests.bench.trial import model_spec, validation_loss
 from tests.unit.coordinator.driver import LAYOUT, Harness, digest_of, snapshot_at
 
 T = TypeVar("T")
+BASES: Final = {"sign": BaseConfig(), "default": BY_CHUNKS}
 BETA, BETA2 = 0.95, 0.99
 IDLE: Final = ("echo", "lie", "inflate")
 """These vote for what the run did lately; the last two lie as checkers, too."""
@@ -107,6 +108,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group-size", type=int, default=16, help="group size, or one in so many at random places")
     parser.add_argument("--selection", choices=("groups", "random", "independent"), default="groups")
     parser.add_argument("--cap", type=int, default=2, help="of the sums (default 2)")
+    parser.add_argument("--base", choices=BASES, default="sign", help="'default' is that of a run (default sign)")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument(
         "--speeds", type=float, nargs="+", help="of the peers of `trial`, relative (default: all equal)"
@@ -179,7 +181,7 @@ class Crowd:
         self.model = build(model_spec(o.width, o.layers, o.context), self.seed, context=o.context)
         chosen: dict[str, Any] = {"selection": o.selection, "seed": str(self.seed).encode(), "cap": o.cap}
         chosen["group_size" if o.selection == "groups" else "one_in"] = o.group_size
-        config = DeMoConfig(beta=BETA, beta2=BETA2, **chosen)
+        config = DeMoConfig(beta=BETA, beta2=BETA2, base=BASES[o.base], **chosen)
         if o.local_steps > 1:
             sized: dict[str, Any] = {"values": "8bit", "magnitudes": True, "base": BaseConfig("sgd")}
             config = DeMoConfig(group_size=o.group_size, beta=BETA, clip_norm=None, **sized)
