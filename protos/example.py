@@ -29,19 +29,29 @@ class Setting:
     text: str
 
 
-def settings_of(model: type[BaseModel], table: str = "") -> Iterator[Setting]:
-    """Every key of a model and of the tables in it, in the order of the code; a table's own keys come first."""
+def settings_of(model: type[BaseModel], table: str = "", made: BaseModel | None = None) -> Iterator[Setting]:
+    """Every key of a model and of the tables in it, in the order of the code; a table's own keys come first.
+
+    `made`: what an empty file, or table, makes. Its values are the defaults, because some follow from others.
+    """
     nested = []
+    made = model() if made is None and not any(field.is_required() for field in model.model_fields.values()) else made
     for name, field in model.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            nested.append((f"{table}.{name}".lstrip("."), inner))
+            nested.append((f"{table}.{name}".lstrip("."), inner, getattr(made, name, None)))
             continue
         if not field.description:
             raise ValueError(f"{model.__name__}.{name} has no docstring")
-        yield Setting(table, name, _default(field), _allowed(field), " ".join(field.description.split()))
-    for inner_table, inner in nested:
-        yield from settings_of(inner, inner_table)
+        yield Setting(
+            table,
+            name,
+            _default(field, getattr(made, name, None)),
+            _allowed(field),
+            " ".join(field.description.split()),
+        )
+    for inner_table, inner, value in nested:
+        yield from settings_of(inner, inner_table, value)
 
 
 def example(model: type[BaseModel]) -> str:
@@ -56,8 +66,8 @@ def example(model: type[BaseModel]) -> str:
     return "\n".join(lines)
 
 
-def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
+def _default(field: FieldInfo, made: Any) -> str:
+    value = field.get_default(call_default_factory=True) if made is None else made
     if value is None or value is PydanticUndefined:
         return ""
     if value == {}:

@@ -224,7 +224,7 @@ class OptimizerConfig(Section):
 
     cap: int = Field(default=CAP_DEFAULT, ge=2, le=CAP_MAX)
     """How far the sum of the votes for a coefficient goes, either way: so many peers at most decide how far it moves in a
-    step. Only with values sign and base sign; sums of all others grow with the peers."""
+    step. Only with values sign, and base sign or muon by chunks; sums of all others grow with the peers."""
 
     values: Literal["sign", "2bit", "8bit", "16bit"] = "sign"
     """The value of a vote, beside its place. `16bit` belongs to method paper, which has it unless it is set."""

@@ -40,18 +40,19 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
         values = {**PAPER_SETS, **values}
     sets = RECIPES.get(str(values.get("recipe", "none")), {})
     if not sets and _has_default_base(values):
-        values = {"base": DEFAULT_BASE, **values}
+        values = {**values, "base": {**DEFAULT_BASE, **(values.get("base") or {})}}
     if not sets and "lr" not in values and _is_muon(values.get("base")):
         values = {"lr": MUON_LR, **values}
     return {key: _over(sets.get(key), values.get(key)) for key in {**sets, **values}}
 
 
 def _has_default_base(values: dict[str, Any]) -> bool:
-    """Whether settings without a base get `DEFAULT_BASE`: not those of methods that need another one."""
+    """Whether settings whose base has no name get `DEFAULT_BASE`: not those of methods that need another one."""
     local = values.get("local")
     steps = local.get("steps", 1) if isinstance(local, dict) else getattr(local, "steps", 1)
     other = values.get("method") == "paper" or values.get("magnitudes") or steps != 1
-    return "base" not in values and not other
+    base = values.get("base", {})
+    return isinstance(base, dict) and "name" not in base and not other
 
 
 def _is_muon(base: Any) -> bool:

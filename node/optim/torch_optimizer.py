@@ -60,6 +60,13 @@ SETTINGS = {field.name for field in fields(DeMoConfig)} - {
 SEED_BYTES = 8
 
 
+def _defaults(params: Any, beta2: float | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of method demo that follow from others, as those of a run do. Muon has to know tables: a module tells them."""
+    sized = bool(settings.get("magnitudes"))
+    found = {"beta2": (0.0 if sized or settings.get("nesterov") else 0.99) if beta2 is None else beta2}
+    return found | ({"base": BY_CHUNKS} if isinstance(params, nn.Module) and not sized else {})
+
+
 class DeMoOptimizer(ParameterGroups, Joinable):
     """Updates from the votes of all ranks; see `node.optim.demo`.
 
@@ -128,13 +135,7 @@ class DeMoOptimizer(ParameterGroups, Joinable):
             raise TypeError(f"{', '.join(sorted(unknown))}: no such setting; there are {', '.join(sorted(SETTINGS))}")
         if isinstance(params, nn.Module):
             check_unwrapped(params)
-        default = 0.0 if settings.get("magnitudes") or settings.get("nesterov") else 0.99
-        demo: dict[str, Any] = {
-            "beta2": default if beta2 is None else beta2,
-            "seed": seed.to_bytes(SEED_BYTES, "big", signed=True),
-        }
-        if isinstance(params, nn.Module) and not settings.get("magnitudes"):
-            demo["base"] = BY_CHUNKS
+        demo = _defaults(params, beta2, settings) | {"seed": seed.to_bytes(SEED_BYTES, "big", signed=True)}
         own = {"chunk": chunk} if paper else demo
         if local is not None and local.steps > 1 and not settings.get("magnitudes"):
             raise ValueError(

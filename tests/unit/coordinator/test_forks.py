@@ -242,7 +242,7 @@ def test_a_run_whose_peers_all_have_nan_says_how_to_go_back() -> None:
     step = swarm.run.step.tick.step
     for n in range(2):
         swarm.feed(Reported(key(n), abstained=(step, "the gradient is not finite")))
-    command = f"swarmentum-coordinator run fork {RUN_ID.hex()[:16]} --from-step 10 optimizer.lr=0.001 "
+    command = f"swarmentum-coordinator run fork {RUN_ID.hex()[:16]} --from-step 10 optimizer.lr=0.002 "
     assert "the run has diverged" in swarm.run.reason
     assert command in swarm.run.reason
     assert len(swarm.run.reason) < 512, "status shows all of it"

@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "another method": (
         lambda: state("paper"),
-        r"has method paper, chunks of 64, and this optimizer has method dct, sign",
+        r"has method paper, chunks of 64, and this optimizer has method dct, muon by chunks",
     ),
     "another base": (lambda: state("random places into AdamW"), "has method dct, adamw, and this optimizer"),
     "no second moment": (

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from node.optim.base import BaseConfig
+from node.optim.base import BY_CHUNKS, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
 from node.optim.local import LocalConfig, LocalSteps
@@ -196,8 +196,8 @@ def _nobody_waits_for_a_rank_that_cannot_vote(mesh: Any) -> None:
 
 def alone(name: str, method: dict[str, Any]) -> list[str]:
     """The same run with a whole model on each peer."""
-    method = {"beta": 0.95, "beta2": 0.0 if "magnitudes" in method else 0.99, "seed": bytes(8), **method}
-    # DeMoOptimizer's defaults
+    defaults = {"beta2": 0.0} if "magnitudes" in method else {"beta2": 0.99, "base": BY_CHUNKS}  # of DeMoOptimizer
+    method = {"beta": 0.95, "seed": bytes(8), **defaults, **method}
     local = method.pop("local", LocalConfig())
     models = [network() for _ in range(PEERS)]
     demos = [DeMo(model, DeMoConfig(**method, **({"clip_norm": None} if local.steps > 1 else {}))) for model in models]

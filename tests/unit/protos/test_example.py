@@ -22,7 +22,8 @@ def test_every_line_of_it_can_be_used() -> None:
     values = tomllib.loads(used)
     assert RunConfig.model_validate(values) == RunConfig()
     assert values["clock"]["steps"] == RunConfig().clock.steps
-    assert values["optimizer"]["base"]["name"] == "sign"
+    assert values["optimizer"]["base"]["name"] == "muon", "a default that follows from other settings"
+    assert values["optimizer"]["lr"] == RunConfig().optimizer.lr
 
 
 def test_bounds_and_choices_are_told() -> None:
