@@ -36,7 +36,7 @@ WORSE = [
     *("diloco", "diloco-demo-g16", "sparseloco-64"),
 ]
 DRAWN = ["random-16-muon", "random-16", "adam-votes-g128", "striding-16", "slicing-16"]
-MAIN = ["muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "adam-votes-g16", "adam-votes-g128"]
+MAIN = ["muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "adam-votes-g16", "adam-votes-g128", "default"]
 ELSEWHERE = [
     *("muon-votes-g16-p16", "signs-p16", "adamw-ddp-run-schedule", "muon-ddp-run-schedule"),
     *("muon-votes-g16-run-schedule", "signs-run-schedule"),
@@ -44,7 +44,7 @@ ELSEWHERE = [
 TABLES = {
     "On Shakespeare:": ("tinyshakespeare", "0.7M", MAIN),
     "On the standard library's sources (": ("stdlib", "0.7M", [*MAIN, "paper-k32-clip", "paper-k32-beta95-clip"]),
-    "**5.9 million parameters**": ("tinyshakespeare", "5M", [name for name in MAIN if name != "adam-votes-g16"]),
+    "**5.9 million parameters**": ("tinyshakespeare", "5M", [name for name in MAIN if name not in ("adam-votes-g16", "default")]),
     "**16 peers, and the schedule of a run**": ("tinyshakespeare", "0.7M", ELSEWHERE),
     "**Places that nobody sends, 672,640 parameters**": ("tinyshakespeare", "0.7M", DRAWN),
     "| Shakespeare: `slicing`": ("stdlib", "0.7M", DRAWN[:-1]),
