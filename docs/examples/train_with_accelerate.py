@@ -20,7 +20,7 @@ accelerator = Accelerator(cpu=not torch.cuda.is_available())
 accelerator.ddp_handler = SendNothing()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
-optimizer = DeMoOptimizer(model, lr=2e-3, group_size=16)
+optimizer = DeMoOptimizer(model, lr=4e-3)
 loader = torch.utils.data.DataLoader(torch.randn(2_048, 64), batch_size=32)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # and each rank reads other batches
 for batch in loader:

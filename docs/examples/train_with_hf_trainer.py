@@ -29,7 +29,7 @@ config = LlamaConfig(
 )  # fmt: skip
 model = LlamaForCausalLM(config)
 rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 256, (256, 32))]
-trainer = Trainer(model, arguments, train_dataset=rows, optimizers=(DeMoOptimizer(model, lr=2e-3), None))
+trainer = Trainer(model, arguments, train_dataset=rows, optimizers=(DeMoOptimizer(model, lr=4e-3), None))
 trainer.accelerator.ddp_handler = SendNothing()
 trainer.train()
 print(f"rank {arguments.process_index}: weights {state_digest(list(model.parameters())).hex()[:16]}")

@@ -20,7 +20,7 @@ class Model(LightningModule):
         return nn.functional.mse_loss(self.layers(batch), batch.roll(1, dims=1))
 
     def configure_optimizers(self):
-        return DeMoOptimizer(self, lr=2e-3, group_size=16)
+        return DeMoOptimizer(self, lr=4e-3)
 
     def on_train_start(self):
         """Lightning wraps the model in DDP; with this hook DDP sends no gradient, and votes alone are exchanged."""

@@ -10,7 +10,7 @@ from node.optim.torch_optimizer import DeMoOptimizer
 dist.init_process_group("gloo")
 torch.manual_seed(0)  # all ranks start from the same weights
 model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
-optimizer = DeMoOptimizer(model, lr=2e-3, base="muon", group_size=16)
+optimizer = DeMoOptimizer(model, lr=4e-3)
 torch.manual_seed(dist.get_rank())  # and each has data of its own; no DistributedDataParallel
 for _ in range(100):
     batch = torch.randn(32, 64)

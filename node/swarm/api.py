@@ -50,6 +50,14 @@ SLICE_SECONDS = 0.25
 T = TypeVar("T")
 
 
+def _reported(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """As asyncio reports what no task caught, but for one thing: a process that joins again has a new loop, gRPC finishes the
+    calls of the old one there, and cannot tell the old loop. Nothing is lost by that, and a traceback helps nobody."""
+    error = context.get("exception")
+    if not (isinstance(error, RuntimeError) and "PollerCompletionQueue" in str(context.get("message"))):
+        loop.default_exception_handler(context)
+
+
 class Swarm:
     """A thread with an event loop and a `Session` on it, made by `make(emit)` on that loop."""
 
@@ -59,6 +67,7 @@ class Swarm:
         self._events: queue.Queue[Event] = queue.Queue()
         self._room = asyncio.Semaphore(EVENTS_MAX)
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_reported)
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
         self._thread.start()
         self._closed = False

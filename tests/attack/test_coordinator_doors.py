@@ -228,7 +228,7 @@ async def test_256_peers_on_one_machine_ask_at_once(tmp_path: Path) -> None:
 
 async def test_idle_connections_end_soon_and_leave_descriptors(tmp_path: Path) -> None:
     async with served(tmp_path, LONG) as here, stepping(here):
-        attack = asyncio.ensure_future(attacked(here, "idle_connections", 9.0))
+        attack = asyncio.ensure_future(attacked(here, "idle_connections", 20.0))
         await asyncio.sleep(4.0)
         before = here.runtime.run.head_step
         facts = await asyncio.wait_for(_facts(here), 20)
@@ -236,7 +236,7 @@ async def test_idle_connections_end_soon_and_leave_descriptors(tmp_path: Path) -
         told = await attack
         assert here.runtime.run.head_step - before > STEPS_MIN, told
         longest = float(told.partition("after ")[2].split()[0])
-        assert longest < 8, f"gRPC's own limit is 120 s; {told}"
+        assert longest < 18, f"gRPC's own limit is 120 s; {told}"
 
 
 async def test_a_connection_without_calls_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

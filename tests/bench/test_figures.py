@@ -44,7 +44,11 @@ ELSEWHERE = [
 TABLES = {
     "On Shakespeare:": ("tinyshakespeare", "0.7M", MAIN),
     "On the standard library's sources (": ("stdlib", "0.7M", [*MAIN, "paper-k32-clip", "paper-k32-beta95-clip"]),
-    "**5.9 million parameters**": ("tinyshakespeare", "5M", [name for name in MAIN if name not in ("adam-votes-g16", "default")]),
+    "**5.9 million parameters**": (
+        "tinyshakespeare",
+        "5M",
+        [name for name in MAIN if name not in ("adam-votes-g16", "default")],
+    ),
     "**16 peers, and the schedule of a run**": ("tinyshakespeare", "0.7M", ELSEWHERE),
     "**Places that nobody sends, 672,640 parameters**": ("tinyshakespeare", "0.7M", DRAWN),
     "| Shakespeare: `slicing`": ("stdlib", "0.7M", DRAWN[:-1]),

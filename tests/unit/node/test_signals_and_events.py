@@ -44,3 +44,14 @@ def test_a_handler_that_outlasts_the_deadline_does_not_make_the_wait_endless(swa
         waited.set()
         rescue.join()
     assert found is None
+
+
+def test_a_call_that_grpc_ends_after_its_loop_is_no_traceback_and_all_else_is_one(
+    swarm: Swarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A peer whose disk was full joins again in the same process, with another loop."""
+    late = {"message": "Exception in callback PollerCompletionQueue._handle_events()"}
+    swarm._loop.call_exception_handler({**late, "exception": RuntimeError("Event loop is closed")})
+    assert not caplog.records
+    swarm._loop.call_exception_handler({"message": "Task exception", "exception": RuntimeError("other")})
+    assert [record.exc_info is not None for record in caplog.records] == [True]
