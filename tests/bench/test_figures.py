@@ -132,12 +132,12 @@ def test_a_table_has_what_is_on_file(after: str) -> None:
 def test_the_table_of_the_default_has_what_is_on_file() -> None:
     rows = {row["text"]: row for row in table("docs/benchmarks.md", "## What the default does")}
     for text, data in (("Shakespeare", "tinyshakespeare"), ("the standard library's sources", "stdlib")):
-        is_right(rows[text], data, "0.7M", "adam-votes-g128")
+        is_right(rows[text], data, "0.7M", "default")
         assert numbers(rows[text]["AdamW-DDP"]) == pytest.approx([mean_loss(data, "0.7M", "adamw-ddp")], abs=LOSS)
 
 
 def test_the_readme_has_the_ranges_over_both_texts() -> None:
-    methods = ["v2-muon-g16", "v2-muon-g128", "adam-votes-g128", "adamw-ddp", "muon-ddp"]
+    methods = ["v2-muon-g16", "v2-muon-g128", "default", "adam-votes-g128", "adamw-ddp", "muon-ddp"]
     for row, method in zip(table("README.md", "convergence-shakespeare.png"), methods, strict=True):
         assert float(row["held-out loss"]) == pytest.approx(mean_loss("tinyshakespeare", "0.7M", method), abs=LOSS)
         for heading, baseline in zip(("against tuned AdamW", "against tuned Muon"), BASELINES, strict=True):
