@@ -106,7 +106,9 @@ def test_bytes_are_those_of_payloads(text: Path, tmp_path: Path) -> None:
 
 
 def test_every_method_learns_and_gives_the_same_bits_again(text: Path, tmp_path: Path) -> None:
-    each = [name for name, method in methods.METHODS.items() if method.make is not methods.LocalRounds]
+    """Rows with other numbers of peers have the settings of those with 4, so they are left out."""
+    alone = {name for name, method in methods.METHODS.items() if method.peers is None}
+    each = [name for name in methods.METHODS if name in alone and methods.METHODS[name].make is not methods.LocalRounds]
     more = ["--methods", *each, "--seeds", "0", "--lrs", "4e-3"]
     outcomes = []
     for folder in ("one", "two"):
