@@ -85,6 +85,7 @@ def rate(swarm: SpreadSwarm, seconds: float) -> float:
 @pytest.mark.parametrize(
     ("who", "key"), [("ada", "upload_mbit"), pytest.param("eve", "download_mbit", marks=pytest.mark.nightly)]
 )
+@pytest.mark.nightly
 def test_a_cap_is_honoured_at_the_interface_while_a_snapshot_moves(swarm: SpreadSwarm, who: str, key: str) -> None:
     mbit = 6.0
     flag = (f"--{key.replace('_', '-')}", str(mbit))

@@ -50,6 +50,7 @@ def owner(swarm: LocalSwarm, name: str, command: str, *words: str, code: int = 0
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_hours_pause_a_peer_and_a_restart_keeps_what_set_changed(swarm: LocalSwarm) -> None:
     swarm.join("ada")
     swarm.join("eve", "--nice", "1")

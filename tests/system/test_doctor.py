@@ -131,6 +131,7 @@ def test_a_damaged_link_and_a_dead_coordinator(swarm: LocalSwarm, tmp_path: Path
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_that_fits_no_machine_is_refused_before_anything_is_built(swarm: LocalSwarm, tmp_path: Path) -> None:
     link, home = huge_run(swarm, tmp_path), tmp_path / "home"
     done = run("join", link, "--home", str(home), "--listen", "127.0.0.1:0", "--json")

@@ -31,6 +31,7 @@ bootstrap = [BOOTSTRAP]
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_s_model_is_had_while_it_goes_on(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(Path(json.__file__).read_bytes())

@@ -71,6 +71,7 @@ def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_a_fork_goes_on_from_the_first_snapshot_with_another_learning_rate(swarm: LocalSwarm) -> None:
     anchor, peers = swarm.anchor(), [swarm.join("ada"), swarm.join("bob")]
     for peer in peers:

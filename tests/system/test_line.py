@@ -29,6 +29,7 @@ def place(swarm: LocalSwarm, name: str) -> int:
     return int(told[-1]["place"]) if told else 0
 
 
+@pytest.mark.nightly
 def test_first_come_first_served(tmp_path: Path) -> None:
     swarm = LocalSwarm(tmp_path, RUN)
     try:

@@ -23,6 +23,7 @@ def server() -> Iterator[Postgres]:
     yield from server_or_skip()
 
 
+@pytest.mark.nightly
 def test_a_pause_and_a_change_outlive_the_coordinator_that_acted(tmp_path: Path, server: Postgres) -> None:
     """The acting one is killed during a pause: the other keeps the pause and the changed settings. The page tells it."""
     for swarm in in_the_end_nothing_is_left(Coordinators(tmp_path, server)):

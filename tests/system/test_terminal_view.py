@@ -249,6 +249,7 @@ def test_plain_lines_where_they_are_asked_for_and_where_there_is_no_window(swarm
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_is_seen_from_outside_until_it_is_finished(swarm: LocalSwarm, tmp_path: Path) -> None:
     link = another_run(swarm, tmp_path, 40)
     lines = swarm.start("lines", "node", "status", link, "--watch", "--json")
