@@ -137,6 +137,7 @@ def test_a_hub_that_is_away_and_a_folder_that_is_no_export(tmp_path: Path, hub: 
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_starts_from_a_model_of_the_hub_whose_revision_is_recorded(
     tmp_path: Path, hub: Hub, export: Path
 ) -> None:

@@ -83,6 +83,7 @@ def swarm(tmp_path: Path) -> Iterator[Invited]:
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_one_use_for_one_peer_through_kills_of_both(swarm: Invited) -> None:
     assert "was used by 1 of 1 peers; ask the run's operator for another" in swarm.refused("bob")
 

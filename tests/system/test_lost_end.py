@@ -16,6 +16,7 @@ STEPS_LOST = 12
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_peers_give_a_coordinator_back_what_its_journal_lost(tmp_path: Path) -> None:
     swarm = LocalSwarm(tmp_path, run_toml(tmp_path))
     try:

@@ -355,6 +355,7 @@ def test_a_home_behind_two_routers_takes_part(internet: Internet, tmp_path: Path
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_peers_with_ipv4_alone_and_with_ipv6_alone_are_in_one_run(internet: Internet, tmp_path: Path) -> None:
     """A public peer has both. Neither home can send the other a packet, and each of them has the votes of both."""
     internet.ipv6()

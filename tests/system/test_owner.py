@@ -93,6 +93,7 @@ def test_a_paused_peer_costs_the_others_no_step_and_comes_back(swarm: LocalSwarm
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_a_daemon_that_takes_too_much_memory_starts_again_and_the_peer_votes_on(swarm: LocalSwarm) -> None:
     for name in PEERS:
         swarm.join(name, "--owner", "one person")

@@ -101,6 +101,7 @@ def wait_votes(swarm: LocalSwarm, name: str, more: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 def test_two_ranks_are_one_peer_from_a_join_to_ctrl_c(make: Make) -> None:
     swarm = make("")
     swarm.join("ada")
