@@ -108,8 +108,8 @@ def join(
     one_in: Annotated[
         int | None,
         typer.Option(
-            help="In a run with random, striding or slicing: a vote for one coefficient in so many, 2 to 1024 (default: "
-            "what the run says)."
+            help="In a run with random, striding, slicing or independent: a vote for one coefficient in so many, 2 to 1024 "
+            "(default: what the run says)."
         ),
     ] = None,
     fit_uplink: Annotated[

@@ -79,7 +79,7 @@ class DeMoConfig:
     author: bytes = b""
     """What a peer's own places follow from, beside these, with selection `independent`: its public key, different for all."""
     cap: int = VOTE_SUM_MAX
-    """How far the sum of the votes for a coefficient goes, either way: 2 to 127. Only with values and base `sign`."""
+    """How far the sum of the votes for a coefficient goes, either way: 2 to 127. Only with signs and a chunkwise base."""
     values: Literal["sign", "2bit", "8bit"] = "sign"
     """`sign`: a vote says its sign alone. `2bit` and `8bit`: it also says one of 2, or of 128, sizes."""
     transform: str | Transform = "dct"

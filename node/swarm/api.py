@@ -54,7 +54,8 @@ def _reported(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """As asyncio reports what no task caught, but for one thing: a process that joins again has a new loop, gRPC finishes the
     calls of the old one there, and cannot tell the old loop. Nothing is lost by that, and a traceback helps nobody."""
     error = context.get("exception")
-    if not (isinstance(error, RuntimeError) and "PollerCompletionQueue" in str(context.get("message"))):
+    late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+    if not (late and "PollerCompletionQueue" in str(context.get("message"))):
         loop.default_exception_handler(context)
 
 

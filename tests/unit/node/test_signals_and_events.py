@@ -53,5 +53,6 @@ def test_a_call_that_grpc_ends_after_its_loop_is_no_traceback_and_all_else_is_on
     late = {"message": "Exception in callback PollerCompletionQueue._handle_events()"}
     swarm._loop.call_exception_handler({**late, "exception": RuntimeError("Event loop is closed")})
     assert not caplog.records
-    swarm._loop.call_exception_handler({"message": "Task exception", "exception": RuntimeError("other")})
-    assert [record.exc_info is not None for record in caplog.records] == [True]
+    swarm._loop.call_exception_handler({**late, "exception": RuntimeError("other")})
+    swarm._loop.call_exception_handler({"message": "Task exception", "exception": RuntimeError("Event loop is closed")})
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
