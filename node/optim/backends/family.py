@@ -96,11 +96,9 @@ class Family(Portable):
         squares = 0
         for tile, _ in self._tiles():
             squares += aggregate.update(total, tile.start, tile.stop, self._transform, self._buffer[tile])
-        if self._base.config.chunkwise:
-            pass  # no chunk's direction depends on a scale
-        elif self._form.scaled:
+        if self._form.scaled:
             self._buffer.mul_(aggregate.mean_factors(total, self._transform)[:, None, None])
-        else:
+        elif not self._base.config.chunkwise:  # with a base that is, no direction depends on a scale
             self._buffer.mul_(aggregate.unit_factor(total, self._transform, squares))
         self._base.direct(self._buffer)
         for part, direction in self._layout.pairs(parameters, self._buffer):
