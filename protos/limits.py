@@ -21,6 +21,7 @@ PAYLOAD_BYTES_MAX = 1 << 28
 
 ENTRY_CONTRIBUTIONS_MAX = 2048
 ROSTER_PEERS_MAX = 2048
+AGGREGATORS_MAX = 4  # of one step
 POOL_RANGES_MAX = 4096
 ENTRY_BYTES_MAX = 352 * 1024  # of each part as many as may be, and 4 exclusions with all their evidence: 314 KB
 TICK_BYTES_MAX = 192 * 1024

@@ -1,21 +1,20 @@
-"""The log: entries, ticks, their hashes, and the door through which they come. The log is the training run.
+"""The log: entries, their hashes, and the door through which they come. The log is the training run.
 
-Frozen dataclasses are what programs compute with; protobuf is what crosses the wire; `open_entry` and `open_tick` are
-the only ways from one to the other.
+Frozen dataclasses are what programs compute with; protobuf is what crosses the wire; `open_entry` is the only way from one to
+the other.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from protos import limits
-from protos.assignment import Range, Share
+from protos.assignment import Range
 from protos.changes import Settings, settings_body, settings_from_body
-from protos.envelope import Kind, open_envelope, parse, seal, seal_bytes
+from protos.envelope import Kind, open_envelope, parse, seal_bytes
 from protos.errors import Reason, Refusal
 from protos.evaluation import evaluations_from
 from protos.identity import Identity
@@ -41,6 +40,14 @@ class Contribution:
     loss: float
     check_permille: int = 0
     arrival: int = 0
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The sum of a set of votes, by the sha256 and the length of its bytes. ADR 74."""
+
+    sha256: bytes
+    total_bytes: int
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,8 @@ class Entry:
     """The settings of the run in this step that are not those of its genesis."""
     evaluations: tuple[bytes, ...] = ()
     """Held-out losses of earlier states, as their authors signed them (protos/evaluation.py)."""
+    aggregate: Aggregate | None = None
+    """The sum of the contributions' votes, which peers apply instead of the payloads; None: they take all payloads."""
 
     @property
     def lr(self) -> float:
@@ -111,28 +120,6 @@ class SignedEntry:
     entry: Entry
     hash: bytes
     envelope: bytes
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Step `step` is open for this roster on the state after `parent_hash`."""
-
-    step: int
-    parent_hash: bytes
-    attempt: int
-    roster: tuple[Share, ...]
-    pool: tuple[Range, ...]
-    lr_bits: int
-
-    @cached_property
-    def places(self) -> Mapping[bytes, int]:
-        """Roster member -> its place in the roster's order."""
-        return {share.public_key: place for place, share in enumerate(self.roster)}
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of the step, exactly the one that its entry will carry."""
-        return lr_from_bits(self.lr_bits)
 
 
 def lr_to_bits(lr: float) -> int:
@@ -155,7 +142,8 @@ def entry_hash(body: bytes) -> bytes:
     return hashlib.sha256(_ENTRY_DOMAIN + body).digest()
 
 
-def _ranges(parts: Iterable[Range]) -> list[log_pb2.SampleRange]:
+def ranges_body(parts: Iterable[Range]) -> list[log_pb2.SampleRange]:
+    """Ranges of samples as protobuf."""
     return [log_pb2.SampleRange(start=part.start, stop=part.stop) for part in parts]
 
 
@@ -164,16 +152,17 @@ def entry_body(entry: Entry) -> bytes:
     return log_pb2.LogEntry(
         step=entry.step,
         parent_hash=entry.parent_hash,
-        contributions=[_contribution_body(c) for c in entry.contributions],
+        contributions=contributions_body(entry.contributions),
         lr_bits=entry.lr_bits,
         parent_state_digest=entry.parent_state_digest,
-        returned_samples=_ranges(entry.returned_samples),
+        returned_samples=ranges_body(entry.returned_samples),
         next_sample=entry.next_sample,
-        trials=[_contribution_body(c) for c in entry.trials],
+        trials=contributions_body(entry.trials),
         exclusions=[_exclusion_body(e) for e in entry.exclusions],
         readmitted=entry.readmitted,
         settings=settings_body(entry.settings),
         evaluations=entry.evaluations,
+        aggregate=None if entry.aggregate is None else log_pb2.Aggregate(**vars(entry.aggregate)),
     ).SerializeToString(deterministic=True)
 
 
@@ -193,12 +182,13 @@ def equivocation_body(equivocation: Equivocation) -> log_pb2.Equivocation:
 def equivocation_from_body(body: log_pb2.Equivocation) -> Equivocation:
     """Inverse of `equivocation_body`, checking sizes; raises `Refusal`."""
     bound = limits.ANNOUNCEMENT_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
-    _in_range(max(len(body.first), len(body.second)) <= bound, "bytes of an announcement")
+    in_range(max(len(body.first), len(body.second)) <= bound, "bytes of an announcement")
     return Equivocation(body.first, body.second)
 
 
-def _contribution_body(c: Contribution) -> log_pb2.Contribution:
-    return log_pb2.Contribution(**vars(c))  # both have the same names
+def contributions_body(parts: Iterable[Contribution]) -> list[log_pb2.Contribution]:
+    """Contributions as protobuf."""
+    return [log_pb2.Contribution(**vars(c)) for c in parts]  # both have the same names
 
 
 def verdict_body(verdict: Verdict) -> log_pb2.Verdict:
@@ -208,15 +198,15 @@ def verdict_body(verdict: Verdict) -> log_pb2.Verdict:
 
 def verdict_from_body(body: log_pb2.Verdict, checker: bytes | None = None) -> Verdict:
     """Inverse of `verdict_body`, checking ranges; `checker`: whose report it came in. Raises `Refusal`."""
-    _in_range(1 <= body.step <= limits.STEP_MAX, f"step {body.step}")
+    in_range(1 <= body.step <= limits.STEP_MAX, f"step {body.step}")
     who = body.checker if checker is None else checker
-    _in_range(len(who) == len(body.subject) == limits.PUBLIC_KEY_BYTES, "public key length")
-    _in_range(len(body.payload_sha256) == limits.HASH_BYTES, "payload hash length")
-    _in_range(len(body.like) in (0, limits.PUBLIC_KEY_BYTES), "public key length")
-    _in_range(abs(body.own) < FIGURE_MAX and abs(body.difference) < FIGURE_MAX, "figures of a verdict")
-    _in_range(0 <= body.overlap <= 1, f"overlap {body.overlap}")
+    in_range(len(who) == len(body.subject) == limits.PUBLIC_KEY_BYTES, "public key length")
+    in_range(len(body.payload_sha256) == limits.HASH_BYTES, "payload hash length")
+    in_range(len(body.like) in (0, limits.PUBLIC_KEY_BYTES), "public key length")
+    in_range(abs(body.own) < FIGURE_MAX and abs(body.difference) < FIGURE_MAX, "figures of a verdict")
+    in_range(0 <= body.overlap <= 1, f"overlap {body.overlap}")
     gains = tuple(getattr(body, name) if body.HasField(name) else None for name in ("own_gain", "other_gain"))
-    _in_range(all(abs(gain) <= 1 for gain in gains if gain is not None), f"gains {gains}")
+    in_range(all(abs(gain) <= 1 for gain in gains if gain is not None), f"gains {gains}")
     figures = body.own, body.difference, body.overlap, body.like
     return Verdict(body.step, who, body.subject, body.payload_sha256, *figures, *gains)
 
@@ -250,36 +240,45 @@ def reopen_entry(data: bytes) -> SignedEntry:
 
 def _entry(data: bytes) -> Entry:
     body = parse(log_pb2.LogEntry, data)
-    _in_range(1 <= body.step <= limits.STEP_MAX, f"step {body.step}")
-    _in_range(len(body.parent_hash) == limits.HASH_BYTES, "parent hash length")
-    _in_range(len(body.parent_state_digest) in (0, limits.HASH_BYTES), "state digest length")
-    _in_range(len(body.exclusions) <= limits.EXCLUSIONS_MAX, f"{len(body.exclusions)} exclusions")
-    _in_range(body.next_sample <= limits.SAMPLE_INDEX_MAX, f"next sample {body.next_sample}")
+    in_range(1 <= body.step <= limits.STEP_MAX, f"step {body.step}")
+    in_range(len(body.parent_hash) == limits.HASH_BYTES, "parent hash length")
+    in_range(len(body.parent_state_digest) in (0, limits.HASH_BYTES), "state digest length")
+    in_range(len(body.exclusions) <= limits.EXCLUSIONS_MAX, f"{len(body.exclusions)} exclusions")
+    in_range(body.next_sample <= limits.SAMPLE_INDEX_MAX, f"next sample {body.next_sample}")
     return Entry(
         step=body.step,
         parent_hash=body.parent_hash,
-        contributions=_contributions(body.contributions),
-        lr_bits=_open_lr(body.lr_bits),
+        contributions=open_contributions(body.contributions),
+        lr_bits=open_lr(body.lr_bits),
         parent_state_digest=body.parent_state_digest,
-        returned_samples=_open_ranges(body.returned_samples),
+        returned_samples=open_ranges(body.returned_samples),
         next_sample=body.next_sample,
-        trials=_contributions(body.trials),
+        trials=open_contributions(body.trials),
         exclusions=tuple(_exclusion(e) for e in body.exclusions),
         readmitted=_readmitted(body.readmitted),
         settings=settings_from_body(body.settings),
         evaluations=evaluations_from(body.evaluations),
+        aggregate=open_aggregate(body.aggregate) if body.HasField("aggregate") else None,
     )
 
 
-def _contributions(parts: Sequence[log_pb2.Contribution]) -> tuple[Contribution, ...]:
-    _in_range(len(parts) <= limits.ENTRY_CONTRIBUTIONS_MAX, f"{len(parts)} contributions")
+def open_aggregate(body: log_pb2.Aggregate) -> Aggregate:
+    """The name of a sum of votes; raises `Refusal`."""
+    in_range(len(body.sha256) == limits.HASH_BYTES, "hash length of an aggregate")
+    in_range(0 < body.total_bytes <= limits.PAYLOAD_BYTES_MAX, f"aggregate of {body.total_bytes} bytes")
+    return Aggregate(body.sha256, body.total_bytes)
+
+
+def open_contributions(parts: Sequence[log_pb2.Contribution]) -> tuple[Contribution, ...]:
+    """Inverse of `contributions_body`, checking ranges and order; raises `Refusal`."""
+    in_range(len(parts) <= limits.ENTRY_CONTRIBUTIONS_MAX, f"{len(parts)} contributions")
     keys = [c.public_key for c in parts]
-    _in_range(keys == sorted(set(keys)), "contributions are not sorted by public key, each author once")
+    in_range(keys == sorted(set(keys)), "contributions are not sorted by public key, each author once")
     for c in parts:
-        _in_range(len(c.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
-        _in_range(len(c.payload_sha256) == limits.HASH_BYTES, "payload hash length")
-        _in_range(max(c.samples, c.tokens) <= limits.SAMPLE_INDEX_MAX, "samples or tokens")
-        _in_range(c.payload_bytes <= limits.PAYLOAD_BYTES_MAX, f"payload of {c.payload_bytes} bytes")
+        in_range(len(c.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
+        in_range(len(c.payload_sha256) == limits.HASH_BYTES, "payload hash length")
+        in_range(max(c.samples, c.tokens) <= limits.SAMPLE_INDEX_MAX, "samples or tokens")
+        in_range(c.payload_bytes <= limits.PAYLOAD_BYTES_MAX, f"payload of {c.payload_bytes} bytes")
     return tuple(
         Contribution(
             c.public_key, c.payload_sha256, c.payload_bytes, c.samples, c.tokens, c.loss, c.check_permille, c.arrival
@@ -289,83 +288,42 @@ def _contributions(parts: Sequence[log_pb2.Contribution]) -> tuple[Contribution,
 
 
 def _exclusion(body: log_pb2.Exclusion) -> Exclusion:
-    _in_range(len(body.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
-    _in_range(len(body.reason) <= REASON_CHARACTERS_MAX, "length of a reason")
-    _in_range(len(body.evidence) <= limits.EVIDENCE_MAX, f"{len(body.evidence)} verdicts")
+    in_range(len(body.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
+    in_range(len(body.reason) <= REASON_CHARACTERS_MAX, "length of a reason")
+    in_range(len(body.evidence) <= limits.EVIDENCE_MAX, f"{len(body.evidence)} verdicts")
     equivocation = equivocation_from_body(body.equivocation) if body.HasField("equivocation") else None
     claimed = bool(body.evidence) or equivocation is not None
-    _in_range(not (body.by_operator and claimed), "evidence of an exclusion that the operator decided")
+    in_range(not (body.by_operator and claimed), "evidence of an exclusion that the operator decided")
     evidence = tuple(verdict_from_body(v) for v in body.evidence)
     return Exclusion(body.public_key, body.reason, evidence, equivocation, body.by_operator)
 
 
 def _readmitted(keys: Sequence[bytes]) -> tuple[bytes, ...]:
-    _in_range(len(keys) <= limits.READMITTED_MAX, f"{len(keys)} peers readmitted")
-    _in_range(all(len(key) == limits.PUBLIC_KEY_BYTES for key in keys), "public key length")
-    _in_range(list(keys) == sorted(set(keys)), "readmitted peers are not sorted, each once")
+    in_range(len(keys) <= limits.READMITTED_MAX, f"{len(keys)} peers readmitted")
+    in_range(all(len(key) == limits.PUBLIC_KEY_BYTES for key in keys), "public key length")
+    in_range(list(keys) == sorted(set(keys)), "readmitted peers are not sorted, each once")
     return tuple(keys)
 
 
-def tick_body(tick: Tick) -> log_pb2.Tick:
-    """A tick as protobuf."""
-    return log_pb2.Tick(
-        step=tick.step,
-        parent_hash=tick.parent_hash,
-        attempt=tick.attempt,
-        roster=[log_pb2.RosterMember(public_key=s.public_key, samples=s.samples) for s in tick.roster],
-        pool=_ranges(tick.pool),
-        lr_bits=tick.lr_bits,
-    )
-
-
-def seal_tick(identity: Identity, run_id: bytes, tick: Tick) -> envelope_pb2.SignedEnvelope:
-    """Sign a tick as the run's coordinator."""
-    return seal(identity, Kind.KIND_TICK, run_id, tick_body(tick))
-
-
-def open_tick(data: bytes, *, run_id: bytes, coordinator: bytes) -> Tick:
-    """Verify a tick's envelope and its ranges, or raise `Refusal`."""
-    bound = limits.TICK_BYTES_MAX + limits.ENVELOPE_OVERHEAD_BYTES_MAX
-    opened = open_envelope(data, kind=Kind.KIND_TICK, run_id=run_id, bytes_max=bound, signer=coordinator)
-    return tick_from_body(parse(log_pb2.Tick, opened.body))
-
-
-def tick_from_body(body: log_pb2.Tick) -> Tick:
-    """Inverse of `tick_body`, checking ranges; raises `Refusal`."""
-    _in_range(1 <= body.step <= limits.STEP_MAX, f"step {body.step}")
-    _in_range(len(body.parent_hash) == limits.HASH_BYTES, "parent hash length")
-    _in_range(len(body.roster) <= limits.ROSTER_PEERS_MAX, f"{len(body.roster)} peers")
-    keys = [member.public_key for member in body.roster]
-    _in_range(keys == sorted(set(keys)), "the roster is not sorted by public key, each peer once")
-    for member in body.roster:
-        _in_range(len(member.public_key) == limits.PUBLIC_KEY_BYTES, "public key length")
-        _in_range(member.samples <= limits.SAMPLE_INDEX_MAX, f"{member.samples} samples")
-    return Tick(
-        step=body.step,
-        parent_hash=body.parent_hash,
-        attempt=body.attempt,
-        roster=tuple(Share(member.public_key, member.samples) for member in body.roster),
-        pool=_open_ranges(body.pool),
-        lr_bits=_open_lr(body.lr_bits),
-    )
-
-
-def _open_ranges(parts: Iterable[log_pb2.SampleRange]) -> tuple[Range, ...]:
+def open_ranges(parts: Iterable[log_pb2.SampleRange]) -> tuple[Range, ...]:
+    """Inverse of `ranges_body`, checking ranges; raises `Refusal`."""
     ranges = []
     for part in parts:
-        _in_range(part.start <= part.stop <= limits.SAMPLE_INDEX_MAX, f"samples {part.start} to {part.stop}")
+        in_range(part.start <= part.stop <= limits.SAMPLE_INDEX_MAX, f"samples {part.start} to {part.stop}")
         ranges.append(Range(part.start, part.stop))
-    _in_range(len(ranges) <= limits.POOL_RANGES_MAX, f"{len(ranges)} sample ranges")
+    in_range(len(ranges) <= limits.POOL_RANGES_MAX, f"{len(ranges)} sample ranges")
     return tuple(ranges)
 
 
-def _open_lr(bits: int) -> int:
+def open_lr(bits: int) -> int:
+    """The bits of a learning rate that is in range; raises `Refusal`."""
     lr = lr_from_bits(bits)
-    _in_range(0.0 <= lr < LEARNING_RATE_MAX, f"learning rate {lr}")
+    in_range(0.0 <= lr < LEARNING_RATE_MAX, f"learning rate {lr}")
     return bits
 
 
-def _in_range(good: bool, detail: str) -> None:
+def in_range(good: bool, detail: str) -> None:
+    """Raises `Refusal` with this detail unless `good`."""
     if not good:
         raise Refusal(Reason.OUT_OF_RANGE, detail)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from coordinator.clock.records import Record, SnapshotFact
-from protos.log import Tick
+from protos.tick import Tick
 
 
 class NoticeKind(Enum):

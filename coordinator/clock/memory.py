@@ -55,7 +55,8 @@ from protos.assignment import merge
 from protos.checks import VERDICT_STEPS
 from protos.evaluation import reopen_evaluation
 from protos.limits import POOL_RANGES_MAX
-from protos.log import Entry, Tick
+from protos.log import Entry
+from protos.tick import Tick
 
 
 def written(run: Run, record: Record, now_ms: int = 0) -> Outcome:

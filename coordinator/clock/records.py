@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from protos.changes import Settings
 from protos.end import End
 from protos.equivocation import Offence
-from protos.log import Entry, Tick, Verdict
+from protos.log import Entry, Verdict
 from protos.owner import Owner
+from protos.tick import Tick
 from protos.ticket import Ticket
 
 

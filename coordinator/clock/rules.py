@@ -18,9 +18,9 @@ from coordinator.clock.records import DecayStarted
 from coordinator.clock.state import OpenStep, Peer, PeerPhase, Run
 from coordinator.clock.values import replace
 from protos.assignment import Range, Share, assign, merge, shares
-from protos.log import Tick
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig
+from protos.tick import Tick
 
 V = TypeVar("V", bound=Hashable)
 

@@ -18,9 +18,9 @@ from protos.changes import SNAPSHOT_EVERY, Settings, merged
 from protos.end import End
 from protos.identity import public_key_of
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
-from protos.log import Tick
 from protos.owner import NOBODY, Owner
 from protos.run_config import RunConfig
+from protos.tick import Tick
 from protos.ticket import Ticket
 
 DURATIONS_KEPT = 32

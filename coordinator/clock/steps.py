@@ -10,7 +10,8 @@ from coordinator.clock.effects import Append, Arm, NoticeKind, SendNotice, SendT
 from coordinator.clock.records import TickOpened
 from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Phase, Run
 from coordinator.clock.values import replace
-from protos.log import Tick, lr_to_bits
+from protos.log import lr_to_bits
+from protos.tick import Tick
 
 DECAYED = "its learning rate has decayed"
 """The reason of an end that `run decay` set."""

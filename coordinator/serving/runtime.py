@@ -42,7 +42,7 @@ from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalE
 from protos.errors import Refusal
 from protos.identity import Identity, short
 from protos.limits import ENTRIES_PAGE_MAX
-from protos.log import seal_tick
+from protos.tick import seal_tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 

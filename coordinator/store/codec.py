@@ -50,12 +50,11 @@ from protos.log import (
     open_entry,
     reopen_entry,
     seal_entry_body,
-    tick_body,
-    tick_from_body,
     verdict_body,
     verdict_from_body,
 )
 from protos.owner import Owner, owner_body
+from protos.tick import tick_body, tick_from_body
 from protos.ticket import ticket_body, ticket_from_body
 from protos.v1 import coordinator_pb2, envelope_pb2, log_pb2, ticket_pb2
 

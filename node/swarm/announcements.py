@@ -19,7 +19,8 @@ from node.swarm.runtime import Runtime
 from node.swarm.view import View
 from protos.errors import NetworkError, Reason, Refusal
 from protos.identity import short
-from protos.log import Entry, Equivocation, Tick
+from protos.log import Entry, Equivocation
+from protos.tick import Tick
 
 
 class Announcements:

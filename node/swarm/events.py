@@ -11,7 +11,8 @@ from protos.assignment import Range
 from protos.changes import Settings
 from protos.end import End
 from protos.errors import SwarmentumError
-from protos.log import SignedEntry, Tick
+from protos.log import SignedEntry
+from protos.tick import Tick
 
 
 @dataclass(frozen=True)

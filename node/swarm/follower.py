@@ -26,9 +26,9 @@ from node.swarm.view import View
 from protos.assignment import assign
 from protos.end import open_end
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
-from protos.log import open_tick
 from protos.status import BehindError, SessionLostError
 from protos.text import printable
+from protos.tick import open_tick
 from protos.v1 import coordinator_pb2 as pb
 
 

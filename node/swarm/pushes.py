@@ -36,8 +36,8 @@ from protos.announcement import BYTES_MAX as ANNOUNCEMENT_BYTES_MAX
 from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import public_key_of, short
-from protos.log import Tick
 from protos.rate import Rate
+from protos.tick import Tick
 
 # Payloads up to PUSHED_BYTES_MAX travel with their announcement: a round trip less, and no gossip. `Pusher.publish` waits for
 # answers for PUSH_PATIENCE_SECONDS before it looks which pushes failed. A push fails after STREAM_OPEN_SECONDS_MAX.

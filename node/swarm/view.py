@@ -5,7 +5,8 @@ The modules that follow the log (`entries`, `follower`) write the view; all othe
 
 from __future__ import annotations
 
-from protos.log import Chain, Tick
+from protos.log import Chain
+from protos.tick import Tick
 
 
 class View:

@@ -15,8 +15,8 @@ from node.training import checks
 from node.training.recovery import Stopping
 from node.training.replica import Replica
 from protos.assignment import Range
-from protos.log import Tick
 from protos.run_config import TrustConfig
+from protos.tick import Tick
 
 
 class Checker:

@@ -21,8 +21,9 @@ from node.optim.votes.payload import Format
 from node.optim.votes.places import Draw
 from protos.assignment import Range, assign
 from protos.checks import checked_samples, drawn, looked_at
-from protos.log import Entry, SignedEntry, Tick, Verdict
+from protos.log import Entry, SignedEntry, Verdict
 from protos.run_config import TrustConfig
+from protos.tick import Tick
 
 TICKS_KEPT = 4
 

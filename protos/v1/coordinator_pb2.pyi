@@ -374,20 +374,44 @@ class FollowBody(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., from_step: _Optional[int] = ..., sequence: _Optional[int] = ..., unpacks: _Optional[bool] = ...) -> None: ...
 
 class FollowResponse(_message.Message):
-    __slots__ = ("tick", "entry", "notice", "announcement", "decided", "decided_zstd")
+    __slots__ = ("tick", "entry", "notice", "announcement", "decided", "decided_zstd", "sum")
     TICK_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
     DECIDED_FIELD_NUMBER: _ClassVar[int]
     DECIDED_ZSTD_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
     tick: TickEvent
     entry: _envelope_pb2.SignedEnvelope
     notice: Notice
     announcement: _envelope_pb2.SignedEnvelope
     decided: Decided
     decided_zstd: bytes
-    def __init__(self, tick: _Optional[_Union[TickEvent, _Mapping]] = ..., entry: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ..., decided_zstd: _Optional[bytes] = ...) -> None: ...
+    sum: SumRequest
+    def __init__(self, tick: _Optional[_Union[TickEvent, _Mapping]] = ..., entry: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ..., decided_zstd: _Optional[bytes] = ..., sum: _Optional[_Union[SumRequest, _Mapping]] = ...) -> None: ...
+
+class SumRequest(_message.Message):
+    __slots__ = ("step", "attempt", "contributions")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    attempt: int
+    contributions: _containers.RepeatedCompositeFieldContainer[_log_pb2.Contribution]
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[int] = ..., contributions: _Optional[_Iterable[_Union[_log_pb2.Contribution, _Mapping]]] = ...) -> None: ...
+
+class Summed(_message.Message):
+    __slots__ = ("step", "attempt", "payloads_sha256", "aggregate")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    attempt: int
+    payloads_sha256: bytes
+    aggregate: _log_pb2.Aggregate
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[int] = ..., payloads_sha256: _Optional[bytes] = ..., aggregate: _Optional[_Union[_log_pb2.Aggregate, _Mapping]] = ...) -> None: ...
 
 class Decided(_message.Message):
     __slots__ = ("entry", "tick")
@@ -398,12 +422,14 @@ class Decided(_message.Message):
     def __init__(self, entry: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., tick: _Optional[_Union[TickEvent, _Mapping]] = ...) -> None: ...
 
 class TickEvent(_message.Message):
-    __slots__ = ("envelope", "deadline_ms")
+    __slots__ = ("envelope", "deadline_ms", "aggregators")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATORS_FIELD_NUMBER: _ClassVar[int]
     envelope: _envelope_pb2.SignedEnvelope
     deadline_ms: int
-    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    aggregators: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., aggregators: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("kind", "reason", "snapshot", "step", "withdrawn", "end")
@@ -444,7 +470,7 @@ class ReportRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused", "quiet", "owner", "evaluations")
+    __slots__ = ("session_id", "sequence", "announcement", "holdings", "applied", "snapshots", "leaving", "addresses", "verdicts", "equivocations", "abstained", "bad_snapshots", "held", "paused", "quiet", "summed", "owner", "evaluations")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -460,6 +486,7 @@ class ReportBody(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     QUIET_FIELD_NUMBER: _ClassVar[int]
+    SUMMED_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
@@ -477,9 +504,10 @@ class ReportBody(_message.Message):
     held: HeldPlaces
     paused: bool
     quiet: bool
+    summed: Summed
     owner: Owner
     evaluations: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ..., quiet: _Optional[bool] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., announcement: _Optional[_Union[_envelope_pb2.SignedEnvelope, _Mapping]] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[AppliedState, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., leaving: _Optional[bool] = ..., addresses: _Optional[_Iterable[str]] = ..., verdicts: _Optional[_Iterable[_Union[_log_pb2.Verdict, _Mapping]]] = ..., equivocations: _Optional[_Iterable[_Union[_log_pb2.Equivocation, _Mapping]]] = ..., abstained: _Optional[_Union[Abstention, _Mapping]] = ..., bad_snapshots: _Optional[_Iterable[_Union[SnapshotRef, _Mapping]]] = ..., held: _Optional[_Union[HeldPlaces, _Mapping]] = ..., paused: _Optional[bool] = ..., quiet: _Optional[bool] = ..., summed: _Optional[_Union[Summed, _Mapping]] = ..., owner: _Optional[_Union[Owner, _Mapping]] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class HeldPlaces(_message.Message):
     __slots__ = ("step", "attempt", "places", "payloads_sha256")

@@ -91,7 +91,7 @@ class Judged(_message.Message):
     def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., arrival: _Optional[_Iterable[bytes]] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LogEntry(_message.Message):
-    __slots__ = ("step", "parent_hash", "contributions", "lr_bits", "parent_state_digest", "returned_samples", "next_sample", "trials", "exclusions", "readmitted", "settings", "evaluations")
+    __slots__ = ("step", "parent_hash", "contributions", "lr_bits", "parent_state_digest", "returned_samples", "next_sample", "trials", "exclusions", "readmitted", "settings", "evaluations", "aggregate")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class LogEntry(_message.Message):
     READMITTED_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATE_FIELD_NUMBER: _ClassVar[int]
     step: int
     parent_hash: bytes
     contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
@@ -116,7 +117,16 @@ class LogEntry(_message.Message):
     readmitted: _containers.RepeatedScalarFieldContainer[bytes]
     settings: _containers.RepeatedCompositeFieldContainer[Setting]
     evaluations: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ..., trials: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., readmitted: _Optional[_Iterable[bytes]] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    aggregate: Aggregate
+    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., parent_state_digest: _Optional[bytes] = ..., returned_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., next_sample: _Optional[int] = ..., trials: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., readmitted: _Optional[_Iterable[bytes]] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., evaluations: _Optional[_Iterable[bytes]] = ..., aggregate: _Optional[_Union[Aggregate, _Mapping]] = ...) -> None: ...
+
+class Aggregate(_message.Message):
+    __slots__ = ("sha256", "total_bytes")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    sha256: bytes
+    total_bytes: int
+    def __init__(self, sha256: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("step", "loss", "tokens", "set_sha256", "device", "sample")
@@ -161,20 +171,22 @@ class RosterMember(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class Tick(_message.Message):
-    __slots__ = ("step", "parent_hash", "attempt", "roster", "pool", "lr_bits")
+    __slots__ = ("step", "parent_hash", "attempt", "roster", "pool", "lr_bits", "aggregators")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     LR_BITS_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATORS_FIELD_NUMBER: _ClassVar[int]
     step: int
     parent_hash: bytes
     attempt: int
     roster: _containers.RepeatedCompositeFieldContainer[RosterMember]
     pool: _containers.RepeatedCompositeFieldContainer[SampleRange]
     lr_bits: int
-    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., attempt: _Optional[int] = ..., roster: _Optional[_Iterable[_Union[RosterMember, _Mapping]]] = ..., pool: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., lr_bits: _Optional[int] = ...) -> None: ...
+    aggregators: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, step: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., attempt: _Optional[int] = ..., roster: _Optional[_Iterable[_Union[RosterMember, _Mapping]]] = ..., pool: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., lr_bits: _Optional[int] = ..., aggregators: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Genesis(_message.Message):
     __slots__ = ("format_version", "config_json", "coordinator_public_key", "nonce", "layout_digest", "parameters", "start", "software_version_min")

@@ -42,9 +42,10 @@ from node.training import checks as checking
 from node.training.checks import Seen, agreement, difference, gain, overlap, seen_votes, transformed
 from node.training.replica import cut
 from protos.assignment import Range, assign, split_samples
-from protos.log import Entry, SignedEntry, Tick, Verdict
+from protos.log import Entry, SignedEntry, Verdict
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
+from protos.tick import Tick
 from tests.bench.convergence import SHAKESPEARE
 from tests.bench.readers import READERS, Known, forged
 from tests.bench.trial import model_spec, validation_loss

@@ -28,8 +28,9 @@ from coordinator.store.folded import Folded, FoldedRuns, run_of
 from coordinator.store.journal import _RECORDS, Checkpoint, Journal
 from protos.assignment import Share
 from protos.identity import Identity
-from protos.log import Contribution, Entry, Tick, entry_body, entry_hash, lr_to_bits, run_id_of
+from protos.log import Contribution, Entry, entry_body, entry_hash, lr_to_bits, run_id_of
 from protos.run_config import ClockConfig, RunConfig
+from protos.tick import Tick
 from protos.v1 import log_pb2
 
 COORDINATOR = Identity.from_seed(bytes([1]) * 32)

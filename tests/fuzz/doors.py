@@ -58,11 +58,12 @@ from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.evaluation import figures, open_evaluation, reopen_evaluation
 from protos.identity import Identity
 from protos.invite import Invite
-from protos.log import Contribution, Entry, Exclusion, Tick, entry_body, lr_to_bits, open_entry, open_tick, tick_body
+from protos.log import Contribution, Entry, Exclusion, entry_body, lr_to_bits, open_entry
 from protos.pasted import SCHEME
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body, start_from_body
 from protos.text import TEXT_CHARACTERS_MAX, printable
+from protos.tick import Tick, open_tick, tick_body
 from protos.ticket import Ticket, open_ticket, seal_ticket, ticket_body
 from protos.toml_file import describe as describe_mistakes
 from protos.v1 import archive_pb2, coordinator_pb2, log_pb2, update_pb2

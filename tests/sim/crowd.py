@@ -31,8 +31,9 @@ from node.wire.validate import UpdateDoor
 from protos.envelope import Kind, seal
 from protos.errors import Refusal
 from protos.identity import Identity
-from protos.log import Chain, SignedEntry, Tick, entry_hash, seal_entry
+from protos.log import Chain, SignedEntry, entry_hash, seal_entry
 from protos.run_config import ClockConfig, RunConfig
+from protos.tick import Tick
 from protos.v1 import update_pb2
 from tests.unit.coordinator.driver import RUN_ID, Harness
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from coordinator.clock import effects, events, records
 from protos.holdings import places_of
 from protos.identity import short
-from protos.log import Entry, Tick
+from protos.log import Entry
+from protos.tick import Tick
 from tests.unit.coordinator.driver import Swarm, key, sha
 
 NAMES = ("ada", "bob", "cid", "dan")

@@ -35,9 +35,10 @@ from protos.changes import settings_of
 from protos.equivocation import Offence
 from protos.holdings import digest_of as digest_over
 from protos.holdings import mask_of
-from protos.log import Equivocation, Exclusion, Tick
+from protos.log import Equivocation, Exclusion
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import EvaluationConfig
+from protos.tick import Tick
 from tests.unit.coordinator.driver import (
     LAYOUT,
     RUN_ID,

@@ -45,8 +45,9 @@ from protos.envelope import Kind, seal
 from protos.equivocation import prove
 from protos.evaluation import Evaluation, seal_evaluation
 from protos.identity import Identity
-from protos.log import Contribution, Entry, Equivocation, Exclusion, Tick, Verdict, entry_body, entry_hash, lr_to_bits
+from protos.log import Contribution, Entry, Equivocation, Exclusion, Verdict, entry_body, entry_hash, lr_to_bits
 from protos.owner import Owner
+from protos.tick import Tick
 from protos.ticket import Ticket
 from protos.v1 import log_pb2, update_pb2
 

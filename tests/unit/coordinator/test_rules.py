@@ -15,8 +15,8 @@ from coordinator.clock.events import Claim
 from coordinator.clock.records import DecayStarted, SnapshotFact
 from coordinator.clock.state import OpenStep, Peer, PeerPhase, Run
 from protos.assignment import Range, Share, assign, merge
-from protos.log import Tick
 from protos.optimizer_config import OptimizerConfig
+from protos.tick import Tick
 from tests.unit.coordinator.driver import LAYOUT, RUN_ID, config, key, sha
 
 READY, SYNCING, ABSENT = PeerPhase.READY, PeerPhase.SYNCING, PeerPhase.ABSENT

@@ -25,10 +25,11 @@ from protos.envelope import NO_RUN, Kind, seal
 from protos.errors import NetworkError, RefusedError
 from protos.identity import Identity
 from protos.limits import HOLDINGS_MAX
-from protos.log import Chain, open_entry, seal_entry, tick_body
+from protos.log import Chain, open_entry, seal_entry
 from protos.pinned import fetch_certificate
 from protos.run_config import AdmissionConfig, RunConfig, TrustConfig
 from protos.status import BehindError, SessionLostError
+from protos.tick import tick_body
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.v1 import envelope_pb2, log_pb2

@@ -11,8 +11,8 @@ import pytest
 from coordinator.clock.state import OpenStep, Peer, Run
 from coordinator.clock.values import replace
 from protos.assignment import Range, Share
-from protos.log import Tick
 from protos.run_config import RunConfig
+from protos.tick import Tick
 
 RUN = Run(bytes(32), RunConfig())
 TICK = Tick(1, bytes(32), 1, (Share(b"a" * 32, 4),), (Range(0, 4),), 0)

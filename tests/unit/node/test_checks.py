@@ -9,8 +9,9 @@ from torch import Tensor
 from node.training import checks
 from node.training.checks import Seen
 from protos.assignment import Range, Share
-from protos.log import Contribution, Entry, SignedEntry, Tick, Verdict
+from protos.log import Contribution, Entry, SignedEntry, Verdict
 from protos.run_config import TrustConfig
+from protos.tick import Tick
 
 NAMES = [bytes([n]) * 32 for n in range(4)]
 VICTIM, COPIER, SHIELD, OTHER = NAMES

@@ -19,9 +19,10 @@ from node.training.telemetry import Summary
 from node.wire.codec import Update
 from protos.assignment import Range, Share
 from protos.identity import Identity
-from protos.log import Contribution, Entry, SignedEntry, Tick, Verdict
+from protos.log import Contribution, Entry, SignedEntry, Verdict
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig, RunConfig, TrustConfig
+from protos.tick import Tick
 
 RUN, VOCABULARY, CONTEXT, SHARE = bytes(range(32)), 64, 8, 16
 HONEST, FLIPPED, ME = (Identity.from_seed(bytes([n]) * 32) for n in range(3))

@@ -15,7 +15,8 @@ from node.swarm.view import View
 from node.swarm.witness import Witness
 from protos.assignment import Range, Share
 from protos.identity import Identity
-from protos.log import Entry, SignedEntry, Tick, seal_entry
+from protos.log import Entry, SignedEntry, seal_entry
+from protos.tick import Tick
 
 RUN = b"r" * 32
 ADA, COORDINATOR = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))

@@ -15,7 +15,8 @@ from node.swarm.outbox import WAIT_SECONDS_MAX, WAIT_SECONDS_MIN, Outbox
 from protos import limits
 from protos.assignment import Range, Share
 from protos.holdings import mask_from_bytes
-from protos.log import Equivocation, Tick, Verdict
+from protos.log import Equivocation, Verdict
+from protos.tick import Tick
 
 
 def told(box: Outbox) -> tuple[int, int, int, bool]:

@@ -22,7 +22,7 @@ from node.swarm.session import Outside, Session, build
 from protos.assignment import Range, Share
 from protos.identity import Identity
 from protos.invite import Invite
-from protos.log import Tick
+from protos.tick import Tick
 from protos.v1 import update_pb2
 
 RUN = b"r" * 32

@@ -30,7 +30,7 @@ from protos.assignment import Range, Share
 from protos.envelope import Kind, seal
 from protos.errors import NetworkError
 from protos.identity import Identity
-from protos.log import Tick
+from protos.tick import Tick
 from protos.v1 import update_pb2
 
 RUN = b"r" * 32

@@ -17,7 +17,7 @@ from node.swarm.reporter import Reporter
 from protos.assignment import Range, Share
 from protos.errors import NetworkError, RefusedError
 from protos.holdings import mask_bytes, mask_of
-from protos.log import Tick
+from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
 from tests.unit.coordinator.driver import config
 from tests.unit.coordinator.serving import peers, served

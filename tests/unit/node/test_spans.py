@@ -9,7 +9,7 @@ from typing import Any
 from node.swarm.events import Committed, Opened
 from node.training.spans import STEPS_KEPT, Spans
 from protos.assignment import Range
-from protos.log import Tick
+from protos.tick import Tick
 
 RUN, KEY = b"r" * 32, b"k" * 32
 

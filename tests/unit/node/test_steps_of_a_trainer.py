@@ -20,9 +20,9 @@ from node.training.ready import Ready
 from node.training.replica import Replica
 from node.training.telemetry import Summary
 from protos.assignment import Range, Share
-from protos.log import Tick
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import RunConfig
+from protos.tick import Tick
 from tests.unit.node.test_checks_of_a_trainer import LR, ME, RUN, Table, samples
 from tests.unit.node.test_recovery import Log
 

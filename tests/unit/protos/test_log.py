@@ -21,20 +21,16 @@ from protos.log import (
     Contribution,
     Entry,
     Exclusion,
-    Tick,
     Verdict,
     entry_body,
     entry_hash,
     lr_from_bits,
     lr_to_bits,
     open_entry,
-    open_tick,
     run_id_of,
     seal_entry,
-    seal_tick,
-    tick_body,
-    tick_from_body,
 )
+from protos.tick import Tick, open_tick, seal_tick, tick_body, tick_from_body
 from protos.v1 import log_pb2
 
 RUN = bytes([1]) * 32
