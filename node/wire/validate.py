@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.votes.form import Form
 from node.optim.votes.groups import VotesError
 from node.optim.votes.payload import PLAIN
@@ -21,12 +22,13 @@ from protos.v1 import update_pb2
 
 @dataclass(frozen=True)
 class UpdateDoor:
-    """Knows the run and the shape that votes must have. `chunks` is the layout's, `form` the run's."""
+    """Knows the run and the shape that votes must have. `chunks` is the layout's, `form` the run's, `cap` that of sums."""
 
     run_id: bytes
     layout_digest: bytes
     chunks: int
     form: Form = PLAIN
+    cap: int = VOTE_SUM_MAX
 
     @property
     def bytes_max(self) -> int:
@@ -40,13 +42,7 @@ class UpdateDoor:
             raise Refusal(Reason.OUT_OF_RANGE, f"payload of {len(data)} bytes, the log names {named_bytes}")
         if len(data) > self.bytes_max:
             raise Refusal(Reason.TOO_LARGE, f"payload of {len(data)} bytes, at most {self.bytes_max}")
-        body = parse(update_pb2.UpdatePayload, data)
-        if body.run_id != self.run_id:
-            raise Refusal(Reason.WRONG_RUN, f"payload of run {body.run_id.hex()[:16] or 'none'}")
-        if body.step != step:
-            raise Refusal(Reason.WRONG_STEP, f"payload of step {body.step}, expected {step}")
-        if body.layout_digest != self.layout_digest:
-            raise Refusal(Reason.WRONG_LAYOUT, f"payload of layout {body.layout_digest.hex()[:16] or 'none'}")
+        body = self.opened(parse(update_pb2.UpdatePayload, data), step)
         try:
             self.form.check(body.votes, body.size, self.chunks)
         except VotesError as error:
@@ -55,3 +51,13 @@ class UpdateDoor:
         if not canonical:
             raise Refusal(Reason.MALFORMED, "bytes beyond the votes and their header")
         return Update(body.step, body.size, body.votes)
+
+    def opened(self, body: update_pb2.UpdatePayload, step: int) -> update_pb2.UpdatePayload:
+        """A payload of this run, layout and step, or `Refusal`. Its votes are not looked at."""
+        if body.run_id != self.run_id:
+            raise Refusal(Reason.WRONG_RUN, f"payload of run {body.run_id.hex()[:16] or 'none'}")
+        if body.step != step:
+            raise Refusal(Reason.WRONG_STEP, f"payload of step {body.step}, expected {step}")
+        if body.layout_digest != self.layout_digest:
+            raise Refusal(Reason.WRONG_LAYOUT, f"payload of layout {body.layout_digest.hex()[:16] or 'none'}")
+        return body

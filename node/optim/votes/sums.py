@@ -1,0 +1,106 @@
+"""The sum of many peers' votes at the same places, as bytes: as many for four thousand peers as for four.
+
+A place has one of the sums -cap to cap, a digit of base 2 cap + 1. As many digits as 64 bits hold make a word, the first digit
+lowest; a word is 8 bytes, little endian, and the digits behind the last place are 0. A sum needs 2.4 bits with cap 2, 4 with
+cap 7. One set of sums has one encoding, and reading refuses all other bytes.
+
+`ballots` turns sums back into votes: `cap` payloads at most, which add up to the same sums, so that all that applies payloads
+applies sums, to the same bits. Only for selection `random` with signs, where places of few votes are among those of many. ADR 74.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from node.optim.votes import silence
+from node.optim.votes.groups import VotesError
+from node.optim.votes.payload import Choice, Format, Packed
+
+SUMMED = Format("random")
+"""The one format whose votes can be summed in the network."""
+_WORD_BITS = 64
+_WORD_BYTES = 8
+
+Sums = NDArray[np.int16]
+"""[chunks, votes of a chunk]: the votes of the smallest size that took part, in the order of the step's places."""
+
+
+def digits(cap: int) -> int:
+    """How many sums of -cap to cap a word holds."""
+    count = 1
+    while (2 * cap + 1) ** (count + 1) <= 1 << _WORD_BITS:
+        count += 1
+    return count
+
+
+def sum_bytes(places: int, cap: int) -> int:
+    """Bytes of the sums at so many places."""
+    return -(-places // digits(cap)) * _WORD_BYTES
+
+
+def add_up(payloads: Iterable[Packed], chunks: int) -> tuple[int, Sums]:
+    """The smallest size of the payloads (the run's `one_in`, or a peer's own), and the uncapped sum of their votes.
+
+    All payloads are of the format SUMMED. No payload gives size 0 and no place.
+    """
+    totals: dict[int, Sums] = {}
+    for packed in payloads:
+        assert packed.form == SUMMED, packed.form
+        assert packed.negative is not None
+        count = SUMMED.votes_a_chunk(packed.size)
+        total = totals.setdefault(packed.size, np.zeros((chunks, count), dtype=np.int16))
+        negative = np.unpackbits(packed.negative.numpy(), count=chunks * count, bitorder="little")
+        said = (1 - 2 * negative.view(np.int8)).reshape(chunks, count)
+        if packed.silent is not None:
+            said[silence.unpack(packed.silent, count).numpy()] = 0
+        total += said
+    if not totals:
+        return 0, np.zeros((chunks, 0), dtype=np.int16)
+    smallest = min(totals)
+    found = totals.pop(smallest)
+    for total in totals.values():  # the first places of a chunk are those of the larger sizes
+        found[:, : total.shape[1]] += total
+    return smallest, found
+
+
+def pack(sums: Sums, cap: int) -> bytes:
+    """The bytes of sums, capped."""
+    base, held = 2 * cap + 1, digits(cap)
+    flat = np.clip(sums, -cap, cap).reshape(-1) + cap
+    padded = np.zeros(-(-len(flat) // held) * held, dtype=np.uint64)
+    padded[: len(flat)] = flat
+    table = padded.reshape(-1, held)
+    words = np.zeros(len(table), dtype="<u8")
+    for place in reversed(range(held)):
+        words = words * np.uint64(base) + table[:, place]
+    return words.astype("<u8").tobytes()
+
+
+def unpack(data: bytes, chunks: int, size: int, cap: int) -> Sums:
+    """The inverse, int16 [chunks, votes]. Raises `VotesError` for bytes that `pack` does not make."""
+    count = SUMMED.votes_a_chunk(size)
+    places, base, held = chunks * count, 2 * cap + 1, digits(cap)
+    if len(data) != sum_bytes(places, cap):
+        raise VotesError(f"{len(data)} bytes of sums, not {sum_bytes(places, cap)} ({places} places, cap {cap})")
+    words = np.frombuffer(data, dtype="<u8").astype(np.uint64)
+    table = np.empty((len(words), held), dtype=np.int16)
+    for place in range(held):
+        table[:, place] = words % np.uint64(base)
+        words //= np.uint64(base)
+    flat = table.reshape(-1)
+    if words.any() or flat[places:].any():
+        raise VotesError("a word of sums holds more than its digits")
+    return (flat[:places] - cap).reshape(chunks, count).astype(np.int16)
+
+
+def ballots(sums: Sums, size: int) -> Iterator[bytes]:
+    """Payloads of the format SUMMED that add up to these sums: number n votes where a sum is n or more, either way."""
+    magnitude = np.abs(sums)
+    for level in range(1, int(magnitude.max(initial=0)) + 1):
+        silent = torch.from_numpy(magnitude < level)
+        negative = torch.from_numpy((sums <= -level).astype(np.uint8))
+        yield SUMMED.encode([Choice(None, negative, None, None, silence.pack(silent))], size)
