@@ -359,6 +359,12 @@ class OptimizerConfig(Section):
         return self.selection in SHARED
 
     @property
+    def summable(self) -> bool:
+        """Whether the sum of a step's votes is small and says all that the weights need: signs at the same places, capped."""
+        capped = self.base.name == "sign" or bool(self.base.block)
+        return (self.method, self.selection, self.values) == ("demo", "random", "sign") and capped
+
+    @property
     def drawn(self) -> bool:
         """Whether the places of votes follow from the run and the step."""
         return self.selection in DRAWN

@@ -13,7 +13,13 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from protos.errors import Reason, Refusal
 from protos.identity import public_key_of
-from protos.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, CONFIG_JSON_BYTES_MAX, ENTRY_CONTRIBUTIONS_MAX
+from protos.limits import (
+    ADDRESS_BYTES_MAX,
+    ADDRESSES_MAX,
+    AGGREGATORS_MAX,
+    CONFIG_JSON_BYTES_MAX,
+    ENTRY_CONTRIBUTIONS_MAX,
+)
 from protos.mistakes import PEER_ADDRESS, RUN_NAME, SHA256, SOURCE_NAME, WEB, Mistake, check_web
 from protos.mixture import phases
 from protos.model_config import ModelConfig
@@ -147,6 +153,10 @@ class ClockConfig(Section):
 
     quorum: float = Field(default=0.5, gt=0, le=1)
     """A payload counts once more than this part of the roster holds it."""
+
+    aggregators: int = Field(default=0, ge=0, le=AGGREGATORS_MAX)
+    """So many peers add a step's votes up, anchors first, and every peer takes the sum: its traffic does not grow with the
+    swarm (docs/scale.md). Only with optimizer.selection random, where `run create` sets 3. 0: every peer takes all payloads."""
 
     deadline_ms_min: int = Field(default=2_000, ge=100, le=3_600_000)
     """No step closes on a missing peer before this."""
@@ -307,6 +317,13 @@ class RunConfig(Section):
                 "only states of snapshots are evaluated",
                 "evaluation.every",
                 "clock.snapshot_every",
+            )
+        if self.clock.aggregators and not self.optimizer.summable:
+            raise Mistake(
+                f"clock.aggregators {self.clock.aggregators} needs sums of few bits: optimizer.selection random, values sign, "
+                "and base sign or muon with a block; remove it, or set these",
+                "clock.aggregators",
+                "optimizer.selection",
             )
         if self.trust.enabled and self.optimizer.method == "paper":
             raise Mistake(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from coordinator.clock.records import Record, SnapshotFact
+from protos.log import Contribution
 from protos.tick import Tick
 
 
@@ -40,6 +41,16 @@ class SendEntry:
     """Tell everyone the journalled entry of this step."""
 
     step: int
+
+
+@dataclass(frozen=True)
+class SendSumRequest:
+    """Ask `to`, an aggregator of this step and attempt, for the sum of these votes."""
+
+    step: int
+    attempt: int
+    contributions: tuple[Contribution, ...]
+    to: bytes
 
 
 @dataclass(frozen=True)
@@ -100,4 +111,4 @@ class EndStream:
     public_key: bytes
 
 
-Effect = Append | SendTick | SendEntry | SendAnnouncement | SendNotice | Arm | Refuse | EndStream
+Effect = Append | SendTick | SendEntry | SendSumRequest | SendAnnouncement | SendNotice | Arm | Refuse | EndStream

@@ -16,26 +16,43 @@ from coordinator.clock.values import replace
 from protos.assignment import assign, merge
 from protos.checks import VERDICT_STEPS
 from protos.limits import EVALUATIONS_MAX, OWNER_STEPS_MIN, POOL_RANGES_MAX
-from protos.log import Contribution, Entry, entry_body, entry_hash
+from protos.log import Aggregate, Contribution, Entry, entry_body, entry_hash
 
 MS = 1000
+_COPIED = "another peer announced the same payload first"
 
 
-def commit(run: Run, now_ms: int) -> tuple[Run, list[Effect], list[Effect]]:
-    """Decide the open step by the payloads that its mask `counted` names. The caller opens the next one.
+Votes = tuple[Contribution, ...]
+
+
+def counted_votes(run: Run) -> tuple[Run, list[Effect], Votes, Votes]:
+    """The votes of the open step that count, and those on trial, by its mask `counted`: after the verdicts that are due."""
+    current = run.step
+    assert current is not None
+    run, effects = _judged(run, current.tick.step - VERDICT_STEPS)
+    held = {key: c for key, c in current.claims.items() if current.counted >> current.tick.places[key] & 1}
+    accepted, trials = _split(run, held)
+    return run, effects, _contributions(run, current, accepted), _contributions(run, current, trials)
+
+
+def commit(run: Run, now_ms: int, aggregate: Aggregate | None = None) -> tuple[Run, list[Effect], list[Effect]]:
+    """Decide the open step: by the votes whose sum `aggregate` is, or by those that its mask `counted` names. The caller opens
+    the next one.
 
     The second list is what single authors are told. It comes after the next tick, which travels with the entry in one message
     to all: a message to one peer in between would part them.
     """
     current = run.step
     assert current is not None
-    run, effects = _judged(run, current.tick.step - VERDICT_STEPS)
-    held = {key: c for key, c in current.claims.items() if current.counted >> current.tick.places[key] & 1}
-    accepted, trials = _split(run, held)
-    entry = _entry(run, current, accepted, trials)
+    if current.summing is None or aggregate is None:
+        run, effects, counted, tried = counted_votes(run)
+    else:
+        effects, counted, tried = [], current.summing.contributions, current.summing.trials
+    entry = _entry(run, current, counted, tried, aggregate)
     body = entry_body(entry)
     record = EntryCommitted(entry, body, entry_hash(body))
-    run = _paced(run, current, accepted.keys() | trials.keys())
+    accepted, seen = {c.public_key for c in counted}, {c.public_key for c in (*counted, *tried)}
+    run = _paced(run, current, seen)
     run = memory.remember(run, record, now_ms)
     # The time that most peers needed, so a few cannot make the next step wait longer. If most were late, it is the whole
     # time.
@@ -45,7 +62,7 @@ def commit(run: Run, now_ms: int) -> tuple[Run, list[Effect], list[Effect]]:
         run = replace(run, durations_ms=(*run.durations_ms, duration)[-DURATIONS_KEPT:])
     run = replace(run, anchor_late=late)
     run, named = _owners(run, accepted)
-    told = _uncounted(current, accepted.keys() | trials.keys(), now_ms)
+    told = _uncounted(current, seen, now_ms)
     return run, [*effects, Append(record), SendEntry(entry.step), *named], told
 
 
@@ -57,7 +74,7 @@ def _uncounted(current: OpenStep, counted: Collection[bytes], now_ms: int) -> li
     for author in sorted(current.claims.keys() - counted):
         place = current.tick.places[author]
         if current.counted >> place & 1:
-            why = "another peer announced the same payload first"
+            why = "it came after the votes to add up were chosen" if current.summing else _COPIED
         elif rule.anchor:
             why = f"no anchor held the payload {took}"
         else:
@@ -105,23 +122,24 @@ def _split(run: Run, held: Mapping[bytes, Claim]) -> tuple[Mapping[bytes, Claim]
     return counted, {key: claim for key, claim in held.items() if key not in counted}
 
 
-def _entry(run: Run, current: OpenStep, counted: Mapping[bytes, Claim], trials: Mapping[bytes, Claim]) -> Entry:
-    tick = current.tick
+def _entry(run: Run, current: OpenStep, counted: Votes, trials: Votes, aggregate: Aggregate | None) -> Entry:
+    tick, used = current.tick, {c.public_key for c in counted}
     ranges = assign(tick.pool, tick.roster)
-    unused = [part for key, parts in ranges.items() if key not in counted for part in parts]
+    unused = [part for key, parts in ranges.items() if key not in used for part in parts]
     return Entry(
         step=tick.step,
         parent_hash=tick.parent_hash,
-        contributions=_contributions(run, current, counted),
+        contributions=counted,
         lr_bits=tick.lr_bits,
         parent_state_digest=run.agreed_digests.get(tick.step - 1, b""),
         returned_samples=rules.bounded(merge([*run.returned_samples, *unused]), POOL_RANGES_MAX - 1),
         next_sample=run.next_sample,
-        trials=_contributions(run, current, trials),
+        trials=trials,
         exclusions=trust.exclusions(run.standings),
         readmitted=trust.readmissions(run.standings),
         settings=run.settings_at(tick.step),
         evaluations=run.unlogged[:EVALUATIONS_MAX],
+        aggregate=aggregate,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from coordinator.clock.records import EntryCommitted, SnapshotFact
 from protos.changes import Settings
 from protos.equivocation import Offence
-from protos.log import Verdict
+from protos.log import Aggregate, Verdict
 from protos.owner import NOBODY, Owner
 from protos.ticket import Ticket
 
@@ -77,6 +77,16 @@ class HeldPlaces:
 
 
 @dataclass(frozen=True)
+class Summed:
+    """The sum that an aggregator made of a step's votes. `payloads`: over the hashes of what it added up (`digest_of`)."""
+
+    step: int
+    attempt: int
+    payloads: bytes
+    aggregate: Aggregate
+
+
+@dataclass(frozen=True)
 class Reported:
     """One report of a peer: its announcement, holdings, applied states (step, digest), snapshots and verdicts.
 
@@ -104,6 +114,7 @@ class Reported:
     """Whose machine the peer is now; None: as before."""
     evaluations: tuple[bytes, ...] = ()
     """Signed by this peer, and verified."""
+    summed: Summed | None = None
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _says_nothing_of_the_step(before: Run, run: Run, event: Reported, now_ms: in
 
 def _early(run: Run, now_ms: int) -> list[Effect]:
     """A timer that fires before its time (clocks are rounded) is set again."""
-    if run.step is not None and now_ms < run.step.deadline_at_ms:
+    if run.step is not None and run.step.summing is None and now_ms < run.step.deadline_at_ms:
         return [Arm(run.step.deadline_at_ms)]
     if run.phase is Phase.FINISHED and not run.finished_told and now_ms < run.finish_by_ms:
         return [Arm(run.finish_by_ms)]

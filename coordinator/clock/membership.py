@@ -5,7 +5,7 @@ Refuses a peer that `admission.py` does not admit, with its reason. Refuses to m
 
 from __future__ import annotations
 
-from coordinator.clock import admission, agreement, holdings, memory, transitions
+from coordinator.clock import admission, aggregation, agreement, holdings, memory, transitions
 from coordinator.clock.effects import Append, Denial, Effect, EndStream, NoticeKind, Refuse, SendNotice, SendTick
 from coordinator.clock.events import Disconnected, JoinAsked
 from coordinator.clock.records import PeerLeft, TicketUsed
@@ -85,7 +85,7 @@ def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:
         run = transitions.with_peer(run, syncing)
     if run.step is not None:
         left = max(run.step.deadline_at_ms - now_ms, 0)
-        effects.append(SendTick(run.step.tick, left, to=public_key))
+        effects += [SendTick(run.step.tick, left, to=public_key), *aggregation.request_for(run, public_key)]
     elif run.finished_told:
         effects.append(SendNotice(NoticeKind.FINISHED, run.reason, run.snapshot, to=public_key))
     else:

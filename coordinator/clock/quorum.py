@@ -1,8 +1,8 @@
 """When a payload of the open step counts as held, and when the step can be decided.
 
-A payload is held when enough of the deciders report that they hold it, or when an anchor does. Deciders are the live members
-of the roster. In a run with checks only believed peers decide: newcomers decide nothing and keep no peer out. Refuses to
-change a run; verdicts come with their reason.
+A payload is held when enough of the deciders report that they hold it, or when an anchor does. Deciders are the live members of
+the roster; in a run with checks only believed peers, because newcomers decide nothing and keep no peer out. In a step with
+aggregators these hold the payloads, by the same rule. Refuses to change a run; verdicts come with their reason.
 """
 
 from __future__ import annotations
@@ -58,9 +58,11 @@ def quorum(run: Run, step: OpenStep, now_ms: int) -> Quorum:
     An anchor that holds no payload of the deciders by the deadline counts as away. It does so in the next step, too, until
     it reports a payload.
     """
-    if run.config.clock.strict:
+    if run.config.clock.strict and not step.tick.aggregators:
         return Quorum(everyone(step), len(step.tick.roster))
     within = deciders(run, step, now_ms)
+    if step.tick.aggregators:
+        within = sum(step.bit(key) for key in step.tick.aggregators) & step.here
     says = bool(within & step.anchored) or any(within & step.bit(author) for author, _ in step.anchor_named)
     silent = not says and (run.anchor_late or now_ms >= step.deadline_at_ms)
     anchor = not silent and anchor_here(run)

@@ -6,7 +6,7 @@ parts about states and snapshots.
 
 from __future__ import annotations
 
-from coordinator.clock import agreement, claims, evaluations, holdings, memory, transitions, trust
+from coordinator.clock import aggregation, agreement, claims, evaluations, holdings, memory, transitions, trust
 from coordinator.clock.effects import Effect, Refuse, SendAnnouncement, SendNotice
 from coordinator.clock.events import HeldPlaces, Reported
 from coordinator.clock.records import Equivocated
@@ -54,7 +54,11 @@ def reported(run: Run, event: Reported, now_ms: int) -> Outcome:
         if run.standings.get(event.public_key, trust.Standing()).excluded:
             return run, effects
     run, more = _holds(_abstained(run, event), event)
-    return run, effects + more
+    effects += more
+    if event.summed is not None:
+        run, more = aggregation.summed(run, event.public_key, event.summed)
+        effects += more
+    return run, effects
 
 
 def _about_itself(run: Run, event: Reported) -> Run:

@@ -18,6 +18,7 @@ from protos.changes import SNAPSHOT_EVERY, Settings, merged
 from protos.end import End
 from protos.identity import public_key_of
 from protos.limits import ENTRY_CONTRIBUTIONS_MAX
+from protos.log import Aggregate, Contribution
 from protos.owner import NOBODY, Owner
 from protos.run_config import RunConfig
 from protos.tick import Tick
@@ -156,6 +157,20 @@ class Quorum:
 
 
 @dataclass(frozen=True)
+class Summing:
+    """The votes of a step that aggregators add up: no others count. `digest`: over their payload hashes, in this order.
+
+    `sums`: what each aggregator made of them. `until_ms`: after that the step asks other aggregators.
+    """
+
+    contributions: tuple[Contribution, ...]
+    trials: tuple[Contribution, ...]
+    digest: bytes
+    until_ms: int
+    sums: Mapping[bytes, Aggregate] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class OpenStep:
     """The open step. Masks are over the roster's order.
 
@@ -168,7 +183,7 @@ class OpenStep:
     `counted` is the mask of the authors whose payload the quorum `counted_by` holds (None: not counted yet). `most_at_ms` is
     the time at which most of the awaited peers were counted (0: not yet). Two fields follow from others, and are kept
     because every report needs them. `tally` counts the holders of each author's payload in the quorum (`holdings.py`).
-    `checked` is the last mask of a report, with its digest.
+    `checked` is the last mask of a report, with its digest. `summing`: the votes that count are decided, and not yet added up.
     """
 
     tick: Tick
@@ -189,6 +204,7 @@ class OpenStep:
     tally: tuple[int, ...] = ()
     checked: tuple[int, bytes] = (0, b"")
     abstained: Mapping[bytes, str] = field(default_factory=dict)
+    summing: Summing | None = None
 
     @property
     def anchored(self) -> int:
@@ -245,6 +261,8 @@ class Run:
     tickets: Mapping[bytes, Issued] = field(default_factory=dict)  # by ticket id, oldest first
     guests: Mapping[bytes, bytes] = field(default_factory=dict)  # public key -> ticket id, in the order of joining
     anchor_guests: frozenset[bytes] = frozenset()  # guests that joined with an anchor's ticket
+    resting: Mapping[bytes, int] = field(default_factory=dict)
+    """Peers that failed as aggregators, and the step until which they are none."""
     anchor_late: bool = False
     """The anchor reported nothing in the last step: the next step does not wait for the anchor before it reports something."""
     pause: str | None = None

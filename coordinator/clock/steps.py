@@ -5,12 +5,24 @@ Goes as far as the rules allow now, and refuses to wait: an `Arm` asks for the t
 
 from __future__ import annotations
 
-from coordinator.clock import agreement, electorate, entries, life, memory, quorum, regained, rules, transitions
-from coordinator.clock.effects import Append, Arm, NoticeKind, SendNotice, SendTick
+from coordinator.clock import (
+    aggregation,
+    agreement,
+    electorate,
+    entries,
+    life,
+    memory,
+    quorum,
+    regained,
+    rules,
+    transitions,
+)
+from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendNotice, SendTick
 from coordinator.clock.records import TickOpened
 from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Phase, Run
 from coordinator.clock.values import replace
-from protos.log import lr_to_bits
+from protos.assignment import Share
+from protos.log import Aggregate, lr_to_bits
 from protos.tick import Tick
 
 DECAYED = "its learning rate has decayed"
@@ -57,7 +69,7 @@ def _open(run: Run, now_ms: int) -> Outcome:
     lr = rules.learning_rate(run.config.optimizer, run.config.clock.steps, run.head_step + 1, run.decay)
     roster = rules.roster_of(run, members, samples)
     tick = Tick(run.head_step + 1, run.head_hash, 1, roster, pool, lr_to_bits(lr))
-    return _announce(run, tick, now_ms)
+    return _announce(run, replace(tick, aggregators=aggregation.drawn(run, roster, 1)), now_ms)
 
 
 def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
@@ -78,7 +90,15 @@ def _reopen(run: Run, reason: str, now_ms: int) -> Outcome:
         run = replace(run, reason=text, step=replace(current, deadline_at_ms=deadline))
         return run, [SendNotice(NoticeKind.WAITING, text), Arm(deadline)]
     roster = rules.roster_of(run, members, samples)
-    return _announce(run, replace(current.tick, attempt=current.tick.attempt + 1, roster=roster), now_ms)
+    return _again(run, roster, now_ms)
+
+
+def _again(run: Run, roster: tuple[Share, ...], now_ms: int) -> Outcome:
+    """The open step once more, for this roster, with aggregators that are drawn anew."""
+    assert run.step is not None
+    attempt = run.step.tick.attempt + 1
+    found = aggregation.drawn(run, roster, attempt)
+    return _announce(run, replace(run.step.tick, attempt=attempt, roster=roster, aggregators=found), now_ms)
 
 
 def _next_try(ready: int, wanted: int) -> str:
@@ -103,9 +123,42 @@ def _announce(run: Run, tick: Tick, now_ms: int) -> Outcome:
     return run, [Append(record), SendTick(tick, left), Arm(run.step.deadline_at_ms)]
 
 
+def _add_up(run: Run, now_ms: int) -> Outcome:
+    """The votes that count are with the aggregators: decide the step by their sum, or ask others for it."""
+    current = run.step
+    assert current is not None
+    if not aggregation.stands(current):
+        return _try_close(replace(run, step=replace(current, summing=None)), now_ms)
+    assert current.summing is not None
+    aggregate, problem = aggregation.verdict(run, current, now_ms)
+    if aggregate is None and not problem:
+        return run, [Arm(current.summing.until_ms)]
+    if aggregate is None:
+        return _without_aggregators(run, current, problem, now_ms)
+    run, told = aggregation.rested(run, current, aggregate)
+    return _decide(run, now_ms, aggregate, told)
+
+
+def _without_aggregators(run: Run, current: OpenStep, problem: str, now_ms: int) -> Outcome:
+    """The step's aggregators do not decide: they have a rest, and the step is opened with others, or with none."""
+    run, told = aggregation.rested(run, current, None)
+    run, effects = _again(run, current.tick.roster, now_ms)
+    return replace(run, reason=problem), [*told, *effects]
+
+
+def _decide(run: Run, now_ms: int, aggregate: Aggregate | None, first: list[Effect]) -> Outcome:
+    run, effects, told = entries.commit(run, now_ms, aggregate)
+    run, more = _after_commit(run, now_ms)
+    return run, [*first, *effects, *more, *told]
+
+
 def _try_close(run: Run, now_ms: int) -> Outcome:
     current = run.step
     assert current is not None
+    if current.summing is not None:
+        return _add_up(run, now_ms)
+    if current.tick.aggregators and aggregation.are_lost(run, current):
+        return _without_aggregators(run, current, "the aggregators of the step have left", now_ms)
     current = quorum.counted(run, current, now_ms)
     if not current.most_at_ms and quorum.most_counted(run, current, now_ms):
         current = replace(current, most_at_ms=now_ms)
@@ -113,19 +166,33 @@ def _try_close(run: Run, now_ms: int) -> Outcome:
     if run.is_paused:
         reason = f"{life.words(run)}; step {current.tick.step} is decided first: {reason}"
     run = replace(run, reason=reason, step=current)
+    if closes and current.tick.aggregators:
+        run, effects, counted, tried = entries.counted_votes(run)
+        run, requests = aggregation.asked(run, counted, tried, now_ms)
+        return run, [*effects, *requests]
     if closes:
-        run, effects, told = entries.commit(run, now_ms)
-        run, more = _after_commit(run, now_ms)
-        return run, [*effects, *more, *told]
-    if now_ms >= current.deadline_at_ms and run.config.clock.strict:
-        return _ask_again(run, current, now_ms)
+        return _decide(run, now_ms, None, [])
     if now_ms >= current.deadline_at_ms:
-        why = f"no votes of step {current.tick.step} reached a quorum of the peers before its deadline"
-        if run.is_paused:
-            why = f"{life.words(run)}; {why}, so the step waits for the end of the pause"
-        elif current.abstained:
-            why = reason
-        return _reopen(run, why, now_ms)
+        return _missed(run, current, reason, now_ms)
+    return _waits(run, current, now_ms)
+
+
+def _missed(run: Run, current: OpenStep, reason: str, now_ms: int) -> Outcome:
+    """The deadline of a step that cannot be decided."""
+    why = f"no votes of step {current.tick.step} reached a quorum of the peers before its deadline"
+    if current.tick.aggregators and current.claimed & ~current.counted:
+        return _without_aggregators(run, current, why, now_ms)
+    if run.config.clock.strict:
+        return _ask_again(run, current, now_ms)
+    if run.is_paused:
+        why = f"{life.words(run)}; {why}, so the step waits for the end of the pause"
+    elif current.abstained:
+        why = reason
+    return _reopen(run, why, now_ms)
+
+
+def _waits(run: Run, current: OpenStep, now_ms: int) -> Outcome:
+    """A step before its deadline: it waits, unless too few of its roster are left."""
     wanted, left = run.config.clock.min_peers, quorum.live_mask(current, now_ms).bit_count()
     deserted = left < min(wanted, len(current.tick.roster))
     if run.config.clock.strict:

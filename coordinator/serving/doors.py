@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.clock.events import Claim, EntriesReturned, HeldPlaces, JoinAsked, Reported
+from coordinator.clock.events import Claim, EntriesReturned, HeldPlaces, JoinAsked, Reported, Summed
 from coordinator.clock.records import EntryCommitted, SnapshotFact
 from protos import limits
 from protos.address import usable
@@ -18,7 +18,7 @@ from protos.errors import Reason, Refusal
 from protos.evaluation import evaluations_from, open_evaluation
 from protos.holdings import mask_from_bytes
 from protos.identity import peer_id
-from protos.log import entry_body, equivocation_from_body, open_entry, verdict_from_body
+from protos.log import entry_body, equivocation_from_body, open_aggregate, open_entry, verdict_from_body
 from protos.owner import owner_from_body
 from protos.text import printable
 from protos.ticket import Ticket, open_ticket
@@ -124,7 +124,14 @@ def reported(opened: VerifiedEnvelope, body: pb.ReportBody) -> Reported:
         paused=body.paused if body.HasField("paused") else None,
         owner=owner_from_body(body.owner, opened.public_key) if body.HasField("owner") else None,
         evaluations=_evaluations(opened, body.evaluations),
+        summed=_summed(body.summed) if body.HasField("summed") else None,
     )
+
+
+def _summed(body: pb.Summed) -> Summed:
+    bounded(body.step, limits.STEP_MAX, "as a step")
+    payloads = sized(body.payloads_sha256, limits.HASH_BYTES, "digest of payloads")
+    return Summed(body.step, body.attempt, payloads, open_aggregate(body.aggregate))
 
 
 def _evaluations(opened: VerifiedEnvelope, parts: Iterable[bytes]) -> tuple[bytes, ...]:

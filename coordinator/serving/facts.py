@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from coordinator.clock.effects import NoticeKind, SendNotice
+from coordinator.clock.effects import NoticeKind, SendAnnouncement, SendNotice, SendSumRequest, SendTick
 from coordinator.clock.records import SnapshotFact
 from coordinator.clock.state import PeerPhase, Run
 from protos.changes import settings_body
 from protos.end import seal_end
 from protos.identity import Identity
+from protos.log import contributions_body
+from protos.tick import seal_tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 
@@ -53,6 +55,22 @@ def changed_of(run: Run) -> list[pb.ChangedSetting]:
         for change in run.changes
         for setting in settings_body(change.settings)
     ]
+
+
+def for_one(effect: SendSumRequest | SendAnnouncement) -> pb.FollowResponse:
+    """The votes that an aggregator is to add up, or another announcement than a peer has heard."""
+    if isinstance(effect, SendAnnouncement):
+        return pb.FollowResponse(announcement=envelope_pb2.SignedEnvelope.FromString(effect.envelope))
+    votes = contributions_body(effect.contributions)
+    return pb.FollowResponse(sum=pb.SumRequest(step=effect.step, attempt=effect.attempt, contributions=votes))
+
+
+def tick_event(run: Run, effect: SendTick, identity: Identity) -> pb.TickEvent:
+    """A signed tick with the time that is left, and where its aggregators can be dialled."""
+    envelope = seal_tick(identity, run.run_id, effect.tick)
+    known = (run.peers[key].addresses for key in effect.tick.aggregators if key in run.peers)
+    addresses = [address for theirs in known for address in theirs]
+    return pb.TickEvent(envelope=envelope, deadline_ms=max(effect.deadline_ms, 0), aggregators=addresses)
 
 
 def notice(run: Run, effect: SendNotice, identity: Identity) -> pb.Notice:

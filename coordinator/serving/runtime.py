@@ -24,6 +24,7 @@ from coordinator.clock.effects import (
     SendAnnouncement,
     SendEntry,
     SendNotice,
+    SendSumRequest,
     SendTick,
 )
 from coordinator.clock.events import Connected, Disconnected, EntriesReturned, Event, Reported, TimerFired
@@ -42,7 +43,6 @@ from coordinator.store.journal import Checkpoint, FencedError, Journal, JournalE
 from protos.errors import Refusal
 from protos.identity import Identity, short
 from protos.limits import ENTRIES_PAGE_MAX
-from protos.tick import seal_tick
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2
 
@@ -238,12 +238,9 @@ class RunRuntime:
             case SendEntry():
                 self.streams.hold(envelope_pb2.SignedEnvelope.FromString(self._entry))
             case SendTick():
-                envelope = seal_tick(self._identity, run.run_id, effect.tick)
-                tick = pb.TickEvent(envelope=envelope, deadline_ms=max(effect.deadline_ms, 0))
-                self.streams.send_tick(effect.to, tick)
-            case SendAnnouncement():
-                announcement = envelope_pb2.SignedEnvelope.FromString(effect.envelope)
-                self.streams.send(effect.to, pb.FollowResponse(announcement=announcement))
+                self.streams.send_tick(effect.to, facts.tick_event(run, effect, self._identity))
+            case SendSumRequest() | SendAnnouncement():
+                self.streams.send(effect.to, facts.for_one(effect))
             case SendNotice():
                 if effect.kind is NoticeKind.RESYNC:
                     self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()

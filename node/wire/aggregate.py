@@ -1,6 +1,6 @@
 """The sum of a step's votes as it travels: an update payload whose votes are sums. Aggregators make it; every peer opens it.
 
-Its hash stands in the step's entry, so it is opened alike everywhere: bytes that are no sums count as no votes on every replica.
+Its hash stands in the step's entry, so every replica opens the same bytes: those that are no sums count as no votes everywhere.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A place has one of the sums -cap to cap, a digit of base 2 cap + 1. As many digi
 lowest; a word is 8 bytes, little endian, and the digits behind the last place are 0. A sum needs 2.4 bits with cap 2, 4 with
 cap 7. One set of sums has one encoding, and reading refuses all other bytes.
 
-`ballots` turns sums back into votes: `cap` payloads at most, which add up to the same sums, so that all that applies payloads
-applies sums, to the same bits. Only for selection `random` with signs, where places of few votes are among those of many. ADR 74.
+`ballots` turns sums back into votes: `cap` payloads at most, which add up to the same. So all that applies payloads applies
+sums, to the same bits. Only for selection `random` with signs, where places of few votes are among those of many. ADR 74.
 """
 
 from __future__ import annotations

@@ -34,9 +34,7 @@ def votes(size: int, chunks: int, seed: int, *, part: float = 0.3) -> bytes:
 
 def optimizer(base: BaseConfig, cap: int) -> DeMo:
     generator = torch.Generator().manual_seed(1)
-    named = [
-        (f"p{n}", torch.nn.Parameter(torch.randn(shape, generator=generator))) for n, shape in enumerate(SHAPES)
-    ]
+    named = [(f"p{n}", torch.nn.Parameter(torch.randn(shape, generator=generator))) for n, shape in enumerate(SHAPES)]
     return DeMo(named, DeMoConfig(selection="random", seed=RUN, base=base, cap=cap))
 
 
