@@ -27,6 +27,7 @@ PYTHON = (
     "node.optim.torch_optimizer.DeMoOptimizer",
     "protos.run_config",
     "protos.log",
+    "protos.tick",
     "protos.invite",
     "protos.errors",
 )

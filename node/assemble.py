@@ -5,7 +5,7 @@ Refuses to build a model or to read settings; node/app.py does that for the prog
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.counters import Counters
 from node.swarm.events import Event
-from node.swarm.session import REAL, Outside, Session, build
+from node.swarm.parts import REAL, Outside, build
+from node.swarm.session import Session
 from node.training.copier import Copier, Following
 from node.training.evaluation import Evaluator
 from node.training.exports import Exports
@@ -32,6 +33,8 @@ from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
+from node.wire.aggregate import aggregate, open_aggregate
+from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
 from protos.identity import Identity
 from protos.invite import Invite
@@ -61,10 +64,18 @@ class LateDoor:
         """See `UpdateDoor.open`."""
         return self._known().open(data, step, named_bytes)
 
-    def fit(self, replica: Replica) -> None:
-        """The model is built: from now on the door takes payloads of its layout."""
+    def aggregate(self, updates: Sequence[Update], step: int) -> bytes:
+        """See `node.wire.aggregate.aggregate`."""
+        return aggregate(self._known(), updates, step)
+
+    def open_aggregate(self, data: bytes, step: int, named_bytes: int) -> tuple[Update, ...]:
+        """See `node.wire.aggregate.open_aggregate`."""
+        return open_aggregate(self._known(), data, step, named_bytes)
+
+    def fit(self, replica: Replica, cap: int) -> None:
+        """The model is built: from now on the door takes payloads of its layout, and sums with the run's `cap`."""
         demo = replica.demo
-        self.door = UpdateDoor(replica.run_id, replica.layout_digest, demo.layout.chunks, demo.form)
+        self.door = UpdateDoor(replica.run_id, replica.layout_digest, demo.layout.chunks, demo.form, cap)
 
     def _known(self) -> UpdateDoor:
         assert self.door is not None, "the model is built before the run is joined"
@@ -93,18 +104,20 @@ class Home:
         counters: Counters | None = None,
     ) -> Session:
         """The peer's network side. Call it on the network thread's loop."""
-        return build(
-            invite,
-            identity,
-            identity_path,
-            overlay,
-            self.door,
-            self.store.get,
-            self.payloads,
-            emit,
-            outside,
-            archive=archive,
-            counters=counters,
+        return Session(
+            build(
+                invite,
+                identity,
+                identity_path,
+                overlay,
+                self.door,
+                self.store.get,
+                self.payloads,
+                emit,
+                outside,
+                archive=archive,
+                counters=counters,
+            )
         )
 
 
@@ -137,7 +150,7 @@ def assemble(
     `exports`: of a copier that stays. `start`: of a fork. This peer looks for it among its snapshots of the parent run, in
     the folder beside `home.folder`.
     """
-    home.door.fit(replica)
+    home.door.fit(replica, config.optimizer.cap)
     begins = None
     if start is not None:
         begins = Start(start, replica.run_id, home.store, home.folder.with_name(folder_of(start.run_id)) / PIECES)

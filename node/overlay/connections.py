@@ -152,6 +152,20 @@ class Connections:
         await self._host.meet()
         await self._dial_directly({peer: theirs for peer, theirs in by_peer.items() if here.get(peer) is False})
 
+    async def meet(self, addresses: list[str]) -> None:
+        """Dial these peers now, also if there are many connections: this step needs them."""
+        here = await self._host.connected()
+        by_peer: dict[str, list[str]] = {}
+        for address in addresses:
+            try:
+                by_peer.setdefault(parse_address(address).peer, []).append(address)
+            except Refusal as refusal:
+                self._neighbours.log("not an address", why=printable(str(refusal)))
+        away = [theirs for peer, theirs in by_peer.items() if peer not in here and peer != self._host.peer_id]
+        if away:
+            await asyncio.gather(*(self._host.connect(theirs) for theirs in away))
+            await self._host.meet()
+
     async def _may_punch(self, peer: str) -> bool:
         """Whether another try to punch through both routers is worth the relayed connection, which ends for it."""
         if self._punched.get(peer, 0) >= PUNCHES_MAX or len(await self._host.places()) < OBSERVERS_MIN:

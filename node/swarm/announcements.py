@@ -68,8 +68,9 @@ class Announcements:
         """An announcement that comes with its payload, from its author. The announcement counts once the payload is here, or
         does not come.
 
-        None: this peer does not want the payload, because it knows the announcement, or because the step is not open here yet.
-        In the second case this peer pulls the payload later. Raises `Refusal` as `offer` does, and if the author did not push.
+        None: this peer does not want the payload, because it knows the announcement, because others add the step's votes up, or
+        because the step is not open here yet. In the last case this peer pulls the payload later. Raises `Refusal` as `offer`
+        does, and if the author did not push.
         """
         try:
             announced = self._inbox.offer(data, self._door.bytes_max)
@@ -79,7 +80,7 @@ class Announcements:
             yield None
             return
         self._runtime.counters.announcements += 1
-        wanted = self._inbox.may_pull(announced)
+        wanted = self._inbox.may_pull(announced) and self._takes(announced.step)
         try:
             if announced.author != author:
                 raise Refusal(Reason.UNKNOWN_SIGNER, f"a push by another than its author {short(announced.author)}")
@@ -104,6 +105,8 @@ class Announcements:
         """Pull the payload of a roster member's announcement, or keep the announcement as evidence against its author."""
         first = self._inbox.contradicted(announced)
         if first is None:
+            if not self._takes(announced.step):
+                return
             task = self._runtime.spawn(self._hold(announced))
             self._pulling[task] = announced.step
             task.add_done_callback(self._pulling.pop)
@@ -112,6 +115,11 @@ class Announcements:
         self._runtime.refused(Refusal(Reason.EQUIVOCATED, f"two payloads for step {step} by {short(author)}"))
         if self._outbox.accuse(author, Equivocation(first.envelope, announced.envelope)):
             self._runtime.log.warning("a peer announced two payloads for one step", step=step, author=short(author))
+
+    def _takes(self, step: int) -> bool:
+        """Whether this peer takes the payloads of a step: if others add its votes up, only they do."""
+        aggregators = self._view.aggregators(step)
+        return not aggregators or self._public_key in aggregators
 
     async def _hold(self, announced: Announced) -> None:
         """Pull an announced payload, check it, and report that this peer holds it. Other peers' faults raise no error."""

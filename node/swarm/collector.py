@@ -1,12 +1,14 @@
 """The collector makes of a log entry the value that the training thread applies: the entry with the votes of all its payloads.
 
-A payload that does not pass the door counts as nothing, on every replica alike. If no peer holds a payload any more, the
-collector delivers no part of the entry. The collector asks for a re-sync instead.
+An entry with an aggregate comes with the sum of the votes instead. A payload, or a sum, that does not pass the door counts as
+nothing, on every replica alike. If no peer holds a payload any more, the collector delivers no part of the entry. The collector
+asks for a re-sync instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 from node.blobs.payloads import Payloads
@@ -14,10 +16,19 @@ from node.swarm.events import Committed, Resync
 from node.swarm.pulls import Pulls
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
+from node.swarm.view import View
 from node.wire.codec import Update
+from protos.checks import drawn
 from protos.errors import Refusal
 from protos.identity import short
-from protos.log import Contribution, SignedEntry
+from protos.limits import PAYLOAD_BYTES_MAX
+from protos.log import Aggregate, Contribution, SignedEntry
+
+# A sum of log2(2 cap + 1) bits a place becomes two bits for each unit of the cap: votes, and which of them are silent.
+BALLOTS_OF_A_SUM = 8
+COPIES_EACH = 4
+# A check of votes is worth no longer wait: the step's update waits, too.
+CHECKED_SECONDS_MAX = 5.0
 
 
 class Door(Protocol):
@@ -28,6 +39,10 @@ class Door(Protocol):
 
     def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Update: ...
 
+    def aggregate(self, updates: Sequence[Update], step: int) -> bytes: ...
+
+    def open_aggregate(self, data: bytes, step: int, named_bytes: int) -> tuple[Update, ...]: ...
+
 
 class Collector:
     """One peer's; it may collect several entries at once. `whole`: it also delivers the payloads as they travelled, which is a
@@ -35,26 +50,36 @@ class Collector:
 
     def __init__(
         self,
+        public_key: bytes,
         pulls: Pulls,
         payloads: Payloads,
         door: Door,
         snapshots: AgreedSnapshots,
+        view: View,
         runtime: Runtime,
         *,
         whole: bool = False,
     ) -> None:
+        self._public_key, self._view = public_key, view
         self._pulls, self._payloads, self._door = pulls, payloads, door
         self._snapshots, self._runtime, self._whole = snapshots, runtime, whole
 
     def bytes_of(self, signed: SignedEntry) -> int:
         """The bytes that the votes of an entry take while they wait for the training thread."""
+        if signed.entry.aggregate is not None:
+            return BALLOTS_OF_A_SUM * min(signed.entry.aggregate.total_bytes, PAYLOAD_BYTES_MAX)
         sizes = (
             min(it.payload_bytes, self._door.bytes_max) for it in (*signed.entry.contributions, *signed.entry.trials)
         )
         return (1 + self._whole) * sum(sizes)
 
-    async def collect(self, signed: SignedEntry, said: dict[bytes, bytes]) -> Committed | None:
-        """An entry with all its payloads; None if this peer asks for a re-sync. `said`: the announcements, by author."""
+    async def collect(
+        self, signed: SignedEntry, said: dict[bytes, bytes], aggregators: tuple[bytes, ...] = ()
+    ) -> Committed | None:
+        """An entry with all its payloads, or their sum; None if this peer asks for a re-sync. `said`: the announcements, by
+        author. `aggregators`: who has the sum first, if this peer knows."""
+        if signed.entry.aggregate is not None:
+            return await self._summed(signed, signed.entry.aggregate, said, aggregators)
         step, updates, payloads = signed.entry.step, [], []
         clock = asyncio.get_running_loop().time
         came = clock()
@@ -62,8 +87,7 @@ class Collector:
         votes = [self._votes(c, step) for c in signed.entry.contributions]
         for contribution, found in zip(signed.entry.contributions, await asyncio.gather(*votes), strict=True):
             if found is None:
-                reason = f"no peer that answers holds the votes of step {step} any more"
-                await self._runtime.emit(Resync(self._snapshots.newest, reason, lost=True))
+                await self._lost(step)
                 return None
             data, update = found
             if self._whole:
@@ -73,9 +97,61 @@ class Collector:
                 by_author[contribution.public_key] = update
         return Committed(signed, tuple(updates), tuple(payloads), said, by_author, came, clock())
 
-    async def _votes(self, contribution: Contribution, step: int) -> tuple[bytes, Update | None] | None:
-        """A payload's bytes (for an archive) and its votes (None: they count as nothing); None if no peer gives it."""
-        data = await self._payload(contribution, step)
+    async def _summed(
+        self, signed: SignedEntry, aggregate: Aggregate, said: dict[bytes, bytes], aggregators: tuple[bytes, ...]
+    ) -> Committed | None:
+        """An entry with the sum of its votes, and the payloads that this peer is to check."""
+        step, clock = signed.entry.step, asyncio.get_running_loop().time
+        came = clock()
+        sources = sources_of(signed, self._public_key, aggregators, self._view.roster)
+        by_author = self._tried(signed)
+        data, _ = await asyncio.gather(
+            self._pulls.aggregate(aggregate, step, sources), self._to_check(signed, aggregators, by_author)
+        )
+        if data is None:
+            await self._lost(step)
+            return None
+        try:
+            updates = self._door.open_aggregate(data, step, aggregate.total_bytes)
+        except Refusal as refusal:
+            self._runtime.refused(refusal)
+            self._runtime.log.error(
+                "the sum of a step is no sum of votes, and counts as no votes", step=step, why=str(refusal)
+            )
+            updates = ()
+        return Committed(signed, updates, (data,) if self._whole else (), said, by_author, came, clock())
+
+    async def _to_check(
+        self, signed: SignedEntry, aggregators: tuple[bytes, ...], by_author: dict[bytes, Update]
+    ) -> None:
+        """Get the payloads of the peers that the entry draws this peer to check, from the aggregators or their authors."""
+        if not self._view.checkers:
+            return
+        subjects = drawn(signed.hash, signed.entry, self._view.checkers)
+        mine = {subject for subject, checkers in subjects.items() if self._public_key in checkers}
+        due = [
+            c for c in (*signed.entry.contributions, *signed.entry.trials) if c.public_key in mine - by_author.keys()
+        ]
+        try:
+            async with asyncio.timeout(CHECKED_SECONDS_MAX):
+                found = await asyncio.gather(*(self._votes(c, signed.entry.step, aggregators) for c in due))
+        except TimeoutError:
+            return  # this peer says nothing about votes that it could not see
+        for contribution, votes in zip(due, found, strict=True):
+            if votes is not None and votes[1] is not None:
+                by_author[contribution.public_key] = votes[1]
+
+    async def _lost(self, step: int) -> None:
+        """Ask for a re-sync: the votes of a step are nowhere."""
+        reason = f"no peer that answers holds the votes of step {step} any more"
+        await self._runtime.emit(Resync(self._snapshots.newest, reason, lost=True))
+
+    async def _votes(
+        self, contribution: Contribution, step: int, first: tuple[bytes, ...] = ()
+    ) -> tuple[bytes, Update | None] | None:
+        """A payload's bytes (for an archive) and its votes (None: they count as nothing); None if no peer gives it. The peers
+        `first` are asked first."""
+        data = await self._payload(contribution, step, first)
         if data is None:
             return None
         try:
@@ -99,8 +175,28 @@ class Collector:
                     self._runtime.refused(refusal)
         return found
 
-    async def _payload(self, contribution: Contribution, step: int) -> bytes | None:
+    async def _payload(self, contribution: Contribution, step: int, first: tuple[bytes, ...]) -> bytes | None:
         """A payload's bytes. b"" if it is too long to be valid: this peer asks nobody for it. None: a snapshot is needed."""
         if contribution.payload_bytes > self._door.bytes_max:
             return b""
-        return await self._pulls.accepted(contribution, step, self._door.bytes_max)
+        return await self._pulls.accepted(contribution, step, self._door.bytes_max, first)
+
+
+def sources_of(
+    signed: SignedEntry, public_key: bytes, aggregators: tuple[bytes, ...], roster: Sequence[bytes]
+) -> list[bytes]:
+    """Whom to ask for the sum of an entry, in order. The aggregators serve some peers of the roster, and each of these serves
+    COPIES_EACH others: so no uplink carries more than a few sums, however large the swarm is.
+
+    The order of the peers follows from the entry's hash, so another peer is first in each step.
+    """
+    turn = int.from_bytes(signed.hash[:8], "big")
+    ahead = [aggregators[(turn + at) % len(aggregators)] for at in range(len(aggregators))]
+    first: list[bytes] = []
+    if public_key in roster and aggregators:
+        place = (roster.index(public_key) - turn) % len(roster)
+        served = COPIES_EACH * len(aggregators)
+        ahead = [*ahead[place % len(ahead) :], *ahead[: place % len(ahead)]]
+        if place >= served:
+            first = [roster[((place - served) // COPIES_EACH + turn) % len(roster)]]
+    return [key for key in dict.fromkeys([*first, *ahead, *roster]) if key != public_key]

@@ -146,7 +146,7 @@ class Entries:
                 await self._runtime.emit(Failed(RefusedError(exclusion.reason)))
         self._view.committed_step = step
         self._publication.show_decided(step)
-        said = self._said(signed)
+        said, aggregators = self._said(signed), self._view.aggregators(step)
         for envelope in self._announcements.disputed(signed.entry):
             self._runtime.spawn(self._topic.say(envelope))
         self._announcements.move_head(step, signed.hash)
@@ -154,7 +154,7 @@ class Entries:
         await self._budget.reserve(step, self._collector.bytes_of(signed))
         if queue is not self._collecting:
             return  # the training thread dropped the queue while this entry waited for room
-        task = self._runtime.spawn(self._collector.collect(signed, said))
+        task = self._runtime.spawn(self._collector.collect(signed, said, aggregators))
         try:
             await queue.put(task)
         except asyncio.CancelledError:

@@ -36,17 +36,18 @@ class Opened:
 
 @dataclass(frozen=True)
 class Committed:
-    """The next entry of the log, with its valid votes. Every replica has the same set of valid votes."""
+    """The next entry of the log, with its valid votes, or votes that add up to their sum. Every replica has the same."""
 
     signed: SignedEntry
     updates: tuple[Update, ...]
     payloads: tuple[bytes, ...] = ()
     """For an archive: the payloads as they travelled, in order of the entry's contributions; b"" for one that is too long to
-    count. Empty without an archive."""
+    count. Of an entry with an aggregate the sum alone. Empty without an archive."""
     announcements: Mapping[bytes, bytes] = field(default_factory=dict)
     """Author -> its signed announcement of its payload, if this peer has received one."""
     by_author: Mapping[bytes, Update] = field(default_factory=dict)
-    """Author -> its valid votes; also the votes of peers on probation, if this peer holds them."""
+    """Author -> its valid votes; also the votes of peers on probation, if this peer holds them. Of an entry with an aggregate
+    only what this peer checks."""
     came: float = field(default=0.0, compare=False)
     """When the entry came and began to wait for its payloads, in seconds of the monotonic clock."""
     whole: float = field(default=0.0, compare=False)
@@ -54,7 +55,9 @@ class Committed:
 
     @property
     def authors(self) -> tuple[bytes, ...]:
-        """Of the `updates`, in their order."""
+        """Of the `updates`, in their order; nobody in particular is the author of a sum."""
+        if self.signed.entry.aggregate is not None:
+            return ()
         return tuple(c.public_key for c in self.signed.entry.contributions if c.public_key in self.by_author)
 
 

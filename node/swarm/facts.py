@@ -103,6 +103,18 @@ class EvaluatedState:
     step: int
 
 
+@dataclass(frozen=True)
+class Summed:
+    """This peer has added up the votes of one attempt at a step: `payloads` is the digest over their hashes, `sha256` names the
+    sum of `total_bytes`."""
+
+    step: int
+    attempt: int
+    payloads: bytes
+    sha256: bytes
+    total_bytes: int
+
+
 Fact: TypeAlias = (
     Published
     | Abstained
@@ -116,4 +128,5 @@ Fact: TypeAlias = (
     | Reachable
     | Paused
     | Owned
+    | Summed
 )

@@ -12,6 +12,8 @@ import time
 from node import patience
 from node.link import client
 from node.link.client import CoordinatorClient
+from node.overlay.connections import Connections
+from node.swarm.aggregator import Aggregator
 from node.swarm.announcements import Announcements
 from node.swarm.entries import Entries
 from node.swarm.events import Agreed, Ended, Failed, Finished, NotCounted, Opened, Resync, Waiting
@@ -23,6 +25,7 @@ from node.swarm.reporter import Reporter
 from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots, snapshot_of
 from node.swarm.view import View
+from protos import limits
 from protos.assignment import assign
 from protos.end import open_end
 from protos.errors import NetworkError, Refusal, RefusedError, SwarmentumError
@@ -41,9 +44,11 @@ class Follower:
         client: CoordinatorClient,
         entries: Entries,
         announcements: Announcements,
+        aggregator: Aggregator,
         listener: Listener,
         membership: Membership,
         neighbours: Neighbours,
+        connections: Connections,
         outbox: Outbox,
         reporter: Reporter,
         snapshots: AgreedSnapshots,
@@ -53,7 +58,8 @@ class Follower:
     ) -> None:
         self._public_key, self._client = public_key, client
         self._entries, self._announcements, self._listener = entries, announcements, listener
-        self._membership, self._neighbours = membership, neighbours
+        self._aggregator, self._membership = aggregator, membership
+        self._neighbours, self._connections = neighbours, connections
         self._outbox, self._reporter, self._snapshots = outbox, reporter, snapshots
         self._patience_seconds = patience_seconds
         self._view, self._runtime = view, runtime
@@ -139,6 +145,11 @@ class Follower:
             what == "announcement"
         ):  # it contradicts a payload that this peer holds; this peer takes it as if it were gossiped
             self._listener.hear(event.announcement.SerializeToString(deterministic=True))
+        elif what == "sum":
+            try:
+                self._aggregator.asked(event.sum)
+            except Refusal as refusal:
+                self._runtime.refused(refusal)
         elif what == "notice":
             await self._handle_notice(event.notice)
 
@@ -155,6 +166,9 @@ class Follower:
         self._neighbours.expect_roster()
         self._outbox.open_step(tick)
         self._announcements.open_step(tick)
+        if event.aggregators and self._public_key in tick.places:
+            most = limits.ADDRESSES_MAX * limits.AGGREGATORS_MAX
+            self._runtime.spawn(self._connections.meet(list(event.aggregators[:most])))
         ranges = assign(tick.pool, tick.roster).get(self._public_key)
         await self._runtime.emit(Opened(tick, ranges, event.deadline_ms))
 

@@ -26,8 +26,11 @@ class Neighbours:
         self._expected: tuple[bytes, ...] = ()
 
     def wanted(self) -> set[str]:
-        """Peer ids of the open step's other members."""
-        return {peer_id(key) for key in self._view.roster} - {self._host.peer_id}
+        """Peer ids of the open step's other members, and of its aggregators."""
+        tick = self._view.tick
+        return {peer_id(key) for key in (*self._view.roster, *(tick.aggregators if tick else ()))} - {
+            self._host.peer_id
+        }
 
     def expect_roster(self) -> None:
         """A step is open: this peer serves gossip and blob requests of the step's members before those of strangers."""

@@ -25,6 +25,7 @@ from node.swarm.facts import (
     Published,
     Reachable,
     Stored,
+    Summed,
 )
 from protos import limits
 from protos.checks import VERDICT_STEPS
@@ -33,11 +34,11 @@ from protos.log import Equivocation, Verdict, equivocation_body, verdict_body
 from protos.owner import NOBODY, Owner, owner_body
 from protos.tick import Tick
 from protos.v1 import coordinator_pb2 as pb
-from protos.v1 import envelope_pb2
+from protos.v1 import envelope_pb2, log_pb2
 
 SNAPSHOTS_TOLD_MAX = 8
 """This peer reports so many snapshots in a new session: the stored ones, and the last two roots."""
-AGAIN = (Published, Held, Abstained)
+AGAIN = (Published, Held, Abstained, Summed)
 """Kinds of facts that a new roster of the open step has not heard."""
 PATIENT = (Held, Applied)
 """Kinds of facts that may wait: for more payloads, and for the next announcement."""
@@ -56,6 +57,8 @@ class Outbox:
 
     announcement: Published | None = None
     abstained: Abstained | None = None
+    summed: Summed | None = None
+    """The sum that this peer made as an aggregator of the open step."""
     holdings: dict[Held, int] = field(default_factory=dict)
     """Held payloads, and the step that each belongs to."""
     applied: dict[int, bytes] = field(default_factory=dict)
@@ -112,6 +115,12 @@ class Outbox:
         if self.abstained is not None:
             self._told.discard(self.abstained)
         self.abstained = None
+
+    def add_sum(self, step: int, attempt: int, payloads: bytes, sha256: bytes, total_bytes: int) -> None:
+        """This peer has added votes up. It says so again if it is asked again: the coordinator may have started anew."""
+        self.summed = Summed(step, attempt, payloads, sha256, total_bytes)
+        self._told.discard(self.summed)
+        self._news.set()
 
     def add_applied(self, step: int, digest: bytes) -> None:
         """This peer has reached a state; only the newest APPLIED_MAX are kept."""
@@ -181,6 +190,8 @@ class Outbox:
             self.announcement = None
         if self.abstained is not None and self.abstained.step <= step:
             self.withdraw_abstention()
+        if self.summed is not None and self.summed.step <= step:
+            self.summed = None
         self.holdings = {held: at for held, at in self.holdings.items() if at > step}
         self._by_name &= self.holdings.keys()
         self.verdicts = {name: verdict for name, verdict in self.verdicts.items() if name.step > step - VERDICT_STEPS}
@@ -275,6 +286,11 @@ class Outbox:
             body.announcement.CopyFrom(envelope_pb2.SignedEnvelope.FromString(self.announcement.envelope))
         if self.abstained is not None and self._new(self.abstained, facts):
             body.abstained.step, body.abstained.reason = self.abstained.step, self.abstained.reason
+        if self.summed is not None and self._new(self.summed, facts):
+            aggregate = log_pb2.Aggregate(sha256=self.summed.sha256, total_bytes=self.summed.total_bytes)
+            body.summed.step, body.summed.attempt = self.summed.step, self.summed.attempt
+            body.summed.payloads_sha256 = self.summed.payloads
+            body.summed.aggregate.CopyFrom(aggregate)
         if self._tick is None:
             return
         held, before = self._held(), len(facts)

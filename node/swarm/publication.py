@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from node.blobs.payloads import Payloads
 from node.swarm.facts import Fact, Held, Published
@@ -25,6 +25,7 @@ from protos.log import Entry
 from protos.v1 import update_pb2
 from protos.waits import Waits
 
+T = TypeVar("T")
 # A peer gossips its announcement again while the step is open: the mesh may not have existed at the first time.
 GOSSIP_AGAIN_SECONDS_MIN = 1.0
 GOSSIP_AGAIN_SECONDS_MAX = 8.0
@@ -33,11 +34,9 @@ SAY_SECONDS_MAX = 10.0
 
 
 class Aside(Protocol):
-    """Runs a function beside the loop, and waits for it."""
+    """Runs a function beside the loop, and waits for what it returns."""
 
-    def __call__(
-        self, function: Callable[[SignedAnnouncement], None], signed: SignedAnnouncement, /
-    ) -> Awaitable[None]: ...
+    def __call__(self, function: Callable[..., T], /, *given: Any) -> Awaitable[T]: ...
 
 
 class Publication:

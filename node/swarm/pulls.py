@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from node import patience
 from node.blobs.fetcher import BlobFetcher
@@ -17,7 +18,7 @@ from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import View
 from protos.errors import NetworkError
-from protos.log import Contribution
+from protos.log import Aggregate, Contribution
 
 FETCH_ROUNDS_MAX = 6
 # A peer asks for votes that the log names so often before it loads a snapshot instead.
@@ -48,41 +49,52 @@ class Pulls:
         waits = patience.waits()
         for _ in range(FETCH_ROUNDS_MAX - 1):
             try:
-                return await self._pull(
-                    announced.step, announced.payload_sha256, announced.payload_bytes, announced.author
-                )
+                return await self._announced(announced)
             except NetworkError as error:
                 if announced.step <= self._view.step:
                     raise
                 self._runtime.log.debug("pulling again", step=announced.step, why=str(error))
                 await asyncio.sleep(waits.next())
-        return await self._pull(announced.step, announced.payload_sha256, announced.payload_bytes, announced.author)
+        return await self._announced(announced)
 
-    async def accepted(self, contribution: Contribution, step: int, bytes_max: int) -> bytes | None:
+    async def _announced(self, announced: Announced) -> bytes:
+        holders = [announced.author, *self._view.aggregators(announced.step), *self._others()]
+        return await self._pull(announced.step, announced.payload_sha256, announced.payload_bytes, holders)
+
+    async def accepted(
+        self, contribution: Contribution, step: int, bytes_max: int, first: Sequence[bytes] = ()
+    ) -> bytes | None:
         """A payload that the entry of `step` names; None if the peer has to load a snapshot instead.
 
         The author may have given the coordinator a wrong length. After the first try the peer takes any length up to
-        `bytes_max`.
+        `bytes_max`. `first`: peers that are asked before the author.
         """
+        holders = [*first, contribution.public_key]
+        return await self._needed(contribution.payload_sha256, contribution.payload_bytes, step, holders, bytes_max)
+
+    async def aggregate(self, aggregate: Aggregate, step: int, holders: Sequence[bytes]) -> bytes | None:
+        """The sum that the entry of `step` names; None if the peer has to load a snapshot instead."""
+        return await self._needed(aggregate.sha256, aggregate.total_bytes, step, holders, None)
+
+    async def _needed(
+        self, sha256: bytes, size: int, step: int, first: Sequence[bytes], bytes_max: int | None
+    ) -> bytes | None:
+        """Look for a blob of the log with patience, until a later snapshot replaces it. `bytes_max`: it is a payload. After the
+        first try its author comes last then, because a dishonest author gains when others wait."""
         give_up = time.monotonic() + self._patience_seconds
-        waits, size_max, rounds = patience.waits(), None, 0
-        while (data := self._payloads.get(contribution.payload_sha256)) is None:
+        waits, rounds = patience.waits(), 0
+        while (data := self._payloads.get(sha256)) is None:
+            holders = [*first, *self._others()]
+            if rounds and bytes_max is not None:
+                holders = [*(key for key in self._others() if key not in first), *first]
             try:
-                await self._pull(
-                    step,
-                    contribution.payload_sha256,
-                    contribution.payload_bytes,
-                    contribution.public_key,
-                    size_max,
-                    hasty=True,
-                )
+                await self._pull(step, sha256, size, holders, bytes_max if rounds else None, hasty=True)
             except NetworkError as error:
                 newest, rounds = self._snapshots.newest, rounds + 1
                 will_do = newest is not None and newest.step >= step and rounds >= ACCEPTED_ROUNDS_MIN
                 if will_do or time.monotonic() > give_up:
                     return None
                 self._runtime.log.info("payload missing; trying again", step=step, why=str(error))
-                size_max = bytes_max
                 await asyncio.sleep(waits.next())
         return data
 
@@ -91,16 +103,28 @@ class Pulls:
         if self._payloads.put(step, sha256, data):
             self._runtime.counters.payload_bytes_received += len(data)
 
+    def keep_own(self, step: int, sha256: bytes, data: bytes) -> None:
+        """Keep what this peer itself has made for others."""
+        self._payloads.put(step, sha256, data)
+
+    def _others(self) -> list[bytes]:
+        """Peers that may hold what a step needs: its roster, and the holders of the newest snapshot."""
+        newest = self._snapshots.newest
+        return [*self._view.roster, *(newest.holders if newest is not None else ())]
+
     async def _pull(
-        self, step: int, sha256: bytes, size: int, author: bytes, size_max: int | None = None, *, hasty: bool = False
+        self,
+        step: int,
+        sha256: bytes,
+        size: int,
+        holders: Sequence[bytes],
+        size_max: int | None = None,
+        *,
+        hasty: bool = False,
     ) -> bytes:
         held = self._payloads.get(sha256)
         if held is not None:
             return held
-        newest = self._snapshots.newest
-        holders = [author, *self._view.roster, *(newest.holders if newest is not None else ())]
-        if size_max is not None:  # the author comes last, because a dishonest author gains when others wait
-            holders = [*dict.fromkeys(key for key in holders if key != author), author]
-        data = await self._fetcher.fetch(sha256, size, holders, size_max, hasty=hasty)
+        data = await self._fetcher.fetch(sha256, size, list(dict.fromkeys(holders)), size_max, hasty=hasty)
         self.keep(step, sha256, data)
         return data

@@ -189,7 +189,8 @@ class Pusher:
         self._pushing: dict[bytes, asyncio.Task[bool]] = {}
 
     async def publish(self, envelope: bytes, payload: bytes | None) -> None:
-        """Push to every neighbour that lacks it. Gossip, too, for members that are not connected, or whose push failed."""
+        """Push to every neighbour that lacks it, or to the step's aggregators alone. Gossip, too, for those of them that are not
+        connected, or whose push failed."""
         if envelope != self._last:
             for task in self._pushing.values():
                 task.cancel()
@@ -199,7 +200,8 @@ class Pusher:
             await self._topic.say(envelope)
             return
         with_it = payload if len(payload) <= PUSHED_BYTES_MAX else b""
-        here = await self._topic.neighbours()
+        audience = {*self._view.aggregators(self._view.step + 1)}
+        here = audience - {self._host.identity.public_key} if audience else await self._topic.neighbours()
         if envelope != self._last:
             return  # a later announcement came meanwhile, and must not count as pushed with this one
         for key in sorted(here - self._has - self._pushing.keys()):
@@ -215,8 +217,9 @@ class Pusher:
                     self._has.add(key)
         # A push under way to a slow peer or over a slow link arrives before any gossip would.
         served = self._has | self._elsewhere | self._pushing.keys()
-        lacking = (here | set(self._view.roster)) - served - {self._host.identity.public_key}
-        if lacking or not served:
+        wanted = audience or here | set(self._view.roster)
+        lacking = wanted - served - {self._host.identity.public_key}
+        if lacking or not (served or audience):
             await self._topic.say(envelope)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One peer in one run, on the network thread: `build` puts its parts together, and `Session` is the entrance to them.
+"""One peer in one run, on the network thread: `Session` is the entrance to its parts, which `parts.build` puts together.
 
 Holds bytes, never tensors. Emits events in order; it emits an entry only with all its payloads. A stranger's bytes get no
 further than the doors (`inbox`, `door`, `Chain`). docs/architecture.md says which module does what.
@@ -7,48 +7,22 @@ further than the doors (`inbox`, `door`, `Chain`). docs/architecture.md says whi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from node.blobs import testbytes
-from node.blobs.audience import Audience
-from node.blobs.blobs import PROTOCOL, BlobServer
+from node.blobs.blobs import PROTOCOL
 from node.blobs.fetcher import BlobFetcher
-from node.blobs.payloads import Payloads
-from node.link.client import CoordinatorClient
-from node.link.coordinators import Coordinators
-from node.overlay.connections import Connections
-from node.overlay.dht import Discovery
 from node.overlay.host import Host
 from node.overlay.reach import Access
-from node.overlay.settings import OverlaySettings
 from node.swarm import pushes
-from node.swarm.announcements import Announcements
-from node.swarm.collector import Collector, Door
 from node.swarm.counters import Counters
-from node.swarm.entries import Entries
 from node.swarm.events import Committed, Event, Snapshot, Welcome
-from node.swarm.follower import Follower
-from node.swarm.gossip import Topic
-from node.swarm.inbox import Inbox
-from node.swarm.listener import Listener
-from node.swarm.membership import About, Membership
-from node.swarm.neighbours import Neighbours
-from node.swarm.outbox import Outbox
-from node.swarm.publication import Aside, Publication
-from node.swarm.pulls import Pulls
-from node.swarm.pushes import Pusher, PushServer
-from node.swarm.reporter import Reporter
-from node.swarm.runtime import Runtime
-from node.swarm.snapshots import AgreedSnapshots
-from node.swarm.view import View
-from node.swarm.witness import Witness
+from node.swarm.membership import About
+from node.swarm.parts import Parts
 from protos.errors import Refusal, RefusedError, SwarmentumError
 from protos.evaluation import Evaluation, seal_evaluation
-from protos.identity import Identity
-from protos.invite import Invite
 from protos.log import SignedEntry, Verdict
 from protos.owner import Owner
 from protos.text import printable
@@ -56,120 +30,6 @@ from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import update_pb2
 
 GOODBYE_SECONDS_MAX = 1.0
-
-
-@dataclass(frozen=True)
-class Outside:
-    """A session's ways to the world; the simulator (tests/sim) gives a world of its own.
-
-    `aside` waits for slow work, such as a sync of the disk, without stopping the network's loop.
-    """
-
-    host: Callable[[Identity, Path, OverlaySettings, Callable[[Refusal], None]], Host] = Host
-    client: Callable[[Invite, Identity, Coordinators], CoordinatorClient] = CoordinatorClient
-    discovery: Callable[[Host, bytes], Discovery] = Discovery
-    aside: Aside = asyncio.to_thread
-
-
-REAL = Outside()
-"""The network and the disk of this machine."""
-
-
-@dataclass(frozen=True)
-class Shelf:
-    """The blobs that this peer serves: payloads that may be shown, and pieces of snapshots."""
-
-    publication: Publication
-    pieces: Callable[[bytes], bytes | None]
-
-    def get(self, sha256: bytes) -> bytes | None:
-        """A blob by its hash; None if it is not here, or may not be shown yet."""
-        return self.publication.shown(sha256) or self.pieces(sha256)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a session, in the order of `build`. The simulator and the tests look at parts here."""
-
-    invite: Invite
-    patience_seconds: float
-    counters: Counters
-    view: View
-    outbox: Outbox
-    runtime: Runtime
-    host: Host
-    client: CoordinatorClient
-    snapshots: AgreedSnapshots
-    fetcher: BlobFetcher
-    topic: Topic
-    pusher: Pusher
-    publication: Publication
-    announcements: Announcements
-    entries: Entries
-    neighbours: Neighbours
-    connections: Connections
-    membership: Membership
-    listener: Listener
-    reporter: Reporter
-    follower: Follower
-    blob_server: BlobServer
-    push_server: PushServer
-
-
-def build(
-    invite: Invite,
-    identity: Identity,
-    identity_path: Path,
-    overlay: OverlaySettings,
-    door: Door,
-    pieces: Callable[[bytes], bytes | None],
-    payloads: Payloads,
-    emit: Callable[[Event], Awaitable[None]],
-    outside: Outside = REAL,
-    *,
-    archive: bool = False,
-    counters: Counters | None = None,
-) -> Session:
-    """A session's parts, each made after the parts that it uses. Nothing runs before `connect`.
-
-    `pieces` gives a snapshot's piece by its hash. `emit` hands an event to the training thread. With `archive`, entries carry
-    their payloads as they travelled, too. `counters` have the pace of the peer's bytes.
-    """
-    run_id, public_key, coordinator = invite.run_id, identity.public_key, invite.coordinator_public_key
-    folder, patience = payloads.folder.parent, overlay.patience_seconds
-    counters, view, outbox = counters or Counters(), View(run_id, coordinator), Outbox()
-    runtime = Runtime(public_key, emit, counters, view)
-    refused, wire = runtime.refused, counters.wire
-    host = outside.host(identity, identity_path, overlay, refused)
-    client = outside.client(invite, identity, Coordinators(invite.coordinators, folder / "coordinators.json"))
-
-    snapshots = AgreedSnapshots(payloads)
-    fetcher = BlobFetcher(host, wire, refused)
-    pulls = Pulls(fetcher, payloads, view, snapshots, runtime, patience)
-    topic = Topic(host, run_id, view, runtime.log)
-    pusher = Pusher(host, view, wire, topic, counters.arrivals, counters.doors)
-    publication = Publication(identity, run_id, payloads, outbox, pusher.publish, view, runtime, outside.aside)
-    announcements = Announcements(public_key, Inbox(run_id), pulls, door, outbox, view, runtime)
-    collector = Collector(pulls, payloads, door, snapshots, runtime, whole=archive)
-    witness = Witness(run_id, coordinator, folder)
-    entries = Entries(public_key, witness, collector, announcements, publication, outbox, topic, view, runtime)
-    audience = Audience()
-    neighbours = Neighbours(host, audience, client, outbox, view, runtime)
-    connections = Connections(host, run_id, neighbours, outside.discovery)
-    membership = Membership(client, connections, outbox, snapshots, view, runtime)
-    listener = Listener(public_key, entries, announcements, runtime)
-    reporter = Reporter(public_key, client, outbox, publication, view, runtime)
-    follower = Follower(
-        public_key, client, entries, announcements, listener, membership, neighbours, outbox, reporter, snapshots, patience,
-        view, runtime,
-    )  # fmt: skip
-    blob_server = BlobServer(Shelf(publication, pieces).get, wire, refused, audience, counters.arrivals)
-    push_server = PushServer(announcements, view, pulls.keep, wire, refused)
-    parts = Parts(
-        invite, patience, counters, view, outbox, runtime, host, client, snapshots, fetcher, topic, pusher, publication,
-        announcements, entries, neighbours, connections, membership, listener, reporter, follower, blob_server, push_server,
-    )  # fmt: skip
-    return Session(parts)
 
 
 class Session:
@@ -202,6 +62,7 @@ class Session:
         response, config = await self.parts.client.get_run()
         # In an open run, a stranger that hears a payload's hash first could announce the payload as its own.
         self.parts.view.commits_first = config.trust.enabled or config.admission.mode == "open"
+        self.parts.view.checkers = config.trust.checkers if config.trust.enabled else 0
         return response
 
     async def tell_failure(self, reason: pb.JoinFailure) -> None:

@@ -23,6 +23,8 @@ class View:
         """Whether a payload is withheld until the coordinator has its announcement (the run's configuration decides)."""
         self.away = ""
         """Why the coordinator does not answer; empty while it does. The training thread reads it."""
+        self.checkers = 0
+        """Peers that check one peer's votes in a step (`trust.checkers`); 0 in a run without checks."""
         self.admitted_at_step = 0
         """The head when the coordinator last admitted this peer."""
 
@@ -30,6 +32,10 @@ class View:
         """Follow the log after `step`, whose entry has this hash; no step is open."""
         self.chain = Chain(self._run_id, self._coordinator, step, head)
         self.committed_step, self.tick = step, None
+
+    def aggregators(self, step: int) -> tuple[bytes, ...]:
+        """Public keys of a step's aggregators, as far as this peer knows: of the step that was opened last."""
+        return self.tick.aggregators if self.tick is not None and self.tick.step == step else ()
 
     @property
     def step(self) -> int:

@@ -77,8 +77,10 @@ def verdicts(
     A check costs a gradient over some of the subject's samples (`looked_at`). There are CHECKS_MAX checks at most, and one
     more gradient, over as many of the checker's own. All checks together take twice 4 bytes a parameter.
     """
-    # Every payload that counts is here, unless the door refused it. Refused votes are no work of any peer.
-    invalid = {c.public_key for c in signed.entry.contributions} - votes.keys()
+    # Every payload that counts is here, unless the door refused it. Refused votes are no work of any peer. Where aggregators
+    # add votes up, only some payloads are here, and the aggregators have refused invalid ones.
+    summed = signed.entry.aggregate is not None
+    invalid = set() if summed else {c.public_key for c in signed.entry.contributions} - votes.keys()
     mine = [subject for subject in mine if subject in votes or subject in invalid]
     shares = assign(tick.pool, tick.roster)
     hashes = {c.public_key: c.payload_sha256 for c in (*signed.entry.contributions, *signed.entry.trials)}

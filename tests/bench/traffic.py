@@ -22,7 +22,8 @@ from node.blobs.payloads import Payloads
 from node.overlay.settings import OverlaySettings
 from node.swarm.events import Committed, Event, Failed, Opened
 from node.swarm.membership import About
-from node.swarm.session import build
+from node.swarm.parts import build
+from node.swarm.session import Session
 from node.wire.codec import Update
 from protos.identity import Identity
 from protos.invite import Invite
@@ -141,15 +142,17 @@ class Peer:
         identity = Identity.load_or_create(folder / "identity.key")
         # without relaying, which reads p2pd's figures over the same loopback interface
         overlay = OverlaySettings(listen_host="127.0.0.1", reachability="public", relay_for_others=False)
-        self.session = build(
-            invite,
-            identity,
-            folder / "identity.key",
-            overlay,
-            AnyDoor(),
-            lambda sha256: None,
-            Payloads(folder / "payloads"),
-            self._take,
+        self.session = Session(
+            build(
+                invite,
+                identity,
+                folder / "identity.key",
+                overlay,
+                AnyDoor(),
+                lambda sha256: None,
+                Payloads(folder / "payloads"),
+                self._take,
+            )
         )
         self.publishes, self.joined, self.addresses = True, False, list[str]()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -11,7 +11,8 @@ from node.blobs.payloads import Payloads
 from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm.events import NotCounted
-from node.swarm.session import Outside, build
+from node.swarm.parts import Outside, build
+from node.swarm.session import Session
 from node.wire.codec import payload_hash
 from protos.errors import NetworkError
 from protos.identity import Identity
@@ -56,8 +57,8 @@ def session(folder: Path, coordinator: Coordinator, *, commits_first: bool) -> A
     host = mock.create_autospec(Host, instance=True)
     host.identity, host.connected.return_value, host.subscribers.return_value = ADA, {}, set()
     outside = Outside(host=lambda *_: host, client=lambda *_: coordinator)  # type: ignore[arg-type,return-value]
-    made = build(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
-                   Payloads(folder / "payloads"), emit, outside)  # fmt: skip
+    made = Session(build(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
+                   Payloads(folder / "payloads"), emit, outside))  # fmt: skip
     made.parts.view.commits_first = commits_first
     made.parts.reporter.resume()
     return made

@@ -12,7 +12,8 @@ from node.blobs.payloads import Payloads
 from node.overlay.settings import OverlaySettings
 from node.swarm.events import Failed
 from node.swarm.membership import About
-from node.swarm.session import Outside, build
+from node.swarm.parts import Outside, build
+from node.swarm.session import Session
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.log import Entry, Exclusion, SignedEntry, seal_entry
@@ -44,8 +45,8 @@ def test_an_exclusion_from_before_it_was_admitted_is_over(tmp_path: Path, admitt
     async def live() -> int:
         client = mock.AsyncMock()
         client.join.return_value = pb.JoinResponse(head_step=admitted_at)
-        life = build(INVITE, ADA, tmp_path / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
-                       Payloads(tmp_path / "payloads"), emit, Outside(client=lambda *_: client))  # fmt: skip
+        life = Session(build(INVITE, ADA, tmp_path / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
+                       Payloads(tmp_path / "payloads"), emit, Outside(client=lambda *_: client)))  # fmt: skip
         await life.parts.membership.enter(About(bytes(32), 1, "cpu"))
         life._follow_and_deliver = mock.AsyncMock()  # type: ignore[method-assign]
         await life.follow_from(0, RUN)

@@ -15,7 +15,8 @@ from node.overlay.settings import OverlaySettings
 from node.swarm.facts import Held, Published
 from node.swarm.last_announcement import NAME, LastAnnouncement
 from node.swarm.outbox import Outbox
-from node.swarm.session import Outside, Session, build
+from node.swarm.parts import Outside, build
+from node.swarm.session import Session
 from node.wire.codec import payload_hash
 from protos.errors import OperatorError
 from protos.identity import Identity
@@ -38,8 +39,8 @@ def session(folder: Path) -> Any:
     async def make() -> Session:
         host = mock.create_autospec(Host, instance=True)
         host.identity, host.connected.return_value, host.subscribers.return_value = ADA, {}, set()
-        return build(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
-                       Payloads(folder / "payloads"), emit, Outside(host=lambda *_: host))  # fmt: skip
+        return Session(build(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
+                       Payloads(folder / "payloads"), emit, Outside(host=lambda *_: host)))  # fmt: skip
 
     return asyncio.run(make())
 

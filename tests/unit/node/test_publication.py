@@ -17,8 +17,9 @@ from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm import publication, pushes
 from node.swarm.last_announcement import NAME
+from node.swarm.parts import Outside, build
 from node.swarm.pushes import TAKEN
-from node.swarm.session import Outside, Session, build
+from node.swarm.session import Session
 from protos.assignment import Range, Share
 from protos.identity import Identity
 from protos.invite import Invite
@@ -65,8 +66,8 @@ def session(folder: Path, *, commits_first: bool = False) -> tuple[Any, Neighbou
     host, neighbours = mock.create_autospec(Host, instance=True), Neighbours(folder)
     host.identity, host.open.side_effect, host.subscribers.return_value = ADA, neighbours.open, set()
     host.connected.return_value = {BOB.peer_id: True, DAN.peer_id: True}
-    made: Session = build(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
-                          Payloads(folder / "payloads"), emit, Outside(host=lambda *_: host))  # fmt: skip
+    made: Session = Session(build(INVITE, ADA, folder / "identity.key", OverlaySettings(), mock.Mock(), lambda sha256: None,
+                          Payloads(folder / "payloads"), emit, Outside(host=lambda *_: host)))  # fmt: skip
     made.parts.view.commits_first = commits_first
     open_step(made, 1)
     return made, neighbours
