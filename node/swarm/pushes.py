@@ -189,7 +189,7 @@ class Pusher:
         self._pushing: dict[bytes, asyncio.Task[bool]] = {}
 
     async def publish(self, envelope: bytes, payload: bytes | None) -> None:
-        """Push to every neighbour that lacks it, or to the step's aggregators alone. Gossip, too, for those of them that are not
+        """Push to every neighbour that lacks it, or to the step's aggregators alone. Gossip, too, for those that are not
         connected, or whose push failed."""
         if envelope != self._last:
             for task in self._pushing.values():

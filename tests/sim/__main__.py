@@ -26,7 +26,9 @@ END_SECONDS_MAX = 900.0
 REAL_TIME = time.perf_counter
 
 
-def run_seed(seed: int, names: list[str] | None = None, *, long: bool | None = None) -> tuple[str, list[str]]:
+def run_seed(
+    seed: int, names: list[str] | None = None, *, long: bool | None = None, aggregators: int = 0
+) -> tuple[str, list[str]]:
     """One world to its end: (digest of everything that happened, notes). AssertionError says what did not hold."""
     from tests.sim.clock import virtual_time
 
@@ -34,20 +36,23 @@ def run_seed(seed: int, names: list[str] | None = None, *, long: bool | None = N
     folder = Path(tempfile.mkdtemp(prefix="swarmentum-sim-", dir=SHM if SHM.is_dir() else None))
     try:
         with virtual_time(seed) as loop:
-            return loop.run_until_complete(_play(loop, seed, folder, names, long))
+            return loop.run_until_complete(_play(loop, seed, folder, names, long, aggregators))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         gc.enable()
         gc.collect()
 
 
-async def _play(loop, seed: int, folder: Path, names: list[str] | None, long: bool | None) -> tuple[str, list[str]]:  # type: ignore[no-untyped-def]
+async def _play(  # type: ignore[no-untyped-def]
+    loop, seed: int, folder: Path, names: list[str] | None, long: bool | None, aggregators: int
+) -> tuple[str, list[str]]:
     from protos.run_config import ClockConfig, RunConfig
     from tests.sim import faults
+    from tests.sim.sums import with_aggregators
     from tests.sim.world import World, without_threads
 
     chance = random.Random(seed)
-    peers = chance.randrange(2, 6)
+    peers = chance.randrange(2, 6) + (2 if aggregators else 0)
     seconds = 180.0 if (chance.random() < LONG_PART if long is None else long) else 60.0
     clock = ClockConfig(
         steps=round(seconds * STEPS_A_SECOND),
@@ -56,11 +61,12 @@ async def _play(loop, seed: int, folder: Path, names: list[str] | None, long: bo
         snapshot_every=chance.choice((2, 4, 5)),
         deadline_ms_min=500,
         deadline_ms_max=10_000,
+        aggregators=aggregators,
     )
-    world = World(loop, seed, folder, RunConfig(clock=clock), peers)
+    world = World(loop, seed, folder, _config(RunConfig, clock, peers, aggregators), peers)
     drawn = faults.drawn(chance, peers, names or list(faults.FAULTS), seconds)
     try:
-        with without_threads():
+        with without_threads(), with_aggregators():
             world.coordinator.start()
             for peer in world.peers:
                 loop.call_later(chance.uniform(0.0, 5.0), peer.start)
@@ -78,9 +84,21 @@ async def _play(loop, seed: int, folder: Path, names: list[str] | None, long: bo
     return hashlib.sha256(told.encode()).hexdigest()[:16], world.notes
 
 
+def _config(RunConfig, clock, peers: int, aggregators: int):  # type: ignore[no-untyped-def]
+    """Aggregators need votes that add up and, in a run without anchors, peers that somebody chose."""
+    if not aggregators:
+        return RunConfig(clock=clock)
+    from tests.sim.world import identity_of
+
+    allowed = [identity_of(number).peer_id for number in range(peers)]
+    optimizer = {"selection": "random", "one_in": 16}
+    return RunConfig(clock=clock, optimizer=optimizer, admission={"mode": "allow_list", "allowed": allowed})
+
+
 def _check(world, finished: bool, names: list[str] | None) -> None:  # type: ignore[no-untyped-def]
     from coordinator.clock.records import EntryCommitted
     from coordinator.store.journal import Journal
+    from tests.sim.sums import check_sums
 
     head = world.coordinator.head_step
     assert finished, (
@@ -104,6 +122,7 @@ def _check(world, finished: bool, names: list[str] | None) -> None:  # type: ign
         changed = sum(one != before for before, one in pairwise([(), *named]))
         if changed:
             world.note(f"{changed} changes of settings are in the log; the run ended at step {head}")
+        check_sums(world, entries)
         empty = sum(c.payload_sha256 in world.misnamed for entry in entries for c in entry.contributions)
         if world.misnamed:
             world.note(
@@ -130,6 +149,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="one seed, with notes of what happened")
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "END"), help="all of first <= seed < end")
     parser.add_argument("--faults", nargs="+", help="only these kinds of faults")
+    parser.add_argument("--aggregators", type=int, default=0, help="clock.aggregators (default 0: none)")
     parser.add_argument("--verbose", action="store_true", help="the parts' own logs too")
     options = parser.parse_args()
     _quiet(options.verbose)
@@ -138,7 +158,7 @@ def main() -> int:
     for seed in seeds:
         began = REAL_TIME()
         try:
-            digest, notes = run_seed(seed, options.faults)
+            digest, notes = run_seed(seed, options.faults, aggregators=options.aggregators)
         except Exception as error:  # noqa: BLE001 - whatever it is, the seed is told
             failed += 1
             if options.seed is not None:

@@ -83,6 +83,15 @@ def equivocate(world: World, fault: Fault) -> Callable[[], None]:
     return lambda: peer.equivocate(False)
 
 
+def false_sums(world: World, fault: Fault) -> Callable[[], None]:
+    """An aggregator that leaves all votes but one out of its sums. One at a time: two that lie alike are believed."""
+    peer = world.peers[fault.who]
+    if any(other.lies_in_sums for other in world.peers):
+        return lambda: None
+    peer.lies_in_sums = True
+    return lambda: setattr(peer, "lies_in_sums", False)
+
+
 def misname(world: World, fault: Fault) -> Callable[[], None]:
     """A peer that names a wrong length of its payloads to the coordinator: they count as nothing, on every replica."""
     peer = world.peers[fault.who]
@@ -142,7 +151,7 @@ FAULTS = {
 }
 """By name; each returns what ends it."""
 
-ALONE = {"bit-flip": bit_flip, "misname": misname, "exclude": exclude, "change": change}
+ALONE = {"false-sums": false_sums, "bit-flip": bit_flip, "misname": misname, "exclude": exclude, "change": change}
 """Those that are only drawn when they are asked for: where memory is bad and others crash, the wrong replica may be all that is
 left; where nobody names the right length, every step is empty; and an operator's decisions are no faults."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from coordinator.serving.metrics import Metrics
 from coordinator.serving.peer_service import CoordinatorService
 from coordinator.serving.sessions import Sessions
 from coordinator.store.journal import Journal
-from node.assemble import Home, assemble
+from node.assemble import Home, LateDoor, assemble
 from node.blobs.payloads import Payloads
 from node.data.mixed import MixedSamples
 from node.data.samples import Samples
@@ -47,7 +47,7 @@ from node.swarm.pushes import Pusher
 from node.swarm.session import Session
 from node.training.replica import Replica
 from node.training.telemetry import Summary
-from node.wire.codec import payload_hash
+from node.wire.codec import Update, payload_hash
 from protos.assignment import Range
 from protos.envelope import Kind, parse, seal
 from protos.errors import NetworkError, SwarmentumError
@@ -225,6 +225,24 @@ class SimReplica(Replica):
         return super().mean_gradient(samples, parts, *args, **kwargs)
 
 
+def identity_of(number: int) -> Identity:
+    """Of peer `number`."""
+    return Identity.from_seed(bytes([number % 251, number // 251]) + bytes(30))
+
+
+class SimDoor(LateDoor):
+    """An aggregator that lies adds something else up."""
+
+    def __init__(self, peer: PeerProcess) -> None:
+        self._peer = peer
+
+    def aggregate(self, updates: Sequence[Update], step: int) -> bytes:
+        if not self._peer.lies_in_sums:
+            return super().aggregate(updates, step)
+        self._peer.world.lies += 1
+        return super().aggregate(updates[:1], step)
+
+
 class _Never:
     """Nobody presses Ctrl-C."""
 
@@ -244,13 +262,14 @@ class PeerProcess:
 
     def __init__(self, world: World, number: int, compute_seconds: float) -> None:
         self.world, self.name = world, f"peer{number}"
-        self.identity = Identity.from_seed(bytes([number % 251, number // 251]) + bytes(30))
+        self.identity = identity_of(number)
         self.folder = world.folder / self.name
         self.compute_seconds = compute_seconds
         self.lives = 0
         self.finished = False
         self.gave_up = False
         self.full = False
+        self.lies_in_sums = False
         self.replica: Replica | None = None
         self._session: Session | None = None
 
@@ -291,7 +310,7 @@ class PeerProcess:
         world = self.world
         self.folder.mkdir(exist_ok=True)
         store = SnapshotStore(self.folder / "pieces", 1 << 30)
-        home = Home(self.folder, store, SimPayloads(self))
+        home = Home(self.folder, store, SimPayloads(self), SimDoor(self))
         overlay = OverlaySettings(patience_seconds=120.0)
         outside = Outside(
             host=lambda identity, path, settings, refused: SimHost(
@@ -476,6 +495,8 @@ class World:
     """Hashes of payloads whose authors told the coordinator another length."""
     liars: set[str] = field(default_factory=set)
     """Peers that were told to have two faces, whether they got to it or not."""
+    lies: int = 0
+    """False sums that aggregators made."""
     failures: list[BaseException] = field(default_factory=list)
     """What went wrong in a thread or a callback."""
 

@@ -51,7 +51,7 @@ class Played:
             runtime=self.runtime,
         )
 
-    async def collect(self, signed: SignedEntry, said: Any) -> None:
+    async def collect(self, signed: SignedEntry, said: Any, aggregators: Any) -> None:
         self.collected.append(signed.entry.step)
         await asyncio.Event().wait()
 

@@ -1,0 +1,51 @@
+"""Sums of votes in the simulated world: small swarms have aggregators here, too, and every sum is the one of its payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from unittest import mock
+
+from node.wire.aggregate import aggregate
+from node.wire.codec import payload_hash
+from node.wire.validate import UpdateDoor
+from protos.errors import Refusal
+from protos.log import Entry
+from tests.sim.world import World
+
+
+def with_aggregators() -> Any:
+    """A few peers move no fewer bytes with aggregators: the coordinator does not look at that here."""
+    return mock.patch("coordinator.clock.aggregation.worth", return_value=True)
+
+
+def check_sums(world: World, entries: Iterable[Entry]) -> None:
+    """Compare each sum in the log with the payloads that the peers' disks still have, whoever made the sum."""
+    replica = next(peer.replica for peer in world.peers if peer.replica is not None)
+    demo = replica.demo
+    door = UpdateDoor(replica.run_id, replica.layout_digest, demo.layout.chunks, demo.form, world.config.optimizer.cap)
+    kept = {
+        path.name.partition("-")[2]: path for peer in world.peers for path in (peer.folder / "payloads").glob("*-*")
+    }
+    summed = compared = 0
+    for entry in entries:
+        if entry.aggregate is None:
+            continue
+        summed += 1
+        found = [kept.get(c.payload_sha256.hex()) for c in entry.contributions]
+        if None in found:
+            continue
+        updates = []
+        for contribution, path in zip(entry.contributions, found, strict=True):
+            try:
+                updates.append(door.open(path.read_bytes(), entry.step, contribution.payload_bytes))  # type: ignore[union-attr]
+            except Refusal:
+                continue  # counts as nothing
+        data = aggregate(door, updates, entry.step)
+        assert payload_hash(data) == entry.aggregate.sha256, f"the sum of step {entry.step} is not that of its votes"
+        assert len(data) == entry.aggregate.total_bytes
+        compared += 1
+    if world.config.clock.aggregators:
+        world.note(
+            f"{summed} entries have a sum, {compared} of them were compared; aggregators lied {world.lies} times"
+        )
