@@ -135,7 +135,7 @@ def _add_up(run: Run, now_ms: int) -> Outcome:
         return run, [Arm(current.summing.until_ms)]
     if aggregate is None:
         return _without_aggregators(run, current, problem, now_ms)
-    run, told = aggregation.rested(run, current, aggregate)
+    run, told = aggregation.rested(replace(run, step=quorum.counted(run, current, now_ms)), current, aggregate)
     return _decide(run, now_ms, aggregate, told)
 
 

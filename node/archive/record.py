@@ -152,7 +152,7 @@ class Recorder:
             sizes.pop(0)
 
     def record(self, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]) -> None:
-        """Keep the next applied entry, and its payloads in order of its contributions."""
+        """Keep the next applied entry, and its payloads in order of its contributions, or the sum of their votes."""
         assert self._files is not None, "begin first"
         assert self._head is not None
         entry = signed.entry
@@ -170,9 +170,12 @@ class Recorder:
     def _append(self, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]) -> None:
         assert self._files is not None
         to_payloads, to_log = self._files
-        for contribution, payload in zip(signed.entry.contributions, payloads, strict=True):
-            word = announcements.get(contribution.public_key, b"")
-            self._written += files.append(to_payloads, files.packed(payload, contribution.payload_sha256, word))
+        if signed.entry.aggregate is not None:
+            self._written += files.append(to_payloads, files.packed(payloads[0], signed.entry.aggregate.sha256, b""))
+        else:
+            for contribution, payload in zip(signed.entry.contributions, payloads, strict=True):
+                word = announcements.get(contribution.public_key, b"")
+                self._written += files.append(to_payloads, files.packed(payload, contribution.payload_sha256, word))
         to_payloads.flush()
         self._written += files.append(to_log, signed.envelope)
         to_log.flush()

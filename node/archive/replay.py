@@ -16,28 +16,25 @@ from torch import Tensor
 from node.archive import files
 from node.archive.confirmed import Confirmed
 from node.archive.files import Segment
+from node.archive.genesis import Genesis
 from node.optim.digest import part_of, state_digest
-from node.optim.layout import Layout
 from node.snapshot.pieces import Manifest, check_piece, describe, iterate_pieces, load, open_manifest, pack
 from node.snapshot.start import is_start
 from node.training.methods import optimizer_of
 from node.training.replica import BASE_PREFIX
+from node.wire.aggregate import open_aggregate
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
 from protos.announcement import open_announcement
 from protos.changes import Settings, with_settings
 from protos.checks import VERDICTS_NEEDED
-from protos.end import End, open_end
 from protos.envelope import parse
 from protos.equivocation import prove_exclusion
 from protos.errors import OperatorError, Reason, Refusal
 from protos.identity import peer_id, short
-from protos.limits import END_BYTES_MAX, ENVELOPE_OVERHEAD_BYTES_MAX
-from protos.log import Chain, Contribution, SignedEntry, run_id_of
-from protos.run_config import RunConfig, config_from_json
-from protos.start import StartingState, start_of
-from protos.v1 import archive_pb2, log_pb2
-from protos.version import own_misfit
+from protos.log import Aggregate, Chain, Contribution, SignedEntry
+from protos.start import StartingState
+from protos.v1 import archive_pb2
 
 
 class BadStepError(Exception):
@@ -52,7 +49,8 @@ class BadStepError(Exception):
 class Replayed:
     """A step that holds.
 
-    `proven`: how many of its `votes` payloads carry their author's own signature. `digest_checked`: whether an entry names the
+    `proven`: how many of its `votes` payloads carry their author's own signature. `summed`: how many of the votes are only in
+    a sum, whose hash the coordinator signed. `digest_checked`: whether an entry names the
     digest of the state before. `excluded_proven`: how many of the `excluded` peers signed two announcements for one step.
     `excluded_by_operator`: how many the operator excluded without other evidence. Verdicts exclude the other peers, as the
     coordinator recorded them. `readmitted`: how many peers the operator admits again.
@@ -70,50 +68,7 @@ class Replayed:
     readmitted: int = 0
     changed: Settings = ()
     """Settings that the operator changed, and that count from this step on."""
-
-
-@dataclass(frozen=True)
-class Genesis:
-    """The definition of a run, from an archive's own files."""
-
-    run_id: bytes
-    config: RunConfig
-    coordinator: bytes
-    layout: Layout
-    start: StartingState | None = None
-    end: End | None = None
-    layout_named: bool = False
-    """Whether the genesis itself names the layout. `layout` is then that one."""
-
-    @classmethod
-    def read(cls, folder: Path) -> Genesis:
-        """Read it from the archive `folder`.
-
-        Raises Refusal for files that hold no genesis, OperatorError for a run of a format that this program does not speak.
-        """
-        genesis = parse(log_pb2.Genesis, (folder / files.GENESIS).read_bytes())
-        layout = Layout.of_shapes(*files.layout_shapes((folder / files.LAYOUT).read_text()))
-        if why := own_misfit(genesis):
-            raise OperatorError(why)
-        config = config_from_json(genesis.config_json)
-        run_id, coordinator = run_id_of(genesis), genesis.coordinator_public_key
-        named = genesis.layout_digest
-        if named and named != layout.digest():
-            raise Refusal(
-                Reason.WRONG_LAYOUT,
-                f"{files.LAYOUT} is layout {layout.digest().hex()[:16]}; the genesis names {named.hex()[:16]}",
-            )
-        end = _end_of(folder, run_id, coordinator)
-        return cls(run_id, config, coordinator, layout, start_of(genesis), end, bool(named))
-
-
-def _end_of(folder: Path, run_id: bytes, coordinator: bytes) -> End | None:
-    """The signed end of the run, if the archive has one. Raises Refusal for one that the coordinator did not sign."""
-    path, most = folder / files.END, END_BYTES_MAX + ENVELOPE_OVERHEAD_BYTES_MAX
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return open_end(file.read(most + 1), run_id=run_id, coordinator=coordinator)
+    summed: int = 0
 
 
 @dataclass
@@ -151,7 +106,7 @@ class Replay:
         )
         self.settings: Settings | None = () if self.segments[0].step == 0 else None
         self._door = UpdateDoor(
-            self.genesis.run_id, self.genesis.layout.digest(), self.demo.layout.chunks, self.demo.form
+            self.genesis.run_id, self.genesis.layout.digest(), self.demo.layout.chunks, self.demo.form, optimizer.cap
         )
         self.confirmed.layout = self.genesis.layout_named
         self._bytes = 4 * sum(tensor.numel() for tensor in self.demo.replicated)
@@ -255,13 +210,7 @@ class Replay:
         if entry.parent_state_digest:
             self.confirmed.by_entry(self.step, *part_of(self._bytes, self.step))
         excluded_proven, changed = _check_exclusions(self.genesis, signed), self._changed(signed)
-        updates, authors, proven = [], [], 0
-        for contribution in entry.contributions:
-            update, signed_by_author = self._vote(entry.step, contribution, payloads)
-            if update is not None:
-                updates.append(update)
-                authors.append(contribution.public_key)
-            proven += signed_by_author
+        updates, authors, proven = self._votes(signed, payloads)
         self.demo.apply([(update.size, update.votes) for update in updates], entry.lr, entry.step, authors)
         self.step = entry.step
         digest = state_digest(self.demo.replicated, self.step)
@@ -278,7 +227,51 @@ class Replay:
             sum(exclusion.by_operator for exclusion in entry.exclusions),
             len(entry.readmitted),
             changed,
+            0 if entry.aggregate is None else len(entry.contributions),
         )
+
+    def _votes(
+        self, signed: SignedEntry, payloads: Iterator[archive_pb2.ArchivedPayload]
+    ) -> tuple[list[Update], list[bytes], int]:
+        """What an entry's payloads, or their sum, say; the authors of the payloads; how many authors signed here."""
+        entry = signed.entry
+        if entry.aggregate is not None:
+            return self._sum(entry.step, entry.aggregate, payloads), [], 0
+        updates, authors, proven = [], [], 0
+        for contribution in entry.contributions:
+            update, signed_by_author = self._vote(entry.step, contribution, payloads)
+            if update is not None:
+                updates.append(update)
+                authors.append(contribution.public_key)
+            proven += signed_by_author
+        return updates, authors, proven
+
+    def _sum(self, step: int, aggregate: Aggregate, payloads: Iterator[archive_pb2.ArchivedPayload]) -> list[Update]:
+        """Votes that add up to a sum (none, if it counts as nothing on every replica)."""
+        name = f"the sum of its votes, {aggregate.sha256.hex()[:16]},"
+        record = next((found for found in payloads if found.payload_sha256 == aggregate.sha256), None)
+        if record is None:
+            raise BadStepError(step, f"{name} is not in this archive")
+        data = self._unpacked(step, name, record, aggregate.sha256)
+        try:
+            updates = open_aggregate(self._door, data, step, aggregate.total_bytes)
+        except Refusal:
+            self.confirmed.votes_misfit += 1
+            return []
+        self.confirmed.votes_fit += 1
+        return list(updates)
+
+    def _unpacked(self, step: int, name: str, record: archive_pb2.ArchivedPayload, sha256: bytes) -> bytes:
+        """The bytes of a record that have the hash in the log; BadStepError for others."""
+        try:
+            data = files.unpacked(record.payload_zstd)
+        except Refusal as refusal:
+            raise BadStepError(step, f"{name}: {refusal}") from refusal
+        if files.sha256(data) != sha256:
+            raise BadStepError(
+                step, f"{name} does not have the hash that the coordinator signed", self.genesis.coordinator
+            )
+        return data
 
     def _changed(self, signed: SignedEntry) -> Settings:
         """The settings that change with an entry. Raises BadStepError for settings that the run cannot have there."""
@@ -310,14 +303,7 @@ class Replay:
         proven = bool(record.announcement)
         if contribution.payload_bytes > self._door.bytes_max:
             return None, proven
-        try:
-            data = files.unpacked(record.payload_zstd)
-        except Refusal as refusal:
-            raise BadStepError(step, f"{name}: {refusal}") from refusal
-        if files.sha256(data) != contribution.payload_sha256:
-            raise BadStepError(
-                step, f"{name} does not have the hash that the coordinator signed", self.genesis.coordinator
-            )
+        data = self._unpacked(step, name, record, contribution.payload_sha256)
         try:
             update = self._door.open(data, step, contribution.payload_bytes)
         except Refusal:

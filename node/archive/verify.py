@@ -40,6 +40,8 @@ class Verification:
     signed_by: str | None = None
     votes: int = 0
     votes_signed_by_author: int = 0
+    votes_in_sums: int = 0
+    """Of `votes`: those that the archive has only in sums. Who made a sum is trusted to have added the named payloads up."""
     digests_checked: int = 0
     exclusions: int = 0
     exclusions_proven: int = 0
@@ -139,7 +141,9 @@ def show(work: Callable[[Callable[[Replayed, int], None]], Verification], *, as_
 
 def line(step: Replayed) -> str:
     """A step that holds, for people."""
-    own = "all" if step.proven == step.votes else str(step.proven)
+    own = f"{'all' if step.proven == step.votes else step.proven} signed by their author"
+    if step.summed:
+        own = "their sum, as the coordinator signed it"
     digest = "in the log" if step.digest_checked else "not in the log"
     for_cause = step.excluded - step.excluded_by_operator
     excluded = f"  {for_cause} peers excluded, evidence ok" if for_cause else ""
@@ -150,7 +154,7 @@ def line(step: Replayed) -> str:
     if step.changed:
         excluded += f"  changed by the operator: {words(step.changed)}"
     return (
-        f"step {step.step:>6}  chain ok, coordinator's signature ok  {step.votes} payloads ok ({own} signed by their author)  "
+        f"step {step.step:>6}  chain ok, coordinator's signature ok  {step.votes} payloads ok ({own})  "
         f"entry {step.entry_hash.hex()[:16]}  state before: {digest}  state {step.digest.hex()[:16]}{excluded}"
     )
 
@@ -161,13 +165,22 @@ def text(result: Verification) -> str:
         return (
             f"OK: steps {result.first_step} to {result.last_step} of run {result.run} hold: {result.votes} payloads "
             f"({result.votes_signed_by_author} signed by their author), {result.digests_checked} digests as the log says.\n"
-            f"{_derived(result)}{_fork(result)}{_ended(result)}{_changes(result)}{_exclusions(result)}"
+            f"{_sums(result)}{_derived(result)}{_fork(result)}{_ended(result)}{_changes(result)}{_exclusions(result)}"
             f"State digest {result.state_digest[:16]}; weights: {result.weights}."
         )
     if result.first_bad_step is None:
         return f"FAILED: {result.reason}."
     signer = f" Signed by {result.signed_by}." if result.signed_by else ""
     return f"FAILED at step {result.first_bad_step}: {result.reason}.{signer} {result.steps} steps before it hold."
+
+
+def _sums(result: Verification) -> str:
+    if not result.votes_in_sums:
+        return ""
+    return (
+        f"{result.votes_in_sums} payloads are here only in sums: the log signs the hash of each sum and of each payload, and "
+        "this archive cannot show that they belong together.\n"
+    )
 
 
 def _derived(result: Verification) -> str:
@@ -231,6 +244,7 @@ def _replay(replay: Replay, result: Verification, told: Callable[[Replayed, int]
         result.last_step = step.step
         result.votes += step.votes
         result.votes_signed_by_author += step.proven
+        result.votes_in_sums += step.summed
         result.digests_checked += step.digest_checked
         result.exclusions += step.excluded
         result.exclusions_proven += step.excluded_proven
