@@ -19,7 +19,7 @@ from coordinator.clock import (
 )
 from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, SendNotice, SendTick
 from coordinator.clock.records import TickOpened
-from coordinator.clock.state import OpenStep, Outcome, PeerPhase, Phase, Run
+from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Phase, Run
 from coordinator.clock.values import replace
 from protos.assignment import Share
 from protos.log import Aggregate, lr_to_bits
@@ -142,8 +142,17 @@ def _add_up(run: Run, now_ms: int) -> Outcome:
 def _without_aggregators(run: Run, current: OpenStep, problem: str, now_ms: int) -> Outcome:
     """The step's aggregators do not decide: they have a rest, and the step is opened with others, or with none."""
     run, told = aggregation.rested(run, current, None)
-    run, effects = _again(run, current.tick.roster, now_ms)
+    roster = current.tick.roster
+    kept = [run.peers.get(key, Peer(key)) for key in current.tick.places if not _is_out(run, key)]
+    if 0 < len(kept) < len(roster):
+        roster = rules.roster_of(run, kept, sum(len(part) for part in current.tick.pool))
+    run, effects = _again(run, roster, now_ms)
     return replace(run, reason=problem), [*told, *effects]
+
+
+def _is_out(run: Run, public_key: bytes) -> bool:
+    standing = run.standings.get(public_key)
+    return standing is not None and bool(standing.excluded)
 
 
 def _decide(run: Run, now_ms: int, aggregate: Aggregate | None, first: list[Effect]) -> Outcome:

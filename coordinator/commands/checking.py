@@ -6,6 +6,7 @@ Refuses to build a model itself: `layout_of_run` asks the node package, if it is
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.clock.aggregation import worth
 from coordinator.clock.rules import learning_rate
 from coordinator.commands.mistakes import mistakes
 from coordinator.commands.operator import Operator
@@ -186,8 +188,12 @@ class Cost:
 
 
 def cost_of(config: RunConfig, facts: LayoutFacts, peers: int, step_seconds: float) -> Cost:
-    """A peer sends its payload to each other peer, or to a few of them that pass it on, and gets everybody's."""
-    others = (peers - 1) * facts.payload_bytes * HOUR / step_seconds
+    """A peer sends its payload to each other peer, or to a few of them that pass it on, and gets everybody's. With aggregators
+    it sends the payload to these and takes their sum, or is one of them now and then."""
+    payloads = float(peers - 1)
+    if (several := config.clock.aggregators) and worth(peers, several, config.optimizer.cap):
+        payloads = several + math.log2(2 * config.optimizer.cap + 1)
+    others = payloads * facts.payload_bytes * HOUR / step_seconds
     micro_batch = min(MICRO_BATCH, config.clock.batch_samples)
     memory = None if facts.state_bytes is None else facts.state_bytes + micro_batch * (facts.sample_bytes or 0)
     seconds = config.clock.steps * step_seconds

@@ -31,6 +31,8 @@ OWN_A_ROOT_VOTE = 0.177
 """The least `own` of an honest peer in docs/security.md, divided by the root of the votes, because `own` grows with that root.
 The figure is 14, of 6,250 votes, with 4 checked samples of a share of 32. With more samples `own` is larger."""
 SHARE_MEASURED = 32
+AGGREGATORS = 3
+"""Where votes add up: one may be gone, and two equal sums count."""
 PERIODS_KEPT = 3
 SNAPSHOTS_KEPT = 2
 BYTES_A_GB = 10**9
@@ -195,7 +197,10 @@ def planned(config: RunConfig, votes: int | None, *, anchor: bool) -> tuple[RunC
         if anchored and not off:
             trust = trust.model_copy(update={"enabled": True})
             said = "Peers check each other's votes ([trust] enabled), because the run is open and has an anchor."
-    return config.model_copy(update={"trust": trust}), said
+    clock = config.clock
+    if config.optimizer.summable and "aggregators" not in clock.model_fields_set:
+        clock = clock.model_copy(update={"aggregators": AGGREGATORS})
+    return config.model_copy(update={"trust": trust, "clock": clock}), said
 
 
 _NO_ANCHOR = (
