@@ -1,0 +1,74 @@
+"""Real processes whose votes are added up by an anchor and peers: equal replicas, few payloads, whoever of them is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+
+RUN = f"""
+name = "added-up"
+{PLAIN_MODEL}
+[data]
+source = "{os.__file__}"
+context = 32
+[optimizer]
+selection = "random"
+[clock]
+steps = 100000
+batch_samples = 16
+min_peers = 2
+snapshot_every = 10
+deadline_ms_min = 1000
+deadline_ms_max = 20000
+aggregators = 1
+[overlay]
+bootstrap = [BOOTSTRAP]
+"""
+PEERS = ("ada", "bob", "cid", "dan", "eve", "fay")
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
+    swarm = LocalSwarm(tmp_path, RUN, "--anchor")
+    try:
+        yield swarm
+    finally:
+        swarm.close()
+
+
+@pytest.mark.nightly
+def test_the_anchor_adds_up_and_every_peer_takes_the_sum(swarm: LocalSwarm) -> None:
+    anchor = swarm.anchor()
+    peers = {name: swarm.join(name, "--archive") for name in PEERS}
+    wait_for("all of them in a step", lambda: any(it["peers"] == len(PEERS) for it in swarm.steps("ada")), 200.0)
+    swarm.wait_step("ada", swarm.last_step("ada") + 20)
+    fay = peers.pop("fay")
+    fay.interrupt()
+    _, values = fay.finish()
+    payload = swarm.steps("fay")[-1]["payload_bytes"] / len(PEERS)
+    came = values["payload_bytes_received"] / values["steps_applied"] / payload
+    print(f"{came:.2f} payloads a step came to one of {len(PEERS)} peers")
+    assert came < 3.5, "the sums of 2.4 bits a place, and all payloads of the first steps"
+
+    anchor.kill()
+    head = swarm.last_step("ada")
+    swarm.wait_step("ada", head + 10)  # every peer takes every payload
+    again = swarm.anchor()
+    swarm.wait_step("ada", head + 30)
+    steps = [swarm.steps(name) for name in (*PEERS, "anchor")]
+    assert all(len(digests) == 1 for digests in digests_by_step(*steps).values())
+    for process in (*peers.values(), again):
+        process.interrupt()
+    for process in (*peers.values(), again):
+        process.finish()
+    code, values = swarm.start("verify", "node", "verify", str(swarm.folder / "ada"), "--json").finish()
+    assert code == 0, json.dumps(values)
+    assert 0 < values["votes_in_sums"] < values["votes"]
