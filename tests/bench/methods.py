@@ -382,8 +382,20 @@ def _default(**where: Any) -> Method:
 
 
 def _swarms(against: str, **where: Any) -> dict[str, Method]:
-    """The default, votes applied by their signs, and Muon votes elsewhere: with more peers, or another schedule."""
+    """The default, votes applied by their signs, Muon votes, and votes whose sums peers take (`flat`: one place in so many, with
+    a cap): with more peers, or another schedule."""
+    base = {**CHUNKS, "iterations": 2}
     return {
+        **{
+            f"flat-{one_in}-cap{cap}{against or '-p16'}": Method(
+                Votes,
+                {"sizes": (one_in,), "selection": "random", "cap": cap, "base": base, **SECOND},
+                "replication",
+                against=against,
+                **where,
+            )
+            for one_in, cap in ((16, 2), (16, 7), (4, 7))
+        },
         f"default{against or '-p16'}": _default(against=against, **where),
         f"signs{against or '-p16'}": Method(Votes, {"sizes": (128,), **SECOND}, against=against, **where),
         f"muon-votes-g16{against or '-p16'}": Method(
