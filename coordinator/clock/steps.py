@@ -147,6 +147,10 @@ def _without_aggregators(run: Run, current: OpenStep, problem: str, now_ms: int)
     if 0 < len(kept) < len(roster):
         roster = rules.roster_of(run, kept, sum(len(part) for part in current.tick.pool))
     run, effects = _again(run, roster, now_ms)
+    assert run.step is not None
+    if not run.step.tick.aggregators:  # enough peers may have been aggregators to hold everything
+        run, more = _try_close(run, now_ms)
+        return run, [*told, *effects, *more]
     return replace(run, reason=problem), [*told, *effects]
 
 

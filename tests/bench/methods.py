@@ -382,8 +382,8 @@ def _default(**where: Any) -> Method:
 
 
 def _swarms(against: str, **where: Any) -> dict[str, Method]:
-    """The default, votes applied by their signs, Muon votes, and votes whose sums peers take (`flat`: one place in so many, with
-    a cap): with more peers, or another schedule."""
+    """The default, votes applied by their signs, Muon votes, and votes whose sums peers take (`flat`: one place in so many,
+    with a cap): with more peers, or another schedule."""
     base = {**CHUNKS, "iterations": 2}
     return {
         **{

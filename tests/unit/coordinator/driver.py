@@ -14,7 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from coordinator.clock import electorate, holdings, machine, quorum, rules
-from coordinator.clock.effects import Append, Arm, Effect, NoticeKind, Refuse, SendEntry, SendNotice, SendTick
+from coordinator.clock.effects import (
+    Append,
+    Arm,
+    Effect,
+    NoticeKind,
+    Refuse,
+    SendEntry,
+    SendNotice,
+    SendSumRequest,
+    SendTick,
+)
 from coordinator.clock.events import (
     Claim,
     Connected,
@@ -24,6 +34,7 @@ from coordinator.clock.events import (
     HeldPlaces,
     JoinAsked,
     Reported,
+    Summed,
     TimerFired,
 )
 from coordinator.clock.records import (
@@ -43,7 +54,7 @@ from coordinator.clock.state import DIGEST_STEPS_KEPT, DURATIONS_KEPT, PEERS_KEP
 from protos.assignment import Range, assign, merge
 from protos.holdings import digest_of as digest_over
 from protos.holdings import mask_of
-from protos.log import Entry, entry_body, entry_hash
+from protos.log import Aggregate, Entry, entry_body, entry_hash
 from protos.run_config import ClockConfig, RunConfig
 from protos.tick import Tick
 
@@ -174,6 +185,7 @@ class Harness:
             keys = [c.public_key for c in entry.contributions]
             assert keys == sorted(set(keys))
             assert keys
+            self._check_sum(entry)
             self._check_exclusions(entry)
             if self.returning:
                 self.accepted = _others(entry.returned_samples, entry.next_sample)
@@ -205,6 +217,15 @@ class Harness:
             self.out.add(record.offence.author)
         if isinstance(record, PeerReadmitted):
             self.out.discard(record.public_key)
+
+    def _check_sum(self, entry: Entry) -> None:
+        """An entry has a sum if its step has aggregators, and then the one that some of these sent of just these votes."""
+        step = self.run.step
+        if step is None or self.returning:
+            return
+        assert (entry.aggregate is not None) == bool(step.tick.aggregators)
+        if entry.aggregate is not None and step.summing is not None:
+            assert entry.contributions == step.summing.contributions
 
     def _check_exclusions(self, entry: Entry) -> None:
         """Who is out counts for nothing from the open step on, and the log speaks of each change once."""
@@ -268,7 +289,11 @@ class Harness:
             assert run.step.claimed == sum(run.step.bit(author) for author in run.step.claims)
             assert not any(mask & ~run.step.claimed for mask in run.step.held.values()), "held of nobody's claim"
             assert self.timer is not None, "an open step without a timer can stand still"
-            assert self.timer <= run.step.deadline_at_ms
+            summing = run.step.summing
+            assert self.timer <= (run.step.deadline_at_ms if summing is None else summing.until_ms)
+            if summing is not None:
+                assert run.step.tick.aggregators
+                assert set(summing.sums) <= set(run.step.tick.aggregators)
         if run.phase is Phase.FINISHED and not run.finished_told:
             assert self.timer is not None, "a run that waits for its end without a timer can stand still"
         ready = len(rules.members_of(run))
@@ -309,6 +334,14 @@ class PlayedPeer:
     holdings: set[tuple[int, bytes, bytes]] = field(default_factory=set)
     finished: bool = False
     silent: bool = False  # computes nothing, applies everything
+    lies: bool = False  # in the sums that it makes
+
+
+def sum_of(asked: SendSumRequest, peer: PlayedPeer) -> Summed:
+    """What a peer says of the votes that it was asked to add up; who lies makes up another sum each time."""
+    digest = digest_over(c.payload_sha256 for c in asked.contributions)
+    lie = (peer.number, asked.attempt) if peer.lies else ()
+    return Summed(asked.step, asked.attempt, digest, Aggregate(sha("sum", digest, *lie), 64))
 
 
 class Swarm(Harness):
@@ -443,6 +476,10 @@ class Swarm(Harness):
                 self._hear_tick(peer, effect.tick)
             case SendEntry():
                 self._hear_entry(peer, entry)
+            case SendSumRequest():
+                self.after(
+                    20, lambda life=peer.life: peer.life == life and self.tell(peer, summed=sum_of(effect, peer))
+                )  # type: ignore[misc]
             case SendNotice(kind=NoticeKind.FINISHED):
                 peer.finished = True
             case SendNotice(kind=NoticeKind.RESYNC):
