@@ -63,6 +63,20 @@ def test_a_payload_of_another_length_than_the_log_names_counts_as_nothing_everyw
     assert int(found[1]) > 0, told
 
 
+@pytest.mark.long
+def test_sums_are_those_of_their_votes_whatever_goes_wrong() -> None:
+    """With aggregators, of which one lies now and then: nothing of the above is lost, and each sum in the log is compared."""
+    told = finished(start("--seeds", "0", "30", "--aggregators", "3"))
+    assert told.count("seed ") == 30
+    told = finished(start("--seed", "1", "--aggregators", "3", "--faults", "false-sums"))
+    found = re.search(r"(\d+) entries have a sum, (\d+) of them were compared; aggregators lied (\d+) times", told)
+    assert found is not None, told
+    assert int(found[1]) >= int(found[2]) > 5, told
+    assert int(found[3]) > 0, told
+    faults = ("false-sums", "crash-peer", "crash-coordinator", "partition", "equivocate")
+    assert finished(start("--seeds", "0", "12", "--aggregators", "3", "--faults", *faults)).count("seed ") == 12
+
+
 def test_who_announces_two_payloads_is_excluded_and_nobody_else() -> None:
     """With the evidence in the log: the checkers look (tests/sim/checkers.py), here and where all else goes wrong, too."""
     assert finished(start("--seeds", "0", "12", "--faults", "equivocate")).count("seed ") == 12
