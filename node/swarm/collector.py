@@ -191,12 +191,10 @@ def sources_of(
     The order of the peers follows from the entry's hash, so another peer is first in each step.
     """
     turn = int.from_bytes(signed.hash[:8], "big")
-    ahead = [aggregators[(turn + at) % len(aggregators)] for at in range(len(aggregators))]
-    first: list[bytes] = []
-    if public_key in roster and aggregators:
-        place = (roster.index(public_key) - turn) % len(roster)
-        served = COPIES_EACH * len(aggregators)
-        ahead = [*ahead[place % len(ahead) :], *ahead[: place % len(ahead)]]
-        if place >= served:
-            first = [roster[((place - served) // COPIES_EACH + turn) % len(roster)]]
-    return [key for key in dict.fromkeys([*first, *ahead, *roster]) if key != public_key]
+    others = [key for key in roster if key not in aggregators]
+    place = (others.index(public_key) - turn) % len(others) if public_key in others else 0
+    turned = [aggregators[(place + at) % len(aggregators)] for at in range(len(aggregators))]
+    first, served = list[bytes](), COPIES_EACH * len(aggregators)
+    if aggregators and place >= served:
+        first = [others[((place - served) // COPIES_EACH + turn) % len(others)]]
+    return [key for key in dict.fromkeys([*first, *turned, *roster]) if key != public_key]

@@ -15,22 +15,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from node.assemble import LateDoor
 from node.blobs.payloads import Payloads
+from node.optim.layout import CHUNK_ELEMENTS
+from node.optim.votes.sums import SUMMED
 from node.overlay.settings import OverlaySettings
 from node.swarm.events import Committed, Event, Failed, Opened
 from node.swarm.membership import About
 from node.swarm.parts import build
 from node.swarm.session import Session
-from node.wire.codec import Update
+from node.wire.codec import Update, encode_update
+from node.wire.validate import UpdateDoor
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.v1 import update_pb2
 from tests.bench.coordinator import Watch, coordinator_serving
 
 SECONDS_MAX = 300.0
+ONE_IN = 16
 INSIDE = "SWARMENTUM_BENCH_TRAFFIC"
 LAYOUT, ROOT = (hashlib.sha256(name).digest() for name in (b"traffic layout", b"traffic root"))
 
@@ -43,6 +49,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--pause-s", type=float, default=0.3, help="between a tick and a peer's votes, as a gradient takes"
     )
     parser.add_argument("--idle-s", type=float, default=60.0)
+    parser.add_argument(
+        "--aggregators", type=int, default=0, help="of each step (default 0: all payloads to everybody)"
+    )
+    parser.add_argument("--cap", type=int, default=2, help="of the sums (default 2)")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -57,17 +67,25 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, INSIDE: "1"})
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
-    clock = (
-        f"steps = 100000\nmin_peers = {options.peers}\nmax_peers = {options.peers}\nbatch_samples = {4 * options.peers}\n"
-        "deadline_ms_min = 3000000\ndeadline_ms_max = 3000000\nsnapshot_every = 1000000\n"
-    )
-    with coordinator_serving(clock, "--no-layout") as (served, invite), tempfile.TemporaryDirectory() as folder:
-        watch = Watch(served.pid, int(invite.coordinators[0].rpartition(":")[2]))
-        return asyncio.run(_measured(options, invite, Path(folder), watch))
+    with tempfile.TemporaryDirectory() as folder:
+        homes = [Path(folder) / str(number) for number in range(options.peers)]
+        for home in homes:
+            home.mkdir()
+        named = [Identity.load_or_create(home / "identity.key").peer_id for home in homes]
+        settings = (
+            f"steps = 100000\nmin_peers = {options.peers}\nmax_peers = {options.peers}\n"
+            f"batch_samples = {4 * options.peers}\naggregators = {options.aggregators}\n"
+            "deadline_ms_min = 3000000\ndeadline_ms_max = 3000000\nsnapshot_every = 1000000\n"
+            f'[optimizer]\nselection = "random"\none_in = {ONE_IN}\ncap = {options.cap}\n'
+            f'[admission]\nmode = "allow_list"\nallowed = {json.dumps(named)}\n'
+        )
+        with coordinator_serving(settings, "--no-layout") as (served, invite):
+            watch = Watch(served.pid, int(invite.coordinators[0].rpartition(":")[2]))
+            return asyncio.run(_measured(options, invite, homes, watch))
 
 
-async def _measured(options: argparse.Namespace, invite: Invite, folder: Path, watch: Watch) -> dict[str, Any]:
-    peers = [Peer(number, invite, folder / str(number), options) for number in range(options.peers)]
+async def _measured(options: argparse.Namespace, invite: Invite, homes: list[Path], watch: Watch) -> dict[str, Any]:
+    peers = [Peer(invite, home, options) for home in homes]
     try:
         for peer in peers:
             await peer.begin([address for other in peers[:8] if other.joined for address in other.addresses])
@@ -98,6 +116,8 @@ async def _measured(options: argparse.Namespace, invite: Invite, folder: Path, w
             "steps_per_second": round(steps / seconds, 2),
             "overlay_bytes_peer_step": round(total),
             "payload_bytes_peer_step": round(payload),
+            "payloads_peer_step": round(payload / peers[0].payload_bytes, 2),
+            "cpu_ms_peer_step": round(1000 * (after.cpu - before.cpu) / each, 2),
             "overhead": round(1 - payload / total, 3),
             "coordinator_bytes_peer_step": round((after.coordinator - before.coordinator) / each),
             "idle_bytes_s_peer": round((end.overlay - idle.overlay) / options.idle_s / options.peers),
@@ -110,35 +130,45 @@ async def _measured(options: argparse.Namespace, invite: Invite, folder: Path, w
 
 
 class Sent:
-    """Bytes so far: on the overlay, to and from the coordinator, and of payloads."""
+    """Bytes so far: on the overlay, to and from the coordinator, and of payloads and sums; CPU seconds of all peers."""
 
-    def __init__(self, overlay: int, coordinator: int, payload: int) -> None:
-        self.overlay, self.coordinator, self.payload = overlay, coordinator, payload
+    def __init__(self, overlay: int, coordinator: int, payload: int, cpu: float) -> None:
+        self.overlay, self.coordinator, self.payload, self.cpu = overlay, coordinator, payload, cpu
 
     @staticmethod
     def now(watch: Watch, peers: list[Peer]) -> Sent:
         [line] = [line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")]
         coordinator = sum(watch.sockets())
-        return Sent(
-            int(line.split()[9]) - coordinator, coordinator, sum(p.session.counters.wire.blob_sent for p in peers)
-        )
+        sent = sum(p.session.counters.wire.blob_sent for p in peers)
+        return Sent(int(line.split()[9]) - coordinator, coordinator, sent, _cpu_seconds())
 
 
-class AnyDoor:
-    """Takes every payload: what votes mean is not measured here."""
-
-    bytes_max = 1 << 20
-
-    def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Update:
-        return Update(step, 128, b"")
+def _cpu_seconds() -> float:
+    """Of this process, which has all peers, and of their daemons."""
+    ticks, ours = 0, {str(os.getpid())}
+    for _ in range(3):  # children, and theirs
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                fields = stat.read_text().rpartition(")")[2].split()
+                if fields[1] in ours:
+                    ours.add(stat.parent.name)
+    for pid in ours:
+        with suppress(OSError):
+            fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Peer:
-    """The network side of one peer. It answers a tick with random bytes, after a pause, while it `publishes`."""
+    """The network side of one peer. It answers a tick with random votes, after a pause, while it `publishes`."""
 
-    def __init__(self, number: int, invite: Invite, folder: Path, options: argparse.Namespace) -> None:
-        folder.mkdir()
+    def __init__(self, invite: Invite, folder: Path, options: argparse.Namespace) -> None:
         self._options, self._invite = options, invite
+        self._votes_bytes = max(8 * options.payload_bytes * ONE_IN // CHUNK_ELEMENTS, 1) * CHUNK_ELEMENTS // ONE_IN // 8
+        door = LateDoor()
+        chunks = self._votes_bytes * 8 * ONE_IN // CHUNK_ELEMENTS
+        door.door = UpdateDoor(invite.run_id, LAYOUT, chunks, SUMMED, options.cap)
+        self.payload_bytes = len(self._votes(1))
         identity = Identity.load_or_create(folder / "identity.key")
         # without relaying, which reads p2pd's figures over the same loopback interface
         overlay = OverlaySettings(listen_host="127.0.0.1", reachability="public", relay_for_others=False)
@@ -148,7 +178,7 @@ class Peer:
                 identity,
                 folder / "identity.key",
                 overlay,
-                AnyDoor(),
+                door,
                 lambda sha256: None,
                 Payloads(folder / "payloads"),
                 self._take,
@@ -187,7 +217,10 @@ class Peer:
         await asyncio.sleep(self._options.pause_s)
         tick = opened.tick
         said = update_pb2.Announcement(step=tick.step, parent_hash=tick.parent_hash, samples=4, tokens=400, loss=2.0)
-        await self.session.publish(os.urandom(self._options.payload_bytes), said)
+        await self.session.publish(self._votes(tick.step), said)
+
+    def _votes(self, step: int) -> bytes:
+        return encode_update(self._invite.run_id, LAYOUT, Update(step, ONE_IN, os.urandom(self._votes_bytes)))
 
     @staticmethod
     def _state(step: int) -> bytes:

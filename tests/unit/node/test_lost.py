@@ -14,6 +14,7 @@ from node.swarm.collector import Collector
 from node.swarm.events import Resync, Snapshot
 from node.swarm.inbox import Announced
 from node.swarm.pulls import ACCEPTED_ROUNDS_MIN, Pulls
+from node.swarm.view import View
 from protos.errors import NetworkError
 from protos.log import Contribution
 from tests.unit.node.holders import BLOB, LIAR, ONE, SHA256, fetching, honest
@@ -61,7 +62,7 @@ def pulls_from(fetcher: Any, newest: Snapshot | None, *roster: bytes) -> tuple[P
         emit=emit,
         said=said,
     )
-    view: Any = SimpleNamespace(roster=roster, step=STEP)
+    view: Any = SimpleNamespace(roster=roster, step=STEP, aggregators=lambda step: ())
     agreed: Any = SimpleNamespace(newest=newest)
     pulls = Pulls(fetcher, payloads, view, agreed, runtime, patience_seconds=1e9)
     return pulls, SimpleNamespace(fetcher=fetcher, runtime=runtime, payloads=payloads)
@@ -116,8 +117,8 @@ async def test_an_entry_whose_votes_are_lost_asks_for_a_newer_snapshot() -> None
     pulls, seen = looked_for([None] * ACCEPTED_ROUNDS_MIN, newest)
     door: Any = SimpleNamespace(bytes_max=100)
     agreed: Any = SimpleNamespace(newest=newest)
-    collector = Collector(pulls, seen.payloads, door, agreed, seen.runtime)
-    entry: Any = SimpleNamespace(step=STEP, contributions=(NAMED,), trials=())
+    collector = Collector(b"me", pulls, seen.payloads, door, agreed, View(b"run", b""), seen.runtime)
+    entry: Any = SimpleNamespace(step=STEP, contributions=(NAMED,), trials=(), aggregate=None)
     signed: Any = SimpleNamespace(entry=entry)
     assert await collector.collect(signed, {}) is None
     [event] = seen.runtime.said

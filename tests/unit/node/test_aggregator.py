@@ -1,0 +1,195 @@
+"""A peer as an aggregator, and where all others get the sum: real votes, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from node.assemble import LateDoor
+from node.optim.votes import sums
+from node.swarm.aggregator import Aggregator
+from node.swarm.collector import COPIES_EACH, Collector, sources_of
+from node.swarm.events import Resync
+from node.swarm.outbox import Outbox
+from node.swarm.view import View
+from node.wire.codec import Update, encode_update, payload_hash
+from node.wire.validate import UpdateDoor
+from protos.assignment import Range, Share
+from protos.checks import drawn
+from protos.errors import Refusal
+from protos.holdings import digest_of
+from protos.log import Aggregate, Contribution, Entry, SignedEntry, contributions_body
+from protos.tick import Tick
+from protos.v1 import coordinator_pb2 as pb
+
+RUN, LAYOUT, STEP, CHUNKS = b"r" * 32, b"l" * 32, 7, 2
+KEYS = [bytes([n]) * 32 for n in range(1, 10)]
+
+
+def payload(number: int) -> bytes:
+    votes = np.random.default_rng(number).bytes(CHUNKS * 32)
+    return encode_update(RUN, LAYOUT, Update(STEP, 16, votes))
+
+
+def named(key: bytes, data: bytes, **more: Any) -> Contribution:
+    return Contribution(key, payload_hash(data), len(data), 4, 400, 1.5, **more)
+
+
+class Shelves:
+    """What peers hold: stands for `Pulls`."""
+
+    def __init__(self, *held: bytes) -> None:
+        self.held = {payload_hash(data): data for data in held}
+        self.asked: list[bytes] = []
+
+    async def accepted(self, contribution: Contribution, step: int, bytes_max: int, first: Any = ()) -> bytes | None:
+        self.asked.append(contribution.public_key)
+        return self.held.get(contribution.payload_sha256)
+
+    async def aggregate(self, aggregate: Aggregate, step: int, holders: Any) -> bytes | None:
+        return self.held.get(aggregate.sha256)
+
+    def keep_own(self, step: int, sha256: bytes, data: bytes) -> None:
+        self.held[sha256] = data
+
+
+def parts(*held: bytes) -> tuple[Aggregator, Shelves, Outbox, LateDoor, Any]:
+    shelves, outbox, door, view = Shelves(*held), Outbox(), LateDoor(), View(RUN, b"")
+    door.door = UpdateDoor(RUN, LAYOUT, CHUNKS, sums.SUMMED)
+
+    async def emit(event: Any) -> None:
+        said.append(event)
+
+    async def beside(function: Any, *given: Any) -> Any:
+        return function(*given)
+
+    said: list[Any] = []
+    quiet = SimpleNamespace(warning=lambda *_, **__: None, error=lambda *_, **__: None, info=lambda *_, **__: None)
+    runtime: Any = SimpleNamespace(
+        spawn=lambda work: asyncio.get_running_loop().create_task(work),
+        log=quiet, refused=said.append, emit=emit, said=said,
+    )  # fmt: skip
+    pulls: Any = shelves
+    return Aggregator(pulls, door, outbox, view, runtime, beside), shelves, outbox, door, runtime
+
+
+def request(*contributions: Contribution) -> pb.SumRequest:
+    return pb.SumRequest(step=STEP, attempt=2, contributions=contributions_body(contributions))
+
+
+async def settle(aggregator: Aggregator) -> None:
+    assert aggregator._working is not None
+    await aggregator._working
+
+
+async def test_it_adds_up_what_it_is_asked_for_keeps_it_and_says_so() -> None:
+    data = [payload(n) for n in range(3)]
+    aggregator, shelves, outbox, door, _ = parts(*data)
+    contributions = [named(key, it) for key, it in zip(KEYS, data, strict=False)]
+    aggregator.asked(request(*contributions))
+    await settle(aggregator)
+    said = outbox.summed
+    assert said is not None
+    assert (said.step, said.attempt, said.payloads) == (STEP, 2, digest_of(c.payload_sha256 for c in contributions))
+    total = shelves.held[said.sha256]
+    assert len(total) == said.total_bytes
+    added = sums.add_up([sums.SUMMED.read(it[-CHUNKS * 32 :], 16, CHUNKS) for it in data], CHUNKS)[1]
+    opened = door.open_aggregate(total, STEP, len(total))
+    again = sums.add_up([sums.SUMMED.read(it.votes, 16, CHUNKS) for it in opened], CHUNKS)[1]
+    assert np.array_equal(again, np.clip(added, -2, 2))
+    body, facts = outbox.next_report() or (None, [])
+    assert body is not None
+    assert body.summed.aggregate.sha256 == said.sha256
+    outbox.sent(facts)
+    assert outbox.next_report() is None
+    aggregator.asked(request(*contributions))
+    await settle(aggregator)
+    assert outbox.next_report() is not None, "the coordinator asks again because it has forgotten"
+
+
+async def test_votes_of_another_length_than_the_log_names_count_as_nothing() -> None:
+    data = [payload(n) for n in range(2)]
+    aggregator, shelves, outbox, door, _ = parts(*data)
+    wrong = Contribution(KEYS[1], payload_hash(data[1]), len(data[1]) + 1, 4, 400, 1.5)
+    aggregator.asked(request(named(KEYS[0], data[0]), wrong))
+    await settle(aggregator)
+    assert outbox.summed is not None
+    alone = door.aggregate([door.open(data[0], STEP)], STEP)
+    assert shelves.held[outbox.summed.sha256] == alone
+
+
+async def test_without_a_payload_it_says_nothing() -> None:
+    data = [payload(n) for n in range(2)]
+    aggregator, _, outbox, _, _ = parts(data[0])
+    aggregator.asked(request(*(named(key, it) for key, it in zip(KEYS, data, strict=False))))
+    await settle(aggregator)
+    assert outbox.summed is None
+
+
+async def test_a_request_that_is_none_is_refused() -> None:
+    aggregator, *_ = parts()
+    with pytest.raises(Refusal):
+        aggregator.asked(pb.SumRequest(step=STEP, contributions=[{"public_key": b"short"}]))  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("peers", [7, 16, 100, 4000])
+def test_nobody_serves_more_than_a_few_sums_and_everybody_gets_one(peers: int) -> None:
+    roster = [hashlib.sha256(b"%d" % n).digest() for n in range(peers)]
+    entry = Entry(STEP, RUN, (), 0, b"", (), 0, aggregate=Aggregate(b"s" * 32, 9))
+    for turn in (b"\0" * 32, b"\x07" * 32, hashlib.sha256(b"entry").digest()):
+        signed = SignedEntry(entry, turn, b"")
+        aggregators = tuple(roster[:3])
+        first = {key: sources_of(signed, key, aggregators, roster)[0] for key in roster[3:]}
+        served = Counter(first.values())
+        assert max(served.values()) <= COPIES_EACH
+        assert all(key not in sources_of(signed, key, aggregators, roster) for key in roster)
+        for source in first.values():  # whom one waits for has it from somebody who has it, and so on
+            hops, at = 1, source
+            while at in first:
+                at, hops = first[at], hops + 1
+            assert hops <= 7
+
+
+async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
+    data = [payload(n) for n in range(9)]
+    aggregator, shelves, outbox, door, runtime = parts(*data)
+    contributions = tuple(named(key, it, check_permille=1000) for key, it in zip(KEYS, data, strict=True))
+    aggregator.asked(request(*contributions))
+    await settle(aggregator)
+    said = outbox.summed
+    assert said is not None
+    entry = Entry(STEP, RUN, contributions, 0, b"", (), 0, aggregate=Aggregate(said.sha256, said.total_bytes))
+    signed = SignedEntry(entry, hashlib.sha256(b"entry").digest(), b"")
+    view, shelf, newest = View(RUN, b""), SimpleNamespace(get=lambda sha256: None), SimpleNamespace(newest=None)
+    view.tick = Tick(STEP, RUN, 1, tuple(Share(key, 1) for key in KEYS), (Range(0, 9),), 0)
+    pulls, payloads, snapshots = shelves, shelf, newest
+    collector = Collector(KEYS[0], pulls, payloads, door, snapshots, view, runtime, whole=True)  # type: ignore[arg-type]
+    shelves.asked.clear()
+    found = await collector.collect(signed, {}, (KEYS[3],))
+    assert found is not None
+    assert not shelves.asked, "the run has no checks"
+    assert (found.updates, found.authors) == (
+        door.open_aggregate(shelves.held[said.sha256], STEP, said.total_bytes),
+        (),
+    )
+    assert found.payloads == (shelves.held[said.sha256],)
+    view.checkers = 2
+    mine = {subject for subject, who in drawn(signed.hash, entry, 2).items() if KEYS[0] in who}
+    assert mine
+    found = await collector.collect(signed, {}, (KEYS[3],))
+    assert found is not None
+    assert found.by_author.keys() == mine == {*shelves.asked}
+
+    del shelves.held[said.sha256]
+    assert await collector.collect(signed, {}) is None
+    assert isinstance(runtime.said[-1], Resync)
+    shelves.held[said.sha256] = b"no sum"
+    found = await collector.collect(signed, {})
+    assert found is not None
+    assert found.updates == (), "the same nothing on every replica"
