@@ -42,6 +42,8 @@ class Crowd:
     snapshots: bool = True
     copies: bool = False
     """Name the payload of whoever the crowd hears first, instead of one of its own."""
+    sums: bool = False
+    """Send sums of each step that nobody asked them for, all alike."""
     heard: Counter[str] = field(default_factory=Counter)
     """Words of the coordinator: what it refused, and notices."""
     reported: int = 0
@@ -110,6 +112,10 @@ class Fake:
             compute_ms=0,
         )
         body.announcement.CopyFrom(seal(self.identity, Kind.KIND_ANNOUNCEMENT, self._run_id, announcement))
+        if self._crowd.sums:
+            sum_ = log_pb2.Aggregate(sha256=poison("sum", tick.step), total_bytes=100)
+            said = pb.Summed(step=tick.step, attempt=tick.attempt, payloads_sha256=poison(), aggregate=sum_)
+            body.summed.CopyFrom(said)
         for fake in everybody:
             body.holdings.add(
                 step=tick.step, public_key=fake.identity.public_key, payload_sha256=fake.payload(tick.step)

@@ -72,8 +72,8 @@ def play(folder: Path, steps: int, attack: str | None) -> tuple[LocalSwarm, floa
         raise
 
 
-@pytest.mark.parametrize("steps", [50, pytest.param(200, marks=pytest.mark.nightly)])
-@pytest.mark.long
+@pytest.mark.parametrize("steps", [50, 200])
+@pytest.mark.nightly
 def test_eight_fakes_harm_nothing_in_a_run_of_three_with_an_anchor(tmp_path: Path, steps: int) -> None:
     started = time.monotonic()
     calm, calm_loss, _ = play(tmp_path / "calm", steps, None)

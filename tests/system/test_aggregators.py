@@ -1,4 +1,4 @@
-"""Real processes whose votes are added up by an anchor and peers: equal replicas, few payloads, whoever of them is killed."""
+"""Real processes whose votes are added up by an anchor and peers: equal replicas, few payloads, whoever is killed or lies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.attack.attacks.false_sums import FalseSums
+from tests.attack.base import Target
 from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm, digests_by_step, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
@@ -36,8 +38,8 @@ PEERS = ("ada", "bob", "cid", "dan", "eve", "fay")
 
 
 @pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
-    swarm = LocalSwarm(tmp_path, RUN, "--anchor")
+def swarm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalSwarm]:
+    swarm = LocalSwarm(tmp_path, RUN.replace("aggregators = 1", f"aggregators = {request.param}"), "--anchor")
     try:
         yield swarm
     finally:
@@ -45,6 +47,7 @@ def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("swarm", [1], indirect=True)
 def test_the_anchor_adds_up_and_every_peer_takes_the_sum(swarm: LocalSwarm) -> None:
     anchor = swarm.anchor()
     peers = {name: swarm.join(name, "--archive") for name in PEERS}
@@ -72,3 +75,32 @@ def test_the_anchor_adds_up_and_every_peer_takes_the_sum(swarm: LocalSwarm) -> N
     code, values = swarm.start("verify", "node", "verify", str(swarm.folder / "ada"), "--json").finish()
     assert code == 0, json.dumps(values)
     assert 0 < values["votes_in_sums"] < values["votes"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("swarm", [3], indirect=True)
+def test_a_member_that_lies_in_sums_and_strangers_that_send_some_change_nothing(swarm: LocalSwarm) -> None:
+    """The anchor's sums count, whatever others say; the archive leads to the weights that the log confirms."""
+    anchor = swarm.anchor()
+    names = (*PEERS, "gil")
+    peers = {name: swarm.join(name, *(["--archive"] if name == "ada" else [])) for name in names}
+    liar = swarm.start("liar", "tests.system.lying_aggregator", swarm.link, str(swarm.folder / "liar"))
+    wait_for("all of them in a step", lambda: any(it["peers"] == len(names) + 1 for it in swarm.steps("ada")), 250.0)
+    target = Target(swarm.link, swarm.folder, swarm.processes["coordinator"].child.pid)
+    words = FalseSums().run(target, 20.0)
+    head = swarm.last_step("ada")
+    swarm.wait_step("ada", head + 10)
+    print(words)
+    found = wait_for(
+        "a word to the liar", lambda: swarm.events("liar", "waiting") or swarm.last_step("ada") > 2000, 60.0
+    )
+    assert any("differs from the one that counts" in json.dumps(line) for line in found), found  # type: ignore[union-attr]
+    steps = [swarm.steps(name) for name in (*names, "liar", "anchor")]
+    assert all(len(digests) == 1 for digests in digests_by_step(*steps).values()), "the liar applies what all apply"
+    for process in (*peers.values(), liar, anchor):
+        process.interrupt()
+    for process in (*peers.values(), liar, anchor):
+        process.finish()
+    code, values = swarm.start("verify", "node", "verify", str(swarm.folder / "ada"), "--json").finish()
+    assert code == 0, json.dumps(values)
+    assert values["votes_in_sums"] > 0

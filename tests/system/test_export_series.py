@@ -42,7 +42,7 @@ def places(folder: Path) -> tuple[str, ...]:
     return ("--home", str(folder / "copier"), "--listen", "127.0.0.1:0", "--threads", "1", "--json")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_each_agreed_state_at_a_distance_and_the_last_one_are_exported(tmp_path: Path, hub: Hub) -> None:
     swarm = LocalSwarm(tmp_path, RUN.replace("STEPS", "70"))
     try:

@@ -49,6 +49,7 @@ def owner(swarm: LocalSwarm, command: str, name: str, *flags: str) -> dict[str, 
     return values
 
 
+@pytest.mark.nightly
 def test_a_paused_peer_costs_the_others_no_step_and_comes_back(swarm: LocalSwarm) -> None:
     for name in PEERS:
         swarm.join(name)

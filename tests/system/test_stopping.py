@@ -153,7 +153,8 @@ seconds = 0.8
 """ + TINY_MODEL.partition("[model.config]")[2]
 
 
-@pytest.mark.parametrize("way", ["ctrl-c", *(pytest.param(way, marks=pytest.mark.nightly) for way in EVERY_WAY[1:])])
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", EVERY_WAY)
 def test_while_it_trains_and_its_momentum_is_kept(swarm: LocalSwarm, tmp_path: Path, way: str) -> None:
     """In a forward pass of 0.8 s: a p2pd that heard the signal would be dead, and started again, when that is over."""
     link = another_run(swarm, tmp_path, RUN + PACED)

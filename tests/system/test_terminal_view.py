@@ -160,6 +160,7 @@ def test_a_peer_is_seen_at_work_and_finishes(swarm: LocalSwarm, short_home: Path
     assert "taking part" not in after
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_end_it_is_quiet(swarm: LocalSwarm, tmp_path: Path, way: str) -> None:
     link = another_run(swarm, tmp_path, 1000000)

@@ -135,7 +135,7 @@ def inside(outer: Any, inner: list[Any]) -> None:
         assert span.end_time_unix_nano <= outer.end_time_unix_nano + CLOCK_NS
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_receiver_that_does_not_answer_costs_no_step(tmp_path: Path) -> None:
     """The address takes connections and never says a word, for the coordinator and the peers alike."""
     with socket.socket() as silent:
