@@ -37,4 +37,4 @@ def open_aggregate(door: UpdateDoor, data: bytes, step: int, named_bytes: int) -
         found = sums.unpack(body.votes, door.chunks, body.size, door.cap)
     except VotesError as error:
         raise Refusal(Reason.OUT_OF_RANGE, str(error)) from error
-    return tuple(Update(step, body.size, votes) for votes in sums.ballots(found, body.size))
+    return tuple(Update(step, body.size, votes) for votes in sums.ballots(found))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from node.optim.votes import silence
 from node.optim.votes.groups import VotesError
-from node.optim.votes.payload import Choice, Format, Packed
+from node.optim.votes.payload import Format, Packed
 
 SUMMED = Format("random")
 """The one format whose votes can be summed in the network."""
@@ -97,10 +97,11 @@ def unpack(data: bytes, chunks: int, size: int, cap: int) -> Sums:
     return (flat[:places] - cap).reshape(chunks, count).astype(np.int16)
 
 
-def ballots(sums: Sums, size: int) -> Iterator[bytes]:
-    """Payloads of the format SUMMED that add up to these sums: number n votes where a sum is n or more, either way."""
+def ballots(sums: Sums) -> Iterator[bytes]:
+    """Payloads of the format SUMMED that add up to these sums: number n votes where a sum is n or more, either way. The bytes
+    are those of `SUMMED.encode`."""
     magnitude = np.abs(sums)
     for level in range(1, int(magnitude.max(initial=0)) + 1):
-        silent = torch.from_numpy(magnitude < level)
-        negative = torch.from_numpy((sums <= -level).astype(np.uint8))
-        yield SUMMED.encode([Choice(None, negative, None, None, silence.pack(silent))], size)
+        signs = np.packbits(sums <= -level, bitorder="little").tobytes()
+        quiet = np.packbits(magnitude < level, axis=1, bitorder="little")
+        yield signs + silence.encode(torch.from_numpy(quiet))

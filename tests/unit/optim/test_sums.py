@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.optim.base import BY_CHUNKS, BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.exact.dct import CAP_MAX
-from node.optim.votes import sums
+from node.optim.votes import silence, sums
 from node.optim.votes.groups import VotesError
+from node.optim.votes.payload import Choice
 from node.optim.votes.places import Draw
 from node.wire.aggregate import aggregate, open_aggregate
 from node.wire.codec import Update
@@ -50,6 +51,15 @@ def test_sums_come_back_capped(chunks: int, size: int, cap: int, seed: int) -> N
     data = sums.pack(found, cap)
     assert len(data) == sums.sum_bytes(found.size, cap)
     assert np.array_equal(sums.unpack(data, chunks, size, cap), np.clip(found, -cap, cap))
+
+
+@settings(deadline=None)  # the first packing compiles
+@given(st.integers(1, 4), st.sampled_from((2, 16, 512, 1024)), st.integers(0, 1 << 16))
+def test_ballots_are_payloads_as_a_peer_writes_them(chunks: int, size: int, seed: int) -> None:
+    found = np.random.default_rng(seed).integers(-3, 4, (chunks, 4096 // size), dtype=np.int16)
+    for level, payload in enumerate(sums.ballots(found), 1):
+        silent, negative = torch.from_numpy(abs(found) < level), torch.from_numpy((found <= -level).astype(np.uint8))
+        assert payload == sums.SUMMED.encode([Choice(None, negative, None, None, silence.pack(silent))], size)
 
 
 def test_bytes_that_no_aggregator_makes_are_refused() -> None:
