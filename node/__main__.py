@@ -296,6 +296,10 @@ def ledger(
             metavar="RUN", help="An archived run (as for verify), a file of export-log, an invite link, or - (stdin)."
         ),
     ],
+    expected: Annotated[
+        str | None,
+        typer.Option("--run", metavar="INVITE|ID", help="The run that it has to be: an invite link, or its id."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show each identity's contribution, as the run's signed log proves it: votes accepted, samples, tokens, uptime."""
@@ -303,8 +307,12 @@ def ledger(
     with many_imports(said=not as_json):
         from node.archive.ledger import of, show
     from node.commands.person import link_from
+    from protos.errors import RefusedError
+    from protos.invite import run_named
 
     found = of(link_from(run))
+    if expected is not None and not found.run_id.hex().startswith(run_named(expected)):
+        raise RefusedError(f"{run} is the log of run {found.run_id.hex()}, and --run names {run_named(expected)}")
     if as_json:
         print_json(found.values())
     else:

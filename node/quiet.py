@@ -1,12 +1,19 @@
-"""Libraries whose own log lines are not for people: what they warn of here is either no fault, or comes as an error, too."""
+"""Libraries whose own log lines are not for people: what they warn of here is either no fault, or comes as an error, too.
+
+They wait in silence, too: `slowly` says what for.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+SILENCE_SECONDS_MAX: Final = 2.0
+"""A person waits for so long without a word."""
 LIBRARIES: Final = ("transformers", "huggingface_hub")
 
 
@@ -22,3 +29,15 @@ def quiet_libraries() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def slowly(what: str) -> Iterator[None]:
+    """Inside, a library asks somebody on the network: after SILENCE_SECONDS_MAX, `what` is told on stderr, once."""
+    timer = threading.Timer(SILENCE_SECONDS_MAX, print, (f"{what} ...",), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.commands.card import MARK
+from node.quiet import slowly
 from protos.errors import NetworkError, OperatorError, RefusedError
 
 REVISION_MARK: Final = "@"
@@ -120,7 +121,8 @@ def _plain(repo_id: str, folder: Path | None = None) -> Iterator[None]:
     if not sys.stderr.isatty():
         disable_progress_bars()  # stderr is a log
     try:
-        yield
+        with slowly(f"waiting for the hub, which is asked about {repo_id} up to six times"):
+            yield
     except errors.LocalTokenNotFoundError as error:
         raise OperatorError(f"{repo_id}: no token of the hub is here; run `hf auth login`, or set HF_TOKEN") from error
     except errors.HFValidationError as error:

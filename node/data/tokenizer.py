@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.errors import TokenizerError
-from node.quiet import quiet_libraries
+from node.quiet import quiet_libraries, slowly
 
 BYTES_VOCABULARY = 256
 METASPACE = "\u2581"
@@ -120,7 +120,8 @@ class HuggingFaceTokenizer:
                     self._inner = PreTrainedTokenizerFast(tokenizer_file=name)  # type: ignore[no-untyped-call]
                 else:
                     # without the last word it asks whether it may run what the tokenizer brought, and hears a "y" on stdin
-                    self._inner = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+                    with slowly(f"looking for tokenizer {name}, here and on the hub"):
+                        self._inner = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except Exception as error:  # the library of a tokenizer.json raises plain exceptions
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise TokenizerError(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from node import __main__ as command
 from node.archive.ledger import of
 from node.archive.log_file import export_log, log_entries
-from protos.errors import OperatorError
+from protos.errors import OperatorError, RefusedError
 from tests.system.local_swarm import PLAIN_MODEL, LocalSwarm
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300)]
@@ -57,6 +57,14 @@ def test_the_file_proves_the_run_when_the_coordinator_is_gone(written: tuple[Pat
     assert (found.run_id, found.from_step, found.to_step) == (run_id, 1, STEPS)
     assert [account.id for account in found.accounts] == identities
     assert sum(account.votes_accepted for account in found.accounts) == STEPS
+
+
+def test_the_log_of_another_run_than_the_wanted_one_is_refused(written: tuple[Path, bytes, list[str]]) -> None:
+    file, run_id, _ = written
+    named = CliRunner().invoke(command.app, ["ledger", str(file), "--run", run_id.hex()[:16], "--json"])
+    assert named.exit_code == 0, named.output
+    with pytest.raises(RefusedError, match="--run names 0123456789abcdef"):
+        CliRunner().invoke(command.app, ["ledger", str(file), "--run", "0123456789abcdef"], catch_exceptions=False)
 
 
 def parts(data: bytes) -> list[bytes]:

@@ -1,0 +1,21 @@
+"""What a library waits for is told once it takes a while, and not before."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from node import quiet
+
+
+def test_a_long_wait_is_told_once_and_a_short_one_never(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with quiet.slowly("waiting for the hub"):
+        pass
+    monkeypatch.setattr(quiet, "SILENCE_SECONDS_MAX", 0.0)
+    with quiet.slowly("waiting for the hub"):
+        while (told := [it for it in threading.enumerate() if isinstance(it, threading.Timer)]) and told[0].is_alive():
+            told[0].join(10)
+    assert capsys.readouterr().err == "waiting for the hub ...\n"
