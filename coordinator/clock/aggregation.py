@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from coordinator.clock import electorate, rules
 from coordinator.clock.effects import Arm, Effect, NoticeKind, Refuse, SendNotice, SendSumRequest
 from coordinator.clock.events import Summed
-from coordinator.clock.state import OpenStep, Outcome, Peer, Run, Summing
+from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Run, Summing
 from coordinator.clock.values import replace
 from protos.assignment import Share
 from protos.holdings import digest_of
@@ -39,7 +39,7 @@ def drawn(run: Run, roster: Iterable[Share], attempt: int) -> tuple[bytes, ...]:
     clock, members = run.config.clock, [share.public_key for share in roster]
     if not clock.aggregators or not worth(len(members), clock.aggregators, run.config.optimizer.cap):
         return ()
-    anchors = [key for key in run.anchors_here if not is_resting(run, key)]
+    anchors = [key for key in run.anchors_here if run.peers[key].phase is PeerPhase.READY and not is_resting(run, key)]
     if not anchors and (run.anchored or run.config.admission.mode == "open"):
         return ()
     able = [key for key in members if _is_able(run, run.peers.get(key))]

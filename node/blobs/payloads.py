@@ -124,6 +124,11 @@ class Payloads:
         for sha256 in [name for name, at in self._steps.items() if at <= step]:
             self._forget(sha256)
 
+    def keep_only(self, step: int, sha256: bytes) -> None:
+        """Drop what is here of a step, but for the sum of its votes: nobody replays the step by its payloads."""
+        for name in [name for name, at in self._steps.items() if at == step and name != sha256]:
+            self._forget(name)
+
     def _forget(self, sha256: bytes) -> None:
         self._path(sha256).unlink(missing_ok=True)
         del self._steps[sha256]

@@ -58,7 +58,8 @@ class Aggregator:
         """A payload's bytes; b"" if it is too long to count; None if nobody gives it before the step is decided."""
         if contribution.payload_bytes > self._door.bytes_max:
             return b""
-        return await self._pulls.accepted(contribution, step, self._door.bytes_max)
+        first = self._view.aggregators(step)
+        return await self._pulls.accepted(contribution, step, self._door.bytes_max, first)
 
     def _opened(self, data: bytes | None, contribution: Contribution, step: int) -> list[Update]:
         """The votes, as every replica would have opened them: none if they are invalid."""

@@ -18,7 +18,7 @@ from node.swarm.runtime import Runtime
 from node.swarm.snapshots import AgreedSnapshots
 from node.swarm.view import View
 from node.wire.codec import Update
-from protos.checks import drawn
+from protos.checks import VERDICT_STEPS, drawn
 from protos.errors import Refusal
 from protos.identity import short
 from protos.limits import PAYLOAD_BYTES_MAX
@@ -61,6 +61,7 @@ class Collector:
         whole: bool = False,
     ) -> None:
         self._public_key, self._view = public_key, view
+        self._sums: dict[int, bytes] = {}  # of the last steps, whose payloads may still be checked
         self._pulls, self._payloads, self._door = pulls, payloads, door
         self._snapshots, self._runtime, self._whole = snapshots, runtime, whole
 
@@ -119,6 +120,9 @@ class Collector:
                 "the sum of a step is no sum of votes, and counts as no votes", step=step, why=str(refusal)
             )
             updates = ()
+        self._sums[step] = aggregate.sha256
+        for old in [at for at in self._sums if at <= step - VERDICT_STEPS]:
+            self._payloads.keep_only(old, self._sums.pop(old))
         return Committed(signed, updates, (data,) if self._whole else (), said, by_author, came, clock())
 
     async def _to_check(

@@ -71,10 +71,10 @@ def test_sums_are_those_of_their_votes_whatever_goes_wrong() -> None:
     lies = 0
     for seed in ("2", "3", "4", "5"):
         told = finished(start("--seed", seed, "--aggregators", "3", "--faults", "false-sums"))
-        found = re.search(r"(\d+) entries have a sum, (\d+) of them were compared; aggregators lied (\d+) times", told)
+        found = re.search(r"(\d+) entries have the sum of their votes; aggregators lied (\d+) times", told)
         assert found is not None, told
-        assert int(found[1]) >= int(found[2]) > 5, told
-        lies += int(found[3])
+        assert int(found[1]) > 5, told
+        lies += int(found[2])
     assert lies > 0
     faults = ("false-sums", "crash-peer", "crash-coordinator", "partition", "equivocate")
     assert finished(start("--seeds", "0", "12", "--aggregators", "3", "--faults", *faults)).count("seed ") == 12

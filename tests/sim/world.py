@@ -460,6 +460,10 @@ class SimPayloads(Payloads):
         super().__init__(peer.folder / "payloads")
         self._peer = peer
 
+    def put(self, step: int, sha256: bytes, data: bytes, *, own: bool = False) -> bool:
+        self._peer.world.payloads[sha256] = data
+        return super().put(step, sha256, data, own=own)
+
     def _write(self, temporary: Path, data: bytes, path: Path) -> None:
         if self._peer.full:
             raise OSError(28, "No space left on device")
@@ -495,6 +499,8 @@ class World:
     """Hashes of payloads whose authors told the coordinator another length."""
     liars: set[str] = field(default_factory=set)
     """Peers that were told to have two faces, whether they got to it or not."""
+    payloads: dict[bytes, bytes] = field(default_factory=dict)
+    """Everything that a peer ever had, by its hash."""
     lies: int = 0
     """False sums that aggregators made."""
     failures: list[BaseException] = field(default_factory=list)

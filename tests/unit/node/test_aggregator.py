@@ -166,7 +166,8 @@ async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
     assert said is not None
     entry = Entry(STEP, RUN, contributions, 0, b"", (), 0, aggregate=Aggregate(said.sha256, said.total_bytes))
     signed = SignedEntry(entry, hashlib.sha256(b"entry").digest(), b"")
-    view, shelf, newest = View(RUN, b""), SimpleNamespace(get=lambda sha256: None), SimpleNamespace(newest=None)
+    view, newest, cleared = View(RUN, b""), SimpleNamespace(newest=None), list[tuple[int, bytes]]()
+    shelf = SimpleNamespace(get=lambda sha256: None, keep_only=lambda step, sha256: cleared.append((step, sha256)))
     view.tick = Tick(STEP, RUN, 1, tuple(Share(key, 1) for key in KEYS), (Range(0, 9),), 0)
     pulls, payloads, snapshots = shelves, shelf, newest
     collector = Collector(KEYS[0], pulls, payloads, door, snapshots, view, runtime, whole=True)  # type: ignore[arg-type]
@@ -185,6 +186,10 @@ async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
     found = await collector.collect(signed, {}, (KEYS[3],))
     assert found is not None
     assert found.by_author.keys() == mine == {*shelves.asked}
+
+    later = Entry(STEP + 2, RUN, (), 0, b"", (), 0, aggregate=entry.aggregate)
+    await collector.collect(SignedEntry(later, b"h" * 32, b""), {})
+    assert cleared == [(STEP, said.sha256)], "two steps later nobody checks its payloads"
 
     del shelves.held[said.sha256]
     assert await collector.collect(signed, {}) is None

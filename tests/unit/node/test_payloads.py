@@ -98,3 +98,14 @@ def test_the_own_payload_of_an_earlier_life_is_read_once(tmp_path: Path, hashed:
     assert not store.keep_own(b"n" * 32), "not here"
     assert store.get(own), "and the one before stays"
     assert hashed.count == 1
+
+
+def test_of_a_step_with_a_sum_the_sum_alone_stays(tmp_path: Path) -> None:
+    payloads = Payloads(tmp_path / "payloads")
+    data = {hashlib.sha256(it).digest(): it for it in (b"one", b"two", b"sum", b"other")}
+    for sha256, it in data.items():
+        payloads.put(8 if it == b"other" else 7, sha256, it, own=it == b"one")
+    total = hashlib.sha256(b"sum").digest()
+    payloads.keep_only(7, total)
+    assert {it for sha256, it in data.items() if payloads.get(sha256) is not None} == {b"sum", b"other"}
+    assert payloads.total_bytes == 8
