@@ -34,6 +34,7 @@ from node.training.telemetry import StepLog, Summary
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
 from node.wire.aggregate import aggregate, open_aggregate
+from node.wire.aggregate import bytes_max as aggregate_bytes_max
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
 from protos.identity import Identity
@@ -63,6 +64,11 @@ class LateDoor:
     def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Any:
         """See `UpdateDoor.open`."""
         return self._known().open(data, step, named_bytes)
+
+    @property
+    def aggregate_bytes_max(self) -> int:
+        """The longest sum of votes that passes."""
+        return aggregate_bytes_max(self._known())
 
     def aggregate(self, updates: Sequence[Update], step: int) -> bytes:
         """See `node.wire.aggregate.aggregate`."""

@@ -22,7 +22,7 @@ from node.snapshot.pieces import Manifest, check_piece, describe, iterate_pieces
 from node.snapshot.start import is_start
 from node.training.methods import optimizer_of
 from node.training.replica import BASE_PREFIX
-from node.wire.aggregate import open_aggregate
+from node.wire.aggregate import bytes_max, open_aggregate
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
 from protos.announcement import open_announcement
@@ -252,6 +252,8 @@ class Replay:
         record = next((found for found in payloads if found.payload_sha256 == aggregate.sha256), None)
         if record is None:
             raise BadStepError(step, f"{name} is not in this archive")
+        if aggregate.total_bytes > bytes_max(self._door):
+            return []
         data = self._unpacked(step, name, record, aggregate.sha256)
         try:
             updates = open_aggregate(self._door, data, step, aggregate.total_bytes)

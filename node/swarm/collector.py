@@ -39,6 +39,9 @@ class Door(Protocol):
 
     def open(self, data: bytes, step: int, named_bytes: int | None = None) -> Update: ...
 
+    @property
+    def aggregate_bytes_max(self) -> int: ...
+
     def aggregate(self, updates: Sequence[Update], step: int) -> bytes: ...
 
     def open_aggregate(self, data: bytes, step: int, named_bytes: int) -> tuple[Update, ...]: ...
@@ -107,7 +110,7 @@ class Collector:
         sources = sources_of(signed, self._public_key, aggregators, self._view.roster)
         by_author = self._tried(signed)
         data, _ = await asyncio.gather(
-            self._pulls.aggregate(aggregate, step, sources), self._to_check(signed, aggregators, by_author)
+            self._sum(aggregate, step, sources), self._to_check(signed, aggregators, by_author)
         )
         if data is None:
             await self._lost(step)
@@ -124,6 +127,12 @@ class Collector:
         for old in [at for at in self._sums if at <= step - VERDICT_STEPS]:
             self._payloads.keep_only(old, self._sums.pop(old))
         return Committed(signed, updates, (data,) if self._whole else (), said, by_author, came, clock())
+
+    async def _sum(self, aggregate: Aggregate, step: int, sources: Sequence[bytes]) -> bytes | None:
+        """A sum's bytes. b"" if it is too long to be valid: this peer asks nobody for it. None: a snapshot is needed."""
+        if aggregate.total_bytes > self._door.aggregate_bytes_max:
+            return b""
+        return await self._pulls.aggregate(aggregate, step, sources)
 
     async def _to_check(
         self, signed: SignedEntry, aggregators: tuple[bytes, ...], by_author: dict[bytes, Update]

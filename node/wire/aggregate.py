@@ -24,10 +24,17 @@ def aggregate(door: UpdateDoor, updates: Sequence[Update], step: int) -> bytes:
     return encode_update(door.run_id, door.layout_digest, Update(step, size, sums.pack(total, door.cap)))
 
 
+def bytes_max(door: UpdateDoor) -> int:
+    """The longest sum that can be valid: of votes at every second place."""
+    places = door.chunks * sums.SUMMED.votes_a_chunk(min(sums.SUMMED.sizes))
+    return min(sums.sum_bytes(places, door.cap) + UPDATE_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX)
+
+
 def open_aggregate(door: UpdateDoor, data: bytes, step: int, named_bytes: int) -> tuple[Update, ...]:
     """Votes that add up to the sum: at most `cap` payloads. Raises `Refusal` for bytes that no aggregator makes."""
-    if len(data) != named_bytes or len(data) > PAYLOAD_BYTES_MAX:
-        raise Refusal(Reason.OUT_OF_RANGE, f"aggregate of {len(data)} bytes, the log names {named_bytes}")
+    if len(data) != named_bytes or len(data) > bytes_max(door):
+        text = f"aggregate of {len(data)} bytes, the log names {named_bytes}, and {bytes_max(door)} are the most"
+        raise Refusal(Reason.OUT_OF_RANGE, text)
     body = door.opened(parse(update_pb2.UpdatePayload, data), step)
     if len(data) - len(body.votes) > UPDATE_HEADER_BYTES_MAX:
         raise Refusal(Reason.MALFORMED, "bytes beyond the sums and their header")

@@ -194,6 +194,11 @@ async def test_a_peer_gets_the_sum_and_the_payloads_that_it_checks() -> None:
     del shelves.held[said.sha256]
     assert await collector.collect(signed, {}) is None
     assert isinstance(runtime.said[-1], Resync)
+    shelves.held.clear()
+    long = Entry(STEP, RUN, contributions, 0, b"", (), 0, aggregate=Aggregate(said.sha256, 1 << 28))
+    found = await collector.collect(SignedEntry(long, signed.hash, b""), {})
+    assert found is not None, "nobody is asked for what can be no sum"
+    assert (found.updates, found.payloads) == ((), (b"",))
     shelves.held[said.sha256] = b"no sum"
     found = await collector.collect(signed, {})
     assert found is not None
