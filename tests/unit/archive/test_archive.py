@@ -18,6 +18,7 @@ from node.archive.record import Recorder
 from node.archive.verify import Verification, text, verify
 from node.archive.verify import line as line_of
 from node.training.replica import Replica
+from node.wire.aggregate import aggregate
 from node.wire.validate import UpdateDoor
 from protos.changes import Settings
 from protos.envelope import Kind, seal
@@ -25,6 +26,7 @@ from protos.errors import OperatorError, Refusal
 from protos.identity import Identity, peer_id
 from protos.limits import PAYLOAD_BYTES_MAX
 from protos.log import (
+    Aggregate,
     Contribution,
     Entry,
     Equivocation,
@@ -58,6 +60,8 @@ class Life:
     readmitted: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     settings: Settings = ()
     """Of the next steps."""
+    sums: bool = False
+    """The next steps have the sum of their votes in the log and in the archive."""
 
     def __post_init__(self) -> None:
         made = log_pb2.Genesis(
@@ -100,6 +104,10 @@ class Life:
             digest = bytes(32)
         out = (self.exclusions[step],) if step in self.exclusions else ()
         back = self.readmitted.get(step, ())
+        cap = self.config.optimizer.cap
+        door = UpdateDoor(self.run_id, self.ada.layout_digest, self.ada.demo.layout.chunks, self.ada.demo.form, cap)
+        updates = [door.open(payloads[key], step) for key in keys]
+        total = aggregate(door, updates, step) if self.sums else b""
         entry = Entry(
             step,
             self.ada.head,
@@ -111,16 +119,16 @@ class Life:
             exclusions=out,
             readmitted=back,
             settings=self.settings,
+            aggregate=Aggregate(files.sha256(total), len(total)) if self.sums else None,
         )
         signed = seal_entry(COORDINATOR, self.run_id, entry)
-        door = UpdateDoor(self.run_id, self.ada.layout_digest, self.ada.demo.layout.chunks, self.ada.demo.form)
-        updates = [door.open(payloads[key], step) for key in keys]
         for replica in (self.ada, self.bob):
             replica.apply(signed, updates)
         self.entries.append(signed)
         if record:
             words = {who.public_key: self.word(who, step, payloads[who.public_key]) for who in (ADA, BOB)}
-            self.recorder.record(signed, [payloads[key] for key in keys], words if heard else {})
+            kept = [total] if self.sums else [payloads[key] for key in keys]
+            self.recorder.record(signed, kept, words if heard else {})
             if self.recorder.pop_due():
                 assert not self.recorder.pop_due(), "said once"
                 image = self.ada.image()
@@ -178,6 +186,38 @@ def test_a_run_is_replayed_to_the_same_bits(tmp_path: Path, optimizer: Optimizer
     assert found.state_digest == life.ada.whole_digest().hex()
     assert found.weights == f"bit-identical to {exported}"
     assert found.run == life.run_id.hex()
+
+
+def test_sums_lead_to_the_bits_of_their_payloads_and_verify_says_what_it_has_not_seen(tmp_path: Path) -> None:
+    life = Life(tmp_path, RunConfig(optimizer=OptimizerConfig(selection="random", cap=3)))
+    for life.sums in (False, True, True, False, True):
+        life.step()  # the replicas apply payloads
+    found = life.verify()
+    assert found.ok, found.reason
+    assert found.state_digest == life.ada.whole_digest().hex()
+    assert (found.votes, found.votes_signed_by_author, found.votes_in_sums) == (10, 4, 6)
+    assert "6 payloads are here only in sums" in text(found)
+
+
+def test_another_sum_than_the_log_names_is_found(tmp_path: Path) -> None:
+    life = Life(tmp_path, RunConfig(optimizer=OptimizerConfig(selection="random")), sums=True)
+    life.steps(3)
+    life.recorder.close()
+    [segment] = files.segments(life.archive)
+    path = segment.path(files.PAYLOADS)
+    kept = list(files.records(path, files.PAYLOAD_RECORD_BYTES_MAX))
+    for changed, why in ((kept[:1] + kept[2:], "is not in this archive"), (None, "does not have the hash")):
+        records = changed
+        if records is None:
+            record = archive_pb2.ArchivedPayload.FromString(kept[1])
+            record.payload_zstd = archive_pb2.ArchivedPayload.FromString(kept[0]).payload_zstd
+            records = [kept[0], record.SerializeToString(), kept[2]]
+        with path.open("wb") as file:
+            for record_bytes in records:
+                files.append(file, record_bytes)
+        found = verify(life.folder, None, None)
+        assert (found.ok, found.first_bad_step) == (False, 2)
+        assert why in found.reason
 
 
 def test_what_nobody_heard_is_not_called_proven(life: Life) -> None:
