@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
@@ -40,12 +41,15 @@ from node.data.errors import DataError
 from node.optim.base import BaseConfig
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.votes.sums import SUMMED
+from node.optim.votes.sums import pack as pack_sums
 from node.overlay import reach
 from node.overlay.dht import _OwnRecordsOnly, open_record, run_key
 from node.snapshot.pieces import describe, load, open_manifest, pack
 from node.swarm.inbox import Announced, Inbox
 from node.swarm.pushes import PUSHED_BYTES_MAX, PushServer
 from node.swarm.view import View
+from node.wire.aggregate import open_aggregate
 from node.wire.codec import Update, encode_update
 from node.wire.validate import UpdateDoor
 from protos import packing
@@ -58,7 +62,17 @@ from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.evaluation import figures, open_evaluation, reopen_evaluation
 from protos.identity import Identity
 from protos.invite import Invite
-from protos.log import Contribution, Entry, Exclusion, entry_body, lr_to_bits, open_entry
+from protos.log import (
+    Aggregate,
+    Contribution,
+    Entry,
+    Exclusion,
+    contributions_body,
+    entry_body,
+    lr_to_bits,
+    open_contributions,
+    open_entry,
+)
 from protos.pasted import SCHEME
 from protos.run_config import RunConfig, config_from_json
 from protos.start import StartingState, start_body, start_from_body
@@ -154,6 +168,28 @@ def cast_votes(config: DeMoConfig | PaperConfig, *, silent: bool = False) -> byt
         found, config.size, demo.layout.chunks
     )
     return found
+
+
+@cache
+def _summing() -> tuple[DeMo, UpdateDoor]:
+    demo = optimizer(DeMoConfig(selection="random"))
+    assert isinstance(demo, DeMo)
+    return demo, UpdateDoor(RUN, demo.layout.digest(), demo.layout.chunks, SUMMED)
+
+
+def sum_of_votes(data: bytes) -> None:
+    """Bytes as a whole aggregate, and as the sums in a good one: what is let through, the optimizer must bear."""
+    demo, door = _summing()
+    for raw in (data, encode_update(RUN, door.layout_digest, Update(STEP, 16, data))):
+        try:
+            updates = open_aggregate(door, raw, STEP, len(raw))
+        except Refusal:
+            continue
+        demo.apply([(update.size, update.votes) for update in updates], 2.0**-9)
+
+
+def sum_request(data: bytes) -> None:
+    open_contributions(parse(coordinator_pb2.SumRequest, data).contributions)
 
 
 def manifest(data: bytes) -> None:
@@ -440,6 +476,8 @@ DOORS: dict[str, Door] = {
     "entry": entry,
     "tick": tick,
     **{name: partial(votes, config) for name, config in CONFIGS.items()},
+    "sum-of-votes": sum_of_votes,
+    "sum-request": sum_request,
     "manifest": manifest,
     "shards": shards,
     "snapshot": snapshot,
@@ -470,8 +508,9 @@ def seeds() -> dict[str, list[bytes]]:
     """Good bytes for each door, so that the fuzzer begins behind the first check."""
     contribution = Contribution(HASH, HASH, 100, 4, 400, 1.5)
     made = Entry(STEP, HASH, (contribution,), lr_to_bits(1e-3), HASH, (Range(3, 9),), 99,
-                 exclusions=(Exclusion(HASH, "why", by_operator=True),), readmitted=(HASH,))  # fmt: skip
-    ticked = Tick(STEP, HASH, 1, (Share(HASH, 4),), (Range(0, 4),), lr_to_bits(1e-3))
+                 exclusions=(Exclusion(HASH, "why", by_operator=True),), readmitted=(HASH,),
+                 aggregate=Aggregate(HASH, 9))  # fmt: skip
+    ticked = Tick(STEP, HASH, 1, (Share(HASH, 4),), (Range(0, 4),), lr_to_bits(1e-3), (HASH,))
     said = update_pb2.Announcement(step=STEP, parent_hash=HASH, payload_sha256=HASH, payload_bytes=9)
     state = pack({name: torch.zeros(shape) for name, shape in SHAPES})
     listed = describe(state, run_id=RUN, step=STEP, entry_hash=HASH, layout_digest=HASH).encoded
@@ -479,6 +518,10 @@ def seeds() -> dict[str, list[bytes]]:
     report.holdings.add(step=STEP, public_key=HASH, payload_sha256=HASH)
     report.held.step, report.held.attempt, report.held.places, report.held.payloads_sha256 = STEP, 1, b"\x05", HASH
     report.applied.add(step=STEP, state_digest=HASH)
+    report.summed.step, report.summed.attempt, report.summed.payloads_sha256 = STEP, 1, HASH
+    report.summed.aggregate.sha256, report.summed.aggregate.total_bytes = HASH, 9
+    chunks = _summing()[1].chunks
+    added = (np.arange(chunks * 256).reshape(chunks, 256) % 5 - 2).astype(np.int16)
     joining = coordinator_pb2.JoinBody(challenge=HASH, layout_digest=HASH, owner=coordinator_pb2.Owner(name="Ada"))
     asked = update_pb2.BlobRequest(sha256=HASH).SerializeToString()
     answered = update_pb2.BlobResponse(found=True, total_bytes=64, remaining_bytes=64).SerializeToString()
@@ -494,6 +537,12 @@ def seeds() -> dict[str, list[bytes]]:
         "tick": [tick_body(ticked).SerializeToString()],
         "end": [log_pb2.RunEnd(step=STEP, entry_hash=HASH, reason="enough").SerializeToString()],
         **{name: [cast_votes(config), cast_votes(config, silent=True)] for name, config in CONFIGS.items()},
+        "sum-of-votes": [pack_sums(added, 2)],
+        "sum-request": [
+            coordinator_pb2.SumRequest(
+                step=STEP, attempt=1, contributions=contributions_body([contribution])
+            ).SerializeToString()
+        ],
         "manifest": [listed],
         "shards": [
             shard_manifest.Manifest(
