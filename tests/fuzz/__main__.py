@@ -18,7 +18,8 @@ INPUT_BYTES_MAX = 8192
 START_SECONDS_MAX = 120
 NAMES = (  # here too, so that nothing heavy is imported before the fuzzer instruments it
     "envelope", "announcement", "entry", "tick", "payload-groups", "payload-topk", "payload-paper", "payload-sized",
-    "payload-random", "sum-of-votes", "sum-request", "manifest", "shards", "snapshot", "config", "invite", "ticket", "peer-record", "dht-record", "address",
+    "payload-random", "sum-of-votes", "sum-request", "manifest", "shards", "snapshot", "config", "invite", "ticket",
+    "peer-record", "dht-record", "address",
     "foreign-text", "requests", "blob-stream", "archive", "packed", "starting-state", "end", "evaluation", "settings",
     "pushed-votes", "control", "operator-page", "reach",
 )  # fmt: skip
