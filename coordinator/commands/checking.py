@@ -27,6 +27,7 @@ from coordinator.commands.planning import (
     NOT_INSTALLED,
     LayoutFacts,
     TextFacts,
+    adds_up,
     layout_of_run,
     planned,
     recipe_of,
@@ -191,7 +192,8 @@ def cost_of(config: RunConfig, facts: LayoutFacts, peers: int, step_seconds: flo
     """A peer sends its payload to each other peer, or to a few of them that pass it on, and gets everybody's. With aggregators
     it sends the payload to these and takes their sum, or is one of them now and then."""
     payloads = float(peers - 1)
-    if (several := config.clock.aggregators) and worth(peers, several, config.optimizer.cap):
+    several = config.clock.aggregators if adds_up(config) else 0
+    if several and worth(peers, several, config.optimizer.cap):
         payloads = several + math.log2(2 * config.optimizer.cap + 1)
     others = payloads * facts.payload_bytes * HOUR / step_seconds
     micro_batch = min(MICRO_BATCH, config.clock.batch_samples)

@@ -200,7 +200,17 @@ def planned(config: RunConfig, votes: int | None, *, anchor: bool) -> tuple[RunC
     clock = config.clock
     if config.optimizer.summable and "aggregators" not in clock.model_fields_set:
         clock = clock.model_copy(update={"aggregators": AGGREGATORS})
-    return config.model_copy(update={"trust": trust, "clock": clock}), said
+    config = config.model_copy(update={"trust": trust, "clock": clock})
+    if clock.aggregators and not adds_up(config):
+        text = "Votes are added up ([clock] aggregators) only with an anchor: here every peer takes every payload."
+        said = f"{said} {text}".strip()
+    return config, said
+
+
+def adds_up(config: RunConfig) -> bool:
+    """Whether the run's steps may have aggregators (`coordinator/clock/aggregation.py`)."""
+    anchored = config.trust.anchored or bool(config.trust.anchors)
+    return config.clock.aggregators > 0 and (anchored or config.admission.mode != "open")
 
 
 _NO_ANCHOR = (

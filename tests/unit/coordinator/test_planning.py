@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from coordinator import __main__ as command
 from coordinator.commands import planning
 from coordinator.commands.checking import checked
-from coordinator.commands.planning import layout_of_run, planned, room_for_votes, votes_needed
+from coordinator.commands.planning import AGGREGATORS, adds_up, layout_of_run, planned, room_for_votes, votes_needed
 from node.model.spec import ModelSpec, build
 from node.training.replica import Replica
 from protos.address import block_of
@@ -46,6 +47,19 @@ def test_checks_are_on_for_an_open_run_with_an_anchor_where_they_can_judge(
     assert made.trust.anchored is anchor
     assert (says in said) if says else not said
     made.check_new()
+
+
+@pytest.mark.parametrize(
+    ("mode", "anchor", "adds"), [("open", True, True), ("open", False, False), ("invite", False, True)]
+)
+def test_shared_signs_are_added_up_where_identities_are_not_free(mode: Any, anchor: bool, adds: bool) -> None:
+    config = RunConfig(clock=THREE, optimizer=OptimizerConfig(selection="random"), admission=AdmissionConfig(mode=mode))
+    made, said = planned(config, 7000, anchor=anchor)
+    assert (made.clock.aggregators, adds_up(made)) == (AGGREGATORS, adds)
+    assert ("only with an anchor" in said) is not adds
+    none = RunConfig(clock=ClockConfig(min_peers=3, aggregators=0), optimizer=OptimizerConfig(selection="random"))
+    assert planned(none, 7000, anchor=anchor)[0].clock.aggregators == 0, "as run.toml says"
+    assert planned(RunConfig(clock=THREE), 7000, anchor=anchor)[0].clock.aggregators == 0, "groups do not add up"
 
 
 def test_larger_shares_need_more_votes() -> None:
