@@ -42,6 +42,7 @@ def test_a_peer_whose_disk_was_full_is_back(tmp_path: Path, anchor: bool) -> Non
             else:
                 swarm.join("ada")
             swarm.wait_step(name, 5)
+            swarm.wait_step("bob", 5)  # as the only holder of the state, a peer that leaves would keep bob from joining
             filling = fill(disk)
             said = "the disk is full: this peer is out of the run, and takes part again when there is room"
             wait_for("the line about the disk", lambda: swarm.events(name, said))
