@@ -23,6 +23,7 @@ from protos.envelope import Kind, seal_bytes, unsigned
 from protos.holdings import digest_of, mask_bytes, mask_of
 from protos.identity import Identity
 from protos.packing import unpack
+from protos.pinned import pinned_aio_channel
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import log_pb2, update_pb2
 
@@ -51,12 +52,8 @@ class BenchPeer:
 
     def __init__(self, number: int, address: str, pem: bytes, run_id: bytes) -> None:
         self.number, self.run_id, self.identity = number, run_id, Identity.from_seed(seed_of(number))
-        options = [
-            *_OPTIONS.items(),
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.max_receive_message_length", 1 << 26),
-        ]
-        self.channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(pem), options=options)
+        options = {**_OPTIONS, "grpc.use_local_subchannel_pool": 1, "grpc.max_receive_message_length": 1 << 26}
+        self.channel = pinned_aio_channel(address, pem, options)
         self.calls = {name: self.channel.unary_unary(SERVICE + name) for name in ("GetRun", "GetChallenge", "Join")}
         self.session, self.sequence, self.told = b"", 0, False
         self.telling: Any = None
