@@ -8,6 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from node.model import sliced_loss
 from protos.errors import OperatorError
 
 
@@ -17,9 +18,13 @@ class LogitsError(OperatorError):
 
 def loss(model: nn.Module, tokens: Tensor) -> Tensor:
     """Mean next-token cross entropy in nats, a scalar in fp32; tokens: int64 [batch, context + 1]."""
-    logits = logits_of(model, tokens[:, :-1])
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
+    if parts := sliced_loss.parts_of(model, inputs.numel()):
+        hidden = answer_of(parts.trunk, inputs)[0]
+        return sliced_loss.mean_loss(hidden.flatten(0, 1), parts.table, targets)
+    logits = logits_of(model, inputs)
     # fp32 whatever the forward pass ran in: the sum over a vocabulary loses bits in bf16
-    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets)
 
 
 def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:

@@ -1,0 +1,121 @@
+"""Next-token loss of a large vocabulary without its logits: slices of positions, each turned into its gradient at once.
+
+Logits of 1,024 tokens and 128,256 words are 0.5 GB, and autograd keeps two to three times that. Here a slice of them exists
+at a time. The gradients are those of the plain loss within fp32's rounding.
+Liger's fused kernel (arXiv 2410.10989) does the same.
+
+Refuses nothing: a model whose logits are more than its last hidden states times its output table is not taken (`parts_of`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from node.optim.dtensor import is_dtensor
+
+SLICE_BYTES: Final = 64 << 20
+"""Of a slice of fp32 logits. Smaller slices add to the table's gradient more often."""
+TYPES: Final = frozenset({
+    "gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "olmo", "olmo2", "opt", "phi3", "qwen2", "qwen3",
+    "smollm3", "stablelm", "starcoder2",
+})  # fmt: skip
+"""Types of transformers whose logits are the table times the hidden states, and nothing more. A test compares each."""
+
+
+class Parts(NamedTuple):
+    """A causal language model in two halves."""
+
+    trunk: nn.Module
+    """Tokens to hidden states."""
+    table: Tensor
+    """[vocabulary, width]: logits are hidden states times it."""
+
+
+def parts_of(model: nn.Module, positions: int) -> Parts | None:
+    """The halves of a model whose logits for so many positions are worth slicing; None: take the plain loss."""
+    kind: object = getattr(getattr(model, "config", None), "model_type", None)
+    if kind not in TYPES or not _is_plain(model):
+        return None
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    trunk: Any = model.base_model
+    if (
+        not isinstance(head, nn.Linear)
+        or getattr(head, "bias", None) is not None
+        or not isinstance(trunk, nn.Module)
+        or trunk is model
+    ):
+        return None
+    if is_dtensor(head.weight) or 4 * positions * head.out_features <= SLICE_BYTES:
+        return None
+    return Parts(trunk, head.weight)
+
+
+def _is_plain(model: nn.Module) -> bool:
+    """Whether the class is that of transformers, and is called as it is: a compiled model is one graph."""
+    return (
+        type(model).__module__.startswith("transformers.models.")
+        and getattr(model, "_compiled_call_impl", None) is None
+    )
+
+
+def mean_loss(hidden: Tensor, table: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy in nats, a scalar in fp32.
+
+    `hidden` [positions, width], `table` [vocabulary, width], `targets` int64 [positions]. Under autocast the products are made
+    in its type, as those of a linear layer are.
+    """
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else table.dtype
+    with torch.autocast(kind, enabled=False):
+        found: Tensor = _Sliced.apply(hidden, table, targets, dtype)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Sliced(torch.autograd.Function):
+    """The gradient is made beside the loss: a backward pass of its own would make all logits again."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, table: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        wants_hidden, wants_table = ctx.needs_input_grad[:2]
+        words, states = table.to(dtype), hidden.to(dtype)
+        rows = max(1, SLICE_BYTES // (4 * len(table)))
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        to_hidden = torch.empty_like(hidden) if wants_hidden else None
+        to_table = torch.zeros_like(table) if wants_table else None
+        for first in range(0, len(hidden), rows):
+            own, aim = states[first : first + rows], targets[first : first + rows, None]
+            logits = (own @ words.T).float()
+            logits -= logits.amax(1, keepdim=True)
+            total -= logits.gather(1, aim).sum()
+            sums = logits.exp_().sum(1, keepdim=True)
+            total += sums.log().sum()
+            if to_hidden is None and to_table is None:
+                continue
+            # softmax less the target: what the mean's gradient is
+            logits.div_(sums).scatter_add_(1, aim, logits.new_full(aim.shape, -1.0)).div_(len(hidden))
+            slopes = logits.to(dtype)
+            del logits
+            if to_hidden is not None:
+                to_hidden[first : first + rows] = slopes @ words
+            if to_table is not None:
+                _add_product(to_table, slopes, own)
+        # not by save_for_backward: the table's gradient is no activation, and nobody has to count it as one
+        ctx.gradients = to_hidden, to_table
+        return total / len(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        to_hidden, to_table = (None if it is None else it.mul_(outer) for it in ctx.gradients)
+        ctx.gradients = None, None
+        return to_hidden, to_table, None, None
+
+
+def _add_product(table: Tensor, slopes: Tensor, states: Tensor) -> None:
+    """`table += slopes.T @ states` in place, [vocabulary, width]."""
+    if table.dtype == slopes.dtype:
+        table.addmm_(slopes.T, states)
+    else:
+        table += slopes.T @ states
