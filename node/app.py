@@ -140,7 +140,7 @@ class _Peer:
         self.invite, self.settings, self.stop, self.lead, self.anchor = invite, settings, stop, lead, anchor
         self.stage, self.copies, self.trains = stage, copies, not (anchor or copies)
         self.series = series
-        self.evaluates = False
+        self.evaluates, self.second = False, fit.WHOLE
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
         self.folder = settings.home / "runs" / folder_of(invite.run_id)
@@ -217,7 +217,7 @@ class _Peer:
             device = self._device()
             ranks = 1 if self.lead is None else self.lead.ranks
             stage.reason = Failing.JOIN_FAILURE_MEMORY
-            micro_batch = fit.check(
+            micro_batch, self.second = fit.check(
                 config, self.settings, self.folder, device, trains=self.trains, stores=not self.copies, ranks=ranks
             )
             stage.reason = Failing.JOIN_FAILURE_OTHER
@@ -301,9 +301,9 @@ class _Peer:
         context, optimizer, settings = config.data.context, config.optimizer, self.settings
         effort = Effort(settings.activation_checkpointing, settings.compile)
         if self.lead is None:
-            model = build(spec, config.seed, vocabulary=vocabulary, context=context).to(device)
-            own_key = self.identity.public_key
-            return Replica(self.invite.run_id, effort.prepare(model), optimizer, size, author=own_key)
+            model = effort.prepare(build(spec, config.seed, vocabulary=vocabulary, context=context).to(device))
+            author = self.identity.public_key
+            return Replica(self.invite.run_id, model, optimizer, size, author=author, second=self.second)
         if optimizer.method == "paper":
             raise OperatorError(
                 f"this peer has {self.lead.ranks} devices, and the run's optimizer.method is paper, which works on one device: "

@@ -47,6 +47,10 @@ class PeerSettings(LiveSettings, BaseSettings):
     micro_batch: int = Field(default=8, ge=1, le=1 << 16)
     """Samples in one forward pass; a smaller value needs less memory, and does not change the gradient."""
 
+    memory: Literal["auto", "full", "small"] = "auto"
+    """What this peer's own state takes. `small`: 8 bytes a parameter less on a CPU, 4 on a card, because the second moment is
+    kept by rows and columns; steps differ a little. `auto`: small where full does not fit. Other peers notice nothing."""
+
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time. The
     gradient is the same."""

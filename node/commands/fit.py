@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -20,10 +20,13 @@ from node.data.tokenizer import load_tokenizer
 from node.model.room import main_memory, room_of
 from node.model.size import activation_bytes, size_of
 from node.model.spec import ModelSpec
+from node.optim.second_moment import Kind
 from node.training import need as needs
 from node.training.need import Need
 from protos.errors import OperatorError
 from protos.run_config import RunConfig
+
+WHOLE: Kind = "whole"
 
 
 def spec_of(config: RunConfig) -> ModelSpec:
@@ -38,7 +41,27 @@ def spec_of(config: RunConfig) -> ModelSpec:
     return replace(spec, config={"vocab_size": load_tokenizer(config.data.tokenizer).vocabulary, **spec.config})
 
 
-def need_of_run(config: RunConfig, settings: PeerSettings, *, trains: bool = True, ranks: int = 1) -> Need | None:
+@dataclass(frozen=True)
+class Fitted:
+    """What a peer takes on a machine, or why it cannot take part."""
+
+    micro_batch: int
+    """0: the memory is too small."""
+    why: str
+    disk_fits: bool
+    disk: str
+    second: Kind
+    """How the peer keeps its second moment."""
+
+    @property
+    def refused(self) -> str:
+        """Why the run does not fit; empty if it does."""
+        return "" if self.micro_batch and self.disk_fits else self.why if not self.micro_batch else self.disk
+
+
+def need_of_run(
+    config: RunConfig, settings: PeerSettings, *, trains: bool = True, ranks: int = 1, second: Kind = WHOLE
+) -> Need | None:
     """What a run needs of a peer with these settings; None if its size cannot be counted. Raises ModelError."""
     spec = spec_of(config)
     size = size_of(spec)
@@ -47,7 +70,67 @@ def need_of_run(config: RunConfig, settings: PeerSettings, *, trains: bool = Tru
     sample = None
     if trains and ranks == 1:  # the ranks of a peer share the activations in ways of their own
         sample = activation_bytes(spec, config.data.context, checkpointing=settings.activation_checkpointing)
-    return needs.need_of(size, config.optimizer, sample, trains=trains, ranks=ranks)
+    return needs.need_of(size, config.optimizer, sample, trains=trains, ranks=ranks, second=second)
+
+
+def kinds_of(config: RunConfig, settings: PeerSettings, ranks: int = 1) -> tuple[Kind, ...]:
+    """The ways to keep the second moment that setting and run allow, the fastest first. Raises OperatorError."""
+    has = config.optimizer.method == "demo" and config.optimizer.beta2 > 0
+    if settings.memory == "small" and ranks > 1:
+        raise OperatorError(
+            "memory = small: a peer of several devices keeps its whole second moment; set memory to auto"
+        )
+    if not has or ranks > 1 or settings.memory == "full":
+        return (WHOLE,)
+    return ("factored",) if settings.memory == "small" else (WHOLE, "factored")
+
+
+def fitted(
+    config: RunConfig,
+    settings: PeerSettings,
+    folder: Path,
+    device: torch.device,
+    *,
+    trains: bool = True,
+    stores: bool = True,
+    ranks: int = 1,
+) -> Fitted | None:
+    """What fits this machine, or why nothing does; None if the model's size cannot be counted before it is built.
+
+    `folder`: of the run on this machine. `stores`: the peer stores snapshots for others, as all do but an export.
+    """
+    found: Fitted | None = None
+    for second in kinds_of(config, settings, ranks):
+        need = need_of_run(config, settings, trains=trains, ranks=ranks, second=second)
+        if need is None:
+            return None
+        found = _verdict(replace(need, stores=stores), config, settings, folder, device, second)
+        if not found.refused:
+            break
+    return found
+
+
+def _verdict(
+    need: Need, config: RunConfig, settings: PeerSettings, folder: Path, device: torch.device, second: Kind
+) -> Fitted:
+    size, why = needs.fit(
+        need,
+        room_of(device, settings.gpu_memory),
+        str(device),
+        min(settings.micro_batch, config.clock.batch_samples),
+        chosen="micro_batch" in settings.model_fields_set,
+        checkpointing=settings.activation_checkpointing,
+    )
+    if size and second == "factored":
+        why += ", memory small"
+    main = main_memory()
+    if size and main is not None:
+        built, reason = needs.building(need, main)
+        size, why = (size, why) if built else (0, reason)
+    there, disk = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home), settings.snapshots_gb)
+    if small := needs.snapshots(need, settings.snapshots_gb):
+        there, disk = False, small
+    return Fitted(size, why, there, disk, second)
 
 
 def check(
@@ -59,39 +142,20 @@ def check(
     trains: bool = True,
     stores: bool = True,
     ranks: int = 1,
-) -> int:
-    """The micro-batch with which this machine takes part. Raises OperatorError if the run does not fit.
-
-    `folder`: of the run on this machine. `stores`: the peer stores snapshots for others, as all do but an export.
-    """
+) -> tuple[int, Kind]:
+    """The micro-batch with which this machine takes part, and how it keeps its second moment. Raises OperatorError if the run
+    does not fit. The rest is as `fitted` has it."""
     log, wanted = structlog.get_logger("peer").bind(step="-"), settings.micro_batch
-    need = need_of_run(config, settings, trains=trains, ranks=ranks)
-    if need is None:
+    found = fitted(config, settings, folder, device, trains=trains, stores=stores, ranks=ranks)
+    if found is None:
         log.info("the model's size is not known before it is built")
-        return wanted
-    need = replace(need, stores=stores)
-    room, main = room_of(device, settings.gpu_memory), main_memory()
-    fits, why = needs.fit(
-        need,
-        room,
-        str(device),
-        min(wanted, config.clock.batch_samples),
-        chosen="micro_batch" in settings.model_fields_set,
-        checkpointing=settings.activation_checkpointing,
-    )
-    built, where = needs.disk(need, free_at(folder), bytes_in(folder), str(settings.home), settings.snapshots_gb)
-    small = needs.snapshots(need, settings.snapshots_gb)
-    for good, reason in (
-        (fits, why),
-        (not small, small),
-        (built, where),
-        *([] if main is None else [needs.building(need, main)]),
-    ):
-        if not good:
-            raise OperatorError(reason)
-    log.info(f"disk: {where}")
-    log.info(f"building the model: {why}")
-    return wanted if fits == min(wanted, config.clock.batch_samples) else fits
+        return wanted, kinds_of(config, settings, ranks)[0]
+    if found.refused:
+        raise OperatorError(found.refused)
+    log.info(f"disk: {found.disk}")
+    log.info(f"building the model: {found.why}")
+    size = found.micro_batch
+    return wanted if size == min(wanted, config.clock.batch_samples) else size, found.second
 
 
 def free_at(folder: Path) -> int:

@@ -8,14 +8,12 @@ from pathlib import Path
 import torch
 
 from node.commands.consent import request
-from node.commands.fit import bytes_in, free_at, need_of_run, spec_of
+from node.commands.fit import fitted, spec_of
 from node.config import PeerSettings
 from node.doctor.facts import Seat
 from node.doctor.speed import samples_per_second
 from node.model.device import autocast, pick_device
-from node.model.room import main_memory, room_of
 from node.model.spec import build_meta
-from node.training import need as needs
 from node.training.methods import form_of
 from protos.cores import usable_cores
 from protos.run_config import RunConfig
@@ -33,29 +31,13 @@ def seat_of(config: RunConfig, settings: PeerSettings, folder: Path) -> Seat:
     """`folder`: of the run on this machine. Raises OperatorError for a model that cannot be built."""
     torch.set_num_threads(settings.threads or min(torch.get_num_threads(), usable_cores()))
     device, wanted = pick_device(settings.device), min(settings.micro_batch, config.clock.batch_samples)
-    need = need_of_run(config, settings)
-    if need is None:
+    found = fitted(config, settings, folder, device)
+    if found is None:
         return Seat(wanted, NOT_COUNTED, disk_fits=True, disk=NOT_COUNTED, payload_bytes=None, samples_per_second=None,
                     speed=NOT_COUNTED)  # fmt: skip
-    chosen = "micro_batch" in settings.model_fields_set
-    fits, why = needs.fit(
-        need,
-        room_of(device, settings.gpu_memory),
-        str(device),
-        wanted,
-        chosen=chosen,
-        checkpointing=settings.activation_checkpointing,
-    )
-    main = main_memory()
-    if fits and main is not None:
-        built, reason = needs.building(need, main)
-        fits, why = (fits, why) if built else (0, reason)
-    free, already = free_at(folder), bytes_in(folder)
-    disk_fits, disk = needs.disk(need, free, already, str(settings.home), settings.snapshots_gb)
-    if small := needs.snapshots(need, settings.snapshots_gb):
-        disk_fits, disk = False, small
+    fits = found.micro_batch
     rate, speed = (None, "the model does not fit") if not fits else _speed(config, settings, fits, device)
-    return Seat(fits, why, disk_fits, disk, payload_bytes(config, settings), rate, speed)
+    return Seat(fits, found.why, found.disk_fits, found.disk, payload_bytes(config, settings), rate, speed)
 
 
 def _speed(

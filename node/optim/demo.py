@@ -28,7 +28,7 @@ from node.optim.laid_out import LaidOut
 from node.optim.layout import Layout, Source, kinds_of, trainable_tensors
 from node.optim.nesterov import Nesterov
 from node.optim.saved import check_state, private_state
-from node.optim.second_moment import SecondMoment
+from node.optim.second_moment import Kind
 from node.optim.step import Decay, NonFiniteGradient, Votes, clip_scale, exact_float32
 from node.optim.tiles import look_ahead
 from node.optim.votes import bits
@@ -36,7 +36,7 @@ from node.optim.votes import groups as votes
 from node.optim.votes.payload import Format, Selection
 from node.optim.votes.places import Draw
 from node.optim.votes.values import GRIDS
-from node.optim.voting import ParameterState, Voting, by_parameter, tensors_of
+from node.optim.voting import ParameterState, Voting, by_parameter
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ class DeMoConfig:
     beta2: float = 0.0
     """Decay of the peer's private second moment (`second_moment`), by which gradients are divided; 0 for none.
 
-    The norm is not clipped then: no element is far above 1. Costs 4 bytes a parameter, and `propose` may write into `.grad`.
-    """
+    The norm is not clipped then: no element is far above 1. `propose` may write into `.grad`."""
+    second_moment: Kind = "whole"
+    """`whole`: 4 bytes a parameter. `factored`: of each matrix, the means of its rows and columns alone."""
     nesterov: float = 0.0
     """Decay of the peer's private Nesterov momentum (`nesterov.Nesterov`), in front of the momentum; 0 for none.
 
@@ -204,7 +205,8 @@ class DeMo(Voting):
         self._pending: tuple[int, Tensor] | None = None
         self._taken: Tensor | None = None  # the pending votes' coefficients, if they have left the momentum already
         compiled = compiles(choice, self._device)
-        self._second = SecondMoment(self.parameters, config.beta2, compiled=compiled) if config.beta2 else None
+        moment = self.parameters, config.beta2, config.second_moment
+        self._second = second_moment.made(*moment, compiled=compiled) if config.beta2 else None
         self._nesterov = Nesterov(self.parameters, config.nesterov) if config.nesterov else None
         self._step = self._proposed = 0  # of the last entry that was applied, and of the last votes
 
@@ -252,9 +254,10 @@ class DeMo(Voting):
             self._nesterov.advance(scale)
             gradients, scale = [dense(parameter.grad) for parameter in self.parameters], 1.0
         scale *= 1.0 if self.config.magnitudes else lr
-        size, self._proposed = self.config.size, self._step + 1 if step is None else step
+        second, size = second_moment.for_kernels(self._second, gradients), self.config.size
+        self._proposed = self._step + 1 if step is None else step
         backend = self._at(self._draw(self._proposed))
-        given = gradients, self._momentum, self.config.beta, scale, size, self._second
+        given = gradients, self._momentum, self.config.beta, scale, size, second
         if isinstance(backend, Taking):
             packed, self._taken = backend.take(*given)
         else:
@@ -355,7 +358,7 @@ class DeMo(Voting):
     def parameter_state(self) -> list[ParameterState]:
         """The live tensors of each parameter; see `by_parameter`."""
         assert self._pending is None, "settle the last votes first"
-        return by_parameter(self.layout, self._momentum, *tensors_of(self._second, self._nesterov), self.base_state)
+        return by_parameter(self.layout, self._momentum, self._second, self._nesterov, self.base_state)
 
     def resume(self, pending: None, second_counts: list[int] | None, steps: tuple[int, int]) -> None:
         """Take over what belongs to `parameter_state` beside tensors; as `ShardedDeMo.resume`, without open votes."""

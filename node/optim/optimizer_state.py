@@ -25,7 +25,7 @@ from node.optim.voting import ParameterState
 
 Voter = DeMo | ShardedDeMo | PaperDeMo
 STEP, COUNT = "step", "gradients"
-_NAMES = {STEP, COUNT, "momentum", "momentum_pool", "second", "nesterov"}
+_NAMES = {STEP, COUNT, "momentum", "momentum_pool", "second", "second_rows", "second_columns", "nesterov"}
 _RANK = re.compile(r"_rank\d+of\d+|_shard\d+of\d+")
 
 

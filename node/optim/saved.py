@@ -9,7 +9,7 @@ from torch import Tensor
 
 from node.optim.layout import Layout
 from node.optim.nesterov import Nesterov
-from node.optim.second_moment import SecondMoment
+from node.optim.second_moment import Moment
 
 
 def private_state(
@@ -17,7 +17,7 @@ def private_state(
     method: str,
     momentum: Tensor,
     pending: tuple[int, Tensor] | None,
-    second: SecondMoment | None,
+    second: Moment | None,
     *,
     step: int = 0,
     pending_step: int = 0,

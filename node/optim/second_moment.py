@@ -1,24 +1,51 @@
 """A peer's private second moment: the peer divides gradients by their own running root mean square before the momentum.
 
 This is the division of Adam (arXiv 1412.6980); the votes carry the sign of such a momentum. The second moment costs each peer
-4 bytes a parameter and nothing on the wire. Votes, aggregate and replicated state have the same form without it, so peers with
-and without it can train together.
+4 bytes a parameter, or next to nothing if it is factored as Adafactor's (arXiv 1804.04235), and nothing on the wire. Votes,
+aggregate and replicated state have the same form without it, so peers with a whole moment, a factored one and none can train
+together.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from node.optim.dtensor import is_dtensor
 
+Kind: TypeAlias = Literal["whole", "factored"]
+
 EPSILON = 1e-16
 """The number under the root, added to a square. Adam adds 1e-8 to the root instead. Under the root, a processor's instruction
 for an inverse root serves. The difference matters only for gradients of about 1e-8."""
+
+
+class Moment(Protocol):
+    """What both kinds offer."""
+
+    beta2: float
+    counts: list[int]
+    """How many gradients each tensor has had."""
+
+    def divide(self, gradients: Sequence[Tensor | None]) -> None:
+        """Divide in place, fp32; None stays None. The gradients must be finite, because the moment keeps a part of each."""
+        ...
+
+    def by_tensor(self) -> list[dict[str, Tensor]]:
+        """The live state of each tensor, by name."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, which is private to the peer."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a saved state of either kind, by copy. Raises `ValueError` if the state belongs to other parameters."""
+        ...
 
 
 class SecondMoment:
@@ -43,7 +70,7 @@ class SecondMoment:
 
     @torch.no_grad()
     def divide(self, gradients: Sequence[Tensor | None]) -> None:
-        """Divide in place, fp32; None stays None. The gradients must be finite, because v keeps a part of every gradient."""
+        """See `Moment.divide`."""
         corrections = self.advance(gradients)
         given = zip(gradients, self.squares, corrections, strict=True)
         there = [(local_part(g), square, correction) for g, square, correction in given if g is not None]
@@ -56,19 +83,129 @@ class SecondMoment:
                 square.mul_(self.beta2).addcmul_(own, own, value=1 - self.beta2)
                 own.div_((square / correction).add_(EPSILON).sqrt_())
 
+    def by_tensor(self) -> list[dict[str, Tensor]]:
+        """See `Moment.by_tensor`."""
+        return [{"second": square} for square in self.squares]
+
     def state_dict(self) -> dict[str, Any]:
-        """The state, which is private to the peer."""
+        """See `Moment.state_dict`."""
         return {"counts": list(self.counts), "squares": self.squares}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a saved state, by copy. Raises `ValueError` if the state belongs to other parameters."""
-        squares = state["squares"]
-        if [tuple(square.shape) for square in squares] != [tuple(square.shape) for square in self.squares]:
-            raise ValueError("the saved second moment belongs to other parameters: load a state that this model saved")
+        """See `Moment.load_state_dict`. A factored state becomes a whole one: the product that it stood for."""
+        if "squares" not in state:
+            numbers = [rows.numel() * columns.numel() for rows, columns in _both(state)]
+            _check_same(numbers, [square.numel() for square in self.squares])
+        squares = whole_squares(state, [square.shape for square in self.squares])
+        _check_same([tuple(square.shape) for square in squares], [tuple(square.shape) for square in self.squares])
         for mine, theirs in zip(self.squares, squares, strict=True):
             mine.copy_(theirs)
         self.counts = counts_of(state)
+
+
+class FactoredMoment:
+    """The same, with the means over rows and over columns of v in place of v: `v = rows * columns / mean(rows)`.
+
+    A tensor of more than two dimensions counts as a matrix [first, all others]. A vector keeps its squares.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], beta2: float) -> None:
+        self.beta2 = beta2
+        self.counts = [0] * len(parameters)
+        flat = [_matrix(parameter) for parameter in parameters]
+        self.rows = [matrix.new_zeros(matrix.shape[0]) for matrix in flat]
+        self.columns = [matrix.new_zeros(matrix.shape[1]) for matrix in flat]
+
+    @torch.no_grad()
+    def divide(self, gradients: Sequence[Tensor | None]) -> None:
+        """See `Moment.divide`."""
+        for index, gradient in enumerate(gradients):
+            if gradient is None or not gradient.numel():
+                continue
+            self.counts[index] += 1
+            own, rows, columns = _matrix(gradient), self.rows[index], self.columns[index]
+            _mean_squares(own, 1, rows, self.beta2)
+            _mean_squares(own, 0, columns, self.beta2)
+            part = 1 - self.beta2 ** self.counts[index]
+            # the three roots apart: the product of two means of squares may be below what fp32 has
+            own.mul_((rows / part + EPSILON).rsqrt_()[:, None])
+            own.mul_((columns / part + EPSILON).rsqrt_().mul_((rows.mean() / part + EPSILON).sqrt_()))
+
+    def by_tensor(self) -> list[dict[str, Tensor]]:
+        """See `Moment.by_tensor`."""
+        pairs = zip(self.rows, self.columns, strict=True)
+        return [{"second_rows": rows, "second_columns": columns} for rows, columns in pairs]
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Moment.state_dict`."""
+        return {"counts": list(self.counts), "rows": self.rows, "columns": self.columns}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Moment.load_state_dict`. Of a whole state, the means stay."""
+        if "squares" in state:
+            flat = [_matrix(square) for square in state["squares"]]
+            found = [(square.mean(1), square.mean(0)) for square in flat]
+        else:
+            found = _both(state)
+        here = zip(self.rows, self.columns, strict=True)
+        _check_same([(len(rows), len(columns)) for rows, columns in found], [(len(own), len(its)) for own, its in here])
+        for index, (rows, columns) in enumerate(found):
+            self.rows[index].copy_(rows)
+            self.columns[index].copy_(columns)
+        self.counts = counts_of(state)
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    """A view [first dimension, all others]; a vector is a matrix of one column, and a scalar one of one number."""
+    own = local_part(tensor)
+    rows = len(own) if own.ndim else 1
+    return own.view(rows, own.numel() // max(rows, 1))
+
+
+def _mean_squares(matrix: Tensor, over: int, mean: Tensor, beta2: float) -> None:
+    """`mean = beta2 * mean + (1 - beta2) * (the mean of squares over a dimension)`, without a matrix of squares."""
+    norms = torch.linalg.vector_norm(matrix, dim=over)
+    mean.mul_(beta2).addcmul_(norms, norms, value=(1 - beta2) / matrix.shape[over])
+
+
+def _both(state: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(state["rows"], state["columns"], strict=True))
+
+
+def _product(rows: Tensor, columns: Tensor) -> Tensor:
+    """The second moment that two factors stand for, [rows, columns]."""
+    return rows[:, None] * (columns / (rows.mean() + torch.finfo(torch.float32).tiny))
+
+
+def _check_same(saved: Sequence[object], here: Sequence[object]) -> None:
+    """Raises `ValueError` if the sizes of saved tensors are those of other parameters."""
+    if saved != here:
+        raise ValueError("the saved second moment belongs to other parameters: load a state that this model saved")
+
+
+def made(parameters: Sequence[Tensor], beta2: float, kind: Kind, *, compiled: bool = False) -> Moment:
+    """A second moment of zeros."""
+    if kind == "factored":
+        return FactoredMoment(parameters, beta2)
+    return SecondMoment(parameters, beta2, compiled=compiled)
+
+
+def for_kernels(moment: Moment | None, gradients: Sequence[Tensor | None]) -> SecondMoment | None:
+    """What a backend divides `gradients` by in its own pass. A factored moment has divided them before, in place."""
+    if isinstance(moment, FactoredMoment):
+        moment.divide(gradients)
+        return None
+    assert moment is None or isinstance(moment, SecondMoment)
+    return moment
+
+
+def whole_squares(state: dict[str, Any], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The squares of a saved state of either kind, for tensors of these shapes."""
+    if "squares" in state:
+        return list(state["squares"])
+    return [_product(*both).reshape(tuple(shape)) for both, shape in zip(_both(state), shapes, strict=True)]
 
 
 def counts_of(state: dict[str, Any]) -> list[int]:

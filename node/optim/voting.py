@@ -11,7 +11,7 @@ from torch import Tensor
 from node.optim.laid_out import LaidOut
 from node.optim.layout import Layout
 from node.optim.nesterov import Nesterov
-from node.optim.second_moment import SecondMoment
+from node.optim.second_moment import Moment
 from node.optim.votes.payload import Format
 from node.optim.votes.places import Draw
 
@@ -25,7 +25,7 @@ class Voting:
     config: DeMoConfig
     _laid_out: LaidOut
     _pending: tuple[int, Any] | None
-    _second: SecondMoment | None
+    _second: Moment | None
 
     @property
     def form(self) -> Format:
@@ -79,8 +79,8 @@ class ParameterState:
 def by_parameter(
     layout: Layout,
     momentum: Tensor,
-    second: Sequence[Tensor] | None,
-    nesterov: Sequence[Tensor] | None,
+    second: Moment | None,
+    nesterov: Nesterov | None,
     base: dict[str, Tensor],
 ) -> list[ParameterState]:
     """The state of each parameter, as views. `momentum` and the buffers of `base` are fp32 [chunks, 64, 64].
@@ -88,18 +88,12 @@ def by_parameter(
     The chunks of the pool hold parts of many parameters, whose transform mixes them: they stand with the first parameter.
     """
     chunked = {name: tensor for name, tensor in base.items() if tensor.ndim > 1}
-    states = []
-    for index, place in enumerate(layout.places):
-        own = ParameterState()
+    states = [ParameterState(own) for own in own_tensors(len(layout.places), second, nesterov)]
+    for own, place in zip(states, layout.places, strict=True):
         core = slice(place.first_chunk, place.first_chunk + place.core_chunks)
         if place.core_chunks:
             own.private["momentum"] = momentum[core]
             own.replicated.update({f"base_{name}": tensor[core] for name, tensor in chunked.items()})
-        if second is not None:
-            own.private["second"] = second[index]
-        if nesterov is not None:
-            own.private["nesterov"] = nesterov[index]
-        states.append(own)
     pool = slice(layout.core_chunks, layout.chunks)
     if layout.pool_elements:
         states[0].private["momentum_pool"] = momentum[pool]
@@ -108,8 +102,7 @@ def by_parameter(
     return states
 
 
-def tensors_of(
-    moment: SecondMoment | None, nesterov: Nesterov | None
-) -> tuple[list[Tensor] | None, list[Tensor] | None]:
-    """The tensors of each parameter, if there are such."""
-    return None if moment is None else moment.squares, None if nesterov is None else nesterov.momenta
+def own_tensors(parameters: int, second: Moment | None, nesterov: Nesterov | None) -> list[dict[str, Tensor]]:
+    """The live tensors of a second moment and of a Nesterov momentum, by parameter and name."""
+    found: list[dict[str, Tensor]] = [{}] * parameters if second is None else second.by_tensor()
+    return [own | ({} if nesterov is None else {"nesterov": nesterov.momenta[i]}) for i, own in enumerate(found)]

@@ -22,7 +22,7 @@ from node.optim.demo import DeMoConfig
 from node.optim.layout import Layout
 from node.optim.local import LocalConfig
 from node.optim.saved import check_state
-from node.optim.second_moment import counts_of
+from node.optim.second_moment import counts_of, whole_squares
 from node.optim.sharded.demo import ShardedDeMo
 from node.optim.sharded.spread import PIECE_ELEMENTS, Pieces, whole
 from node.optim.step import Votes
@@ -244,7 +244,7 @@ class LedDeMo:
         parts, second, nesterov = list(self._private.values()), state["second"], state.get("nesterov")
         has = {"second": self._own.second_counts is not None, "nesterov": self.config.nesterov > 0}
         check_state(state, self.layout, self._own.method, parts[0].shape, **has)
-        rest = () if second is None else second["squares"]
+        rest = () if second is None else whole_squares(second, [place.shape for place in self.layout.places])
         saved = [state["momentum"], *(rest if nesterov is None else nesterov["momenta"])]
         if [tuple(tensor.shape) for tensor in saved] != [part.shape for part in parts]:
             raise ValueError("the saved moments belong to other parameters: load a state that this model saved")

@@ -11,6 +11,7 @@ from typing import Final
 
 from node.model.room import Room
 from node.model.size import BYTES_A_NUMBER, ModelSize
+from node.optim.second_moment import Kind
 from node.training.methods import demo_config
 from protos.amounts import amount, count
 from protos.optimizer_config import OptimizerConfig
@@ -75,14 +76,21 @@ class Need:
 
 
 def need_of(
-    size: ModelSize, optimizer: OptimizerConfig, sample: int | None = None, *, trains: bool = True, ranks: int = 1
+    size: ModelSize,
+    optimizer: OptimizerConfig,
+    sample: int | None = None,
+    *,
+    trains: bool = True,
+    ranks: int = 1,
+    second: Kind = "whole",
 ) -> Need:
-    """`sample`: activation bytes of one sample. `ranks`: devices of this peer, which share the state."""
+    """`sample`: activation bytes of one sample. `ranks`: devices of this peer, which share the state. `second`: how the second
+    moment is kept; the means of a factored one are not counted."""
     one = BYTES_A_NUMBER * size.parameters
     base = private = 1  # parameters; momentum
     if optimizer.method == "demo":
         base += len(demo_config(optimizer, optimizer.vote_size, bytes(32)).base.state_names)
-        private += bool(optimizer.beta2) + bool(optimizer.nesterov)
+        private += (bool(optimizer.beta2) and second == "whole") + bool(optimizer.nesterov)
     working = int(trains) + bool(optimizer.overlap)  # gradients; the look-ahead keeps the parameters
     if trains and optimizer.local.steps > 1:
         working += 1  # local steps keep the parameters where they began

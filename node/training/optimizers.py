@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from node.optim.digest import state_digest
 from node.optim.layout import Layout
 from node.optim.local import LocalConfig
 from node.optim.paper.demo import PaperConfig, PaperDeMo
+from node.optim.second_moment import Kind
 from node.optim.sharded.spread import Pieces
 from node.optim.step import Votes
 from node.optim.votes.form import Form
@@ -83,12 +85,12 @@ class OwnPaperDeMo(PaperDeMo, _Own):
 
 
 def own_optimizer(
-    model: nn.Module, optimizer: OptimizerConfig, size: int, run_id: bytes, author: bytes
+    model: nn.Module, optimizer: OptimizerConfig, size: int, run_id: bytes, author: bytes, second: Kind = "whole"
 ) -> OwnDeMo | OwnPaperDeMo:
     """The optimizer of a run over a model on this device; `size` is this peer's group size, k or `one_in`, `author` its key."""
     if optimizer.method == "paper":
         return OwnPaperDeMo(model, paper_config(optimizer, size))
-    return OwnDeMo(model, demo_config(optimizer, size, run_id, author))
+    return OwnDeMo(model, replace(demo_config(optimizer, size, run_id, author), second_moment=second))
 
 
 class Local(Protocol):

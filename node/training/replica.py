@@ -21,6 +21,7 @@ from node.data.samples import Samples
 from node.model.gradients import GradResult, accumulate_gradients, free_cache, no_room
 from node.optim.laid_out import ParameterChanged
 from node.optim.local import LocalSteps
+from node.optim.second_moment import Kind
 from node.optim.sharded.spread import Pieces, whole
 from node.snapshot.image import Image, Spare
 from node.snapshot.pieces import Manifest, describe, load, pack, parameters_of
@@ -70,9 +71,10 @@ class Replica:
         demo: Optimizer | None = None,
         local: Local | None = None,
         author: bytes = b"",
+        second: Kind = "whole",
     ) -> None:
-        """`author`: the public key of this peer, for votes whose places follow from it. A peer of
-        several ranks gives `demo` and `local` (None without local steps); for one device they are made here."""
+        """`author`: this peer's public key, for votes whose places follow from it. `second`: how it keeps its second moment.
+        A peer of several ranks gives `demo` and `local` (None without local steps); for one device they are made here."""
         self.run_id = run_id
         self.model = model
         self.step = 0
@@ -80,7 +82,7 @@ class Replica:
         self.published: tuple[int, bytes] | None = None
         self.announcement = b""
         if demo is None:
-            demo = own = own_optimizer(model, optimizer, size, run_id, author)
+            demo = own = own_optimizer(model, optimizer, size, run_id, author, second)
             local = LocalSteps(own.parameters, local_config(optimizer)) if optimizer.local.steps > 1 else None
         self.demo, self.local = demo, local
         self.layout_digest = self.demo.layout.digest()

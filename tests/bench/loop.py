@@ -33,6 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tiny-steps", type=int, default=100, help="steps of the tiny model, 0: no such row (default 100)"
     )
+    parser.add_argument("--memory", choices=("full", "small"), default="full", help="of both peers (default full)")
     parser.add_argument("--no-join", action="store_true", help="without a late joiner")
 
 
@@ -101,7 +102,7 @@ def _size(count: int, options: argparse.Namespace) -> dict[str, Any]:
         swarm = LocalSwarm(folder, _run(model, _text(folder), options.every, len(PEERS)))
         try:
             for peer in PEERS:
-                swarm.join(peer)
+                swarm.join(peer, environment={"SWARMENTUM_MEMORY": options.memory})
             last = (
                 options.every * (options.snapshots + 2) - 1
             )  # the last snapshot is on the disk, the next is not begun

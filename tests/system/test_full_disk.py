@@ -36,7 +36,7 @@ def test_a_peer_whose_disk_was_full_is_back(tmp_path: Path, anchor: bool) -> Non
         try:
             name = "anchor" if anchor else "ada"
             (swarm.folder / name).symlink_to(disk)
-            swarm.join("bob")
+            swarm.join("bob", environment={"SWARMENTUM_MEMORY": "small"})  # unlike states of their own, equal replicas
             if anchor:
                 swarm.anchor()
             else:
@@ -52,6 +52,7 @@ def test_a_peer_whose_disk_was_full_is_back(tmp_path: Path, anchor: bool) -> Non
             wait_for("room", lambda: swarm.events(name, "the disk has room again; taking part"))
             swarm.wait_step(name, swarm.last_step("bob") + 3)
             assert len(swarm.events(name, said)) == 1
+            assert "memory small" in (swarm.folder / "bob.log").read_text()
             assert "Traceback" not in (swarm.folder / f"{name}.log").read_text()
             found = digests_by_step(swarm.steps("bob"), swarm.steps(name))
             assert all(len(digests) == 1 for digests in found.values())

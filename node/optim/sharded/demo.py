@@ -44,7 +44,7 @@ from node.optim.step import (
 from node.optim.tiles import tile_chunks
 from node.optim.votes.groups import NotANumber
 from node.optim.votes.payload import Choice
-from node.optim.voting import ParameterState, Voting, tensors_of
+from node.optim.voting import ParameterState, Voting, own_tensors
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -83,7 +83,11 @@ class ShardedDeMo(Voting):
         self._momentum = torch.zeros(len(self.share), CHUNK_SIDE, CHUNK_SIDE, dtype=torch.float32, device=self._device)
         self._pending: tuple[int, bytes] | None = None
         self._base = Base(config.base, self.layout, self._device, len(self.share))
-        self._second = SecondMoment(self.parameters, config.beta2) if config.beta2 else None
+        self._second: SecondMoment | None = SecondMoment(self.parameters, config.beta2) if config.beta2 else None
+        if config.second_moment != "whole":
+            raise ValueError(
+                "second_moment 'factored' needs whole matrices, and ranks have parts of them: take 'whole'"
+            )
         self._nesterov = Nesterov(self.parameters, config.nesterov) if config.nesterov else None
         self.step = self.pending_step = 0  # as `DeMo` counts them
 
@@ -156,11 +160,7 @@ class ShardedDeMo(Voting):
     def parameter_state(self) -> list[ParameterState]:
         """As `DeMo.parameter_state`, of this rank: its share of the chunks stands with the first parameter."""
         assert self._pending is None, "settle the last votes first"
-        states = [ParameterState() for _ in self.parameters]
-        named = zip(("second", "nesterov"), tensors_of(self._second, self._nesterov), strict=True)
-        for name, tensors in named:
-            for state, tensor in zip(states, tensors or (), strict=False):
-                state.private[name] = tensor
+        states = [ParameterState(own) for own in own_tensors(len(self.parameters), self._second, self._nesterov)]
         states[0].private["momentum"] = self._momentum
         states[0].replicated.update({f"base_{name}": tensor for name, tensor in self.base_state.items()})
         return states

@@ -124,3 +124,9 @@ def test_amounts() -> None:
         "0 B", "512 B", "1.4 GB", "85 MB", "1.0 GB", "22 PB",
     ]  # fmt: skip
     assert [count(things) for things in (640, 885_888, 5.5e12)] == ["640", "886 k", "5.5 T"]
+
+
+def test_a_factored_second_moment_takes_no_memory_and_no_copy() -> None:
+    whole, factored = (need_of(SIZE, optimizer(), second=second) for second in ("whole", "factored"))  # type: ignore[arg-type]
+    assert whole.state - factored.state == whole.private - factored.private == whole.copies - factored.copies == 4000
+    assert need_of(SIZE, optimizer(beta2=0), second="factored") == need_of(SIZE, optimizer(beta2=0))

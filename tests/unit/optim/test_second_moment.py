@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from node.optim.demo import DeMo, DeMoConfig
 from node.optim.digest import state_digest
-from node.optim.second_moment import SecondMoment
+from node.optim.second_moment import FactoredMoment, Moment, SecondMoment, whole_squares
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -47,9 +49,8 @@ def test_threads_and_ranges_change_no_bit_of_the_compiled_one(monkeypatch: pytes
 
 
 def test_peers_with_and_without_it_train_together() -> None:
-    peers = [
-        DeMo([("a", torch.nn.Parameter(torch.zeros(70, 80)))], DeMoConfig(beta2=beta2)) for beta2 in (0.0, 0.95, 0.99)
-    ]
+    configs = DeMoConfig(beta2=0.0), DeMoConfig(beta2=0.95), DeMoConfig(beta2=0.99, second_moment="factored")
+    peers = [DeMo([("a", torch.nn.Parameter(torch.zeros(70, 80)))], config) for config in configs]
     lr = float(torch.tensor(0.01))
     for step in range(3):
         entry = []
@@ -70,3 +71,90 @@ def test_a_state_with_it_does_not_fit_one_without() -> None:
             one.load_state_dict(other.state_dict())
     with pytest.raises(ValueError, match="other parameters"):
         SecondMoment([torch.zeros(3)], 0.9).load_state_dict(SecondMoment([torch.zeros(4)], 0.9).state_dict())
+
+
+SHAPES = (30, 7), (4, 3, 2, 5), (11,), ()
+
+
+def both() -> tuple[SecondMoment, FactoredMoment]:
+    zeros = [torch.zeros(shape) for shape in SHAPES]
+    return SecondMoment(zeros, 0.95), FactoredMoment(zeros, 0.95)
+
+
+def divided(moment: Moment, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    own = [None if it is None else it.clone() for it in gradients]
+    moment.divide(own)
+    return own
+
+
+def test_a_factored_one_is_the_whole_one_where_squares_are_a_product() -> None:
+    """Its approximation is rank one: of such squares, of vectors and of scalars it loses nothing."""
+    whole, factored = both()
+    signs = torch.Generator().manual_seed(3)
+    for scale in (1.0, 100.0, 1e-12, 3.0):
+        gradients = []
+        for shape in SHAPES:
+            first, rest = (shape[0], shape[1:]) if len(shape) > 1 else (1, shape)
+            size = torch.arange(1, first + 1).float().view(-1, *[1] * len(rest)) * torch.ones(rest)
+            size = size * torch.linspace(0.5, 2, size[0].numel()).view(rest) if rest else size
+            coin = torch.randint(0, 2, shape, generator=signs) * 2.0 - 1
+            gradients.append(scale * size.reshape(shape) * coin)
+        for one, other in zip(divided(whole, gradients), divided(factored, gradients), strict=True):
+            assert torch.allclose(one, other, rtol=2e-4), scale  # type: ignore[arg-type]
+    assert whole.counts == factored.counts == [4] * len(SHAPES)
+
+
+def test_rows_and_tensors_without_a_gradient_stay_zero_and_start_late() -> None:
+    _, factored = both()
+    gradient = torch.randn(30, 7, generator=torch.Generator().manual_seed(1))
+    gradient[4:] = 0
+    found = divided(factored, [gradient, None, torch.zeros(11), torch.tensor(0.0)])
+    assert found[0] is not None
+    assert found[0].isfinite().all()
+    assert not found[0][4:].any()
+    assert found[0][:4].square().mean().sqrt() == pytest.approx(1, rel=0.3)
+    assert factored.counts == [1, 0, 1, 1]
+    assert [it.numel() for own in factored.by_tensor() for it in own.values()] == [30, 7, 4, 30, 11, 1, 1, 1]
+
+
+def test_each_kind_takes_over_the_others_state() -> None:
+    """A peer may come back with more memory, or with less."""
+    whole, factored = both()
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        gradients = [torch.randn(shape, generator=generator) for shape in SHAPES]
+        divided(whole, gradients)
+        divided(factored, gradients)
+    smaller, larger = both()[1], both()[0]
+    smaller.load_state_dict(whole.state_dict())
+    larger.load_state_dict(factored.state_dict())
+    for name in ("rows", "columns"):
+        for one, other in zip(smaller.state_dict()[name], factored.state_dict()[name], strict=True):
+            assert torch.allclose(one, other, rtol=1e-5)
+    assert smaller.counts == larger.counts == [5] * len(SHAPES)
+    assert [tuple(it.shape) for it in whole_squares(factored.state_dict(), SHAPES)] == list(SHAPES)
+    assert torch.allclose(larger.squares[2], whole.squares[2], rtol=1e-5)
+    assert torch.allclose(larger.squares[0].mean(1), whole.squares[0].mean(1), rtol=1e-5)
+    other = FactoredMoment([torch.zeros(7, 30)] + [torch.zeros(shape) for shape in SHAPES[1:]], 0.95)
+    for one, saved in ((other, factored), (other, whole), (SecondMoment([torch.zeros(3)], 0.9), factored)):
+        with pytest.raises(ValueError, match="belongs to other parameters"):
+            one.load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_a_factored_one_goes_before_every_backend(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Votes of a factored moment are those of gradients that it divided before, without a moment."""
+    monkeypatch.setenv("SWARMENTUM_BACKEND", backend)
+    config = DeMoConfig(beta2=0.9, second_moment="factored")
+    given, plain = (
+        DeMo([("a", torch.nn.Parameter(torch.zeros(70, 80)))], one) for one in (config, DeMoConfig(clip_norm=None))
+    )
+    moment = FactoredMoment([torch.zeros(70, 80)], 0.9)
+    for step in range(3):
+        gradient = torch.randn(70, 80, generator=torch.Generator().manual_seed(step))
+        given.parameters[0].grad, plain.parameters[0].grad = gradient.clone(), gradient.clone()
+        moment.divide([plain.parameters[0].grad])
+        lr = float(torch.tensor(0.01))
+        assert given.propose(lr).payload == plain.propose(lr).payload
+        given.settle(True)
+        plain.settle(True)

@@ -1,0 +1,76 @@
+"""Whether a run fits a machine: with its whole state, with a smaller one, or not at all, and what the person is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from node.commands import fit
+from node.config import PeerSettings
+from node.model.room import Room
+from protos.errors import OperatorError
+from protos.run_config import RunConfig
+
+CONFIG = RunConfig.model_validate({
+    "name": "fit",
+    "model": {"config": {"model_type": "llama", "vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 4,
+                         "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 512}},
+    "data": {"source": "text.txt", "context": 32},
+    "clock": {"steps": 10},
+})  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def settings(tmp_path: Path, **given: Any) -> PeerSettings:
+    return PeerSettings(home=tmp_path, **given)
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(fit, "room_of", lambda *_: Room(free, 2 * free))
+    monkeypatch.setattr(fit, "main_memory", lambda: Room(free, 2 * free))
+
+
+def bytes_of(second: fit.Kind) -> int:
+    """What the state takes on a CPU, and a sample."""
+    need = fit.need_of_run(CONFIG, PeerSettings(), second=second)
+    assert need is not None
+    return need.on("cpu").memory(1)
+
+
+def test_a_machine_without_room_for_the_whole_state_keeps_a_smaller_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, small = bytes_of("whole"), bytes_of("factored")
+    parameters = fit.need_of_run(CONFIG, PeerSettings())
+    assert parameters is not None
+    assert whole - small == 8 * parameters.parameters
+    machine(monkeypatch, whole)
+    assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU) == (1, "whole")
+    machine(monkeypatch, small)
+    assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU) == (1, "factored")
+    found = fit.fitted(CONFIG, settings(tmp_path), tmp_path, CPU)
+    assert found is not None
+    assert found.why.endswith(", memory small")
+    machine(monkeypatch, small - 1)
+    with pytest.raises(OperatorError, match="does not fit"):
+        fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)
+
+
+def test_the_owner_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 100 * bytes_of("whole"))
+    assert fit.check(CONFIG, settings(tmp_path, memory="small"), tmp_path, CPU)[1] == "factored"
+    assert fit.check(CONFIG, settings(tmp_path), tmp_path, CPU)[1] == "whole"
+    machine(monkeypatch, bytes_of("factored"))
+    with pytest.raises(OperatorError, match="does not fit"):
+        fit.check(CONFIG, settings(tmp_path, memory="full"), tmp_path, CPU)
+
+
+def test_a_peer_of_several_devices_and_a_run_without_a_second_moment_have_one_way(tmp_path: Path) -> None:
+    plain = CONFIG.model_copy(update={"optimizer": CONFIG.optimizer.model_copy(update={"beta2": 0.0})})
+    assert fit.kinds_of(plain, settings(tmp_path, memory="small")) == ("whole",)
+    assert fit.kinds_of(CONFIG, settings(tmp_path), ranks=2) == ("whole",)
+    with pytest.raises(OperatorError, match="memory = small: a peer of several devices"):
+        fit.kinds_of(CONFIG, settings(tmp_path, memory="small"), ranks=2)
