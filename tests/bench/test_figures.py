@@ -26,16 +26,20 @@ POINTS = 0.11
 LOSS = 0.00051
 SHAKESPEARE = [
     *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "adam-votes-g16", "adam-votes-g128"),
-    *("groups-g128", "adam-votes-topk-32", "adam-votes-g16-2bit", "adam-votes-g16-8bit", "adam-votes-g16-hadamard"),
-    *("adam-votes-g16-identity", "v2-adamw-g16", "v2-sgd-g16", "random-16", "random-16-muon", "striding-16"),
-    *("slicing-16", "paper-k32-clip", "paper-k8-beta95-clip", "paper-k32", "late-g16", "late-g16-residual"),
-    *("lost30-g16-restore", "lost30-g16-drop", "diloco", "diloco-demo-g16", "sparseloco-64"),
-    *("muon-votes-g16-p16", "signs-p16", "adamw-ddp-run-schedule", "muon-ddp-run-schedule"),
-    *("muon-votes-g16-run-schedule", "signs-run-schedule"),
+    *(
+        "groups-g128",
+        "adam-votes-topk-32",
+        "adam-votes-g16-2bit",
+        "adam-votes-g16-hadamard",
+        "random-16",
+        "striding-16",
+    ),
+    *("paper-k32-clip", "paper-k32", "late-g16-residual", "lost30-g16-restore", "diloco", "muon-votes-g16-p16"),
+    *("adamw-ddp-run-schedule", "muon-ddp-run-schedule", "muon-votes-g16-run-schedule"),
 ]
 LIBRARY = [
-    *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "adam-votes-g16", "adam-votes-g128"),
-    *("random-16", "random-16-muon", "paper-k32-clip"),
+    *("muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "default", "adam-votes-g128", "random-16"),
+    "paper-k32-clip",
 ]
 LARGER = ["muon-ddp", "adamw-ddp", "v2-muon-g16", "v2-muon-g128", "adam-votes-g128"]
 ROWS = [
