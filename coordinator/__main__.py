@@ -121,7 +121,7 @@ def serve(
 
 
 def _collect_rarely() -> None:
-    """A swarm's state is large and has no cycles, and a search for cycles stops the clock for a tenth of a second (ADR 60)."""
+    """A swarm's state is large and has no cycles, and a search for cycles stops the clock for a tenth of a second (ADR 57)."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
 

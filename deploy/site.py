@@ -62,7 +62,7 @@ def start() -> str:
 def decisions() -> str:
     """The list of ADRs."""
     rows = []
-    for path in sorted((ROOT / "docs" / "adr").glob("*.md")):
+    for path in sorted((ROOT / "docs" / "adr").glob("[0-9]*.md")):
         title = path.read_text().splitlines()[0].removeprefix("# ")
         rows.append(f"- [{title}](adr/{path.name})")
     return (

@@ -1,4 +1,4 @@
-"""What keeps this peer from joining, told to the run's operator: one word and this program's version, without a name. ADR 54.
+"""What keeps this peer from joining, told to the run's operator: one word and this program's version, without a name. ADR 21.
 
 Refuses to tell what the person decided (no consent, Ctrl-C) and what the coordinator knows already. To tell is best effort.
 """

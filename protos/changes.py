@@ -1,4 +1,4 @@
-"""Settings of a run that its operator may change while it is paused, and what they make of the genesis' settings. ADR 52.
+"""Settings of a run that its operator may change while it is paused, and what they make of the genesis' settings. ADR 44.
 
 Each entry of the log names the settings in force in its step that are not the genesis' own, so a reader needs no other entry.
 `settings_from_body` is the door. Refuses settings that the state, the votes or a peer's start depend on: a fork changes these.
@@ -26,7 +26,7 @@ Settings = tuple[tuple[str, str], ...]
 RATE_KEYS: Final = frozenset(
     f"optimizer.{name}" for name in ("lr", "schedule", "warmup_steps", "lr_final_ratio", "decay_steps")
 )
-"""The learning rate. Ticks and entries carry the rate of each step (ADR 4), so only the coordinator computes it."""
+"""The learning rate. Ticks and entries carry the rate of each step (ADR 1), so only the coordinator computes it."""
 STEPS: Final = "clock.steps"
 SNAPSHOT_EVERY: Final = "clock.snapshot_every"
 ADMISSION_MODE: Final = "admission.mode"

@@ -1,4 +1,4 @@
-"""Why peers could not join a run, in the words of people and metrics. Strangers tell it, so nothing follows from it. ADR 54."""
+"""Why peers could not join a run, in the words of people and metrics. Strangers tell it, so nothing follows from it. ADR 21."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Held payloads of a step in few bytes: a bit for each place of the roster, and one hash over the payloads.
 
 The hash covers the payload that each author announced, so that an author that announced two is detected. Refuses nothing:
-the coordinator compares the bits with its roster (`coordinator/clock/reports.py`). ADR 31.
+the coordinator compares the bits with its roster (`coordinator/clock/reports.py`). ADR 8.
 """
 
 from __future__ import annotations

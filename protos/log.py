@@ -44,7 +44,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The sum of a set of votes, by the sha256 and the length of its bytes. ADR 74."""
+    """The sum of a set of votes, by the sha256 and the length of its bytes. ADR 33."""
 
     sha256: bytes
     total_bytes: int

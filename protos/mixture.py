@@ -1,4 +1,4 @@
-"""How the samples of a mixture fall on its sources: whole numbers that every peer computes alike (ADR 56). Pure.
+"""How the samples of a mixture fall on its sources: whole numbers that every peer computes alike (ADR 47). Pure.
 
 Samples are counted in blocks of BLOCK. A source has the same number of samples in each block of a phase, in proportion to its
 weight. A phase begins with the first sample of a step, where a step counts as `batch_samples` samples. So the source of a

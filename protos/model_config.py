@@ -1,4 +1,4 @@
-"""The section [model] of a run.toml: which network is trained, and the loss that peers compare with their own (ADR 68)."""
+"""The section [model] of a run.toml: which network is trained, and the loss that peers compare with their own (ADR 53)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The owner that a peer names: a name is a claim, and an owner's key can sign for it. ADR 49. Pure.
+"""The owner that a peer names: a name is a claim, and an owner's key can sign for it. ADR 35. Pure.
 
 One door for the bytes of strangers: `owner_from_body`. Refuses names that do not print on one line: control characters, and
 marks that turn the direction of writing. Refuses a signature that is not the key's, so a wrong one never passes for a claim.

@@ -1,7 +1,7 @@
 """A message of a stream as a zstd frame, compressed against the message before it.
 
 A step's log entry and tick name each peer by 32 bytes, as those of the step before do. So a frame has a third of the bytes of
-its message in a swarm of 500 (ADR 60). Refuses a frame that is too large, is damaged, or belongs after another message.
+its message in a swarm of 500 (ADR 57). Refuses a frame that is too large, is damaged, or belongs after another message.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def _credentials(address: str, pem: bytes) -> grpc.ChannelCredentials:
 def out_of_date(pem: bytes, now: datetime) -> str:
     """Why TLS would refuse this certificate at this time, and what to do; empty if it would not.
 
-    Certificates made since ADR 70 hold at any time. Those of older versions hold for ten years.
+    Certificates hold at any time (ADR 15). Those of older versions hold for ten years.
     """
     certificate = x509.load_pem_x509_certificate(pem)
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc

@@ -234,14 +234,14 @@ class TrustConfig(Section):
 
     check_samples: int = Field(default=32, ge=1, le=1024)
     """The most samples of the checked peer that a check looks at, and as many of the checker's own to compare. Where a peer
-    votes on four times as many, checks find only copies and votes at random or against the loss (ADR 62)."""
+    votes on four times as many, checks find only copies and votes at random or against the loss (ADR 16)."""
 
     agreement_min: float = Field(default=3.0, gt=0, le=1000)
     """How well votes have to fit their author's own samples, in standard deviations of votes that know nothing."""
 
     overlap_max: float = Field(default=0.5, gt=0, le=1)
     """A payload of which so much is in an earlier one is a copy; honest ones were at most 0.47 alike. Not used where all peers
-    vote for the same coefficients: there a copy is half of the way from the usual overlap to a whole one (ADR 73)."""
+    vote for the same coefficients: there a copy is half of the way from the usual overlap to a whole one (ADR 33)."""
 
     exclude_at: float = Field(default=6.0, gt=1, le=1000)
     """A peer is excluded at this score: each bad check adds 1, each good one takes 1."""

@@ -1,4 +1,4 @@
-"""Where a fork begins: the state of another run after one of its steps, as the fork's genesis names it. ADR 34.
+"""Where a fork begins: the state of another run after one of its steps, as the fork's genesis names it. ADR 5.
 
 `start_from_body` is the one door for it. Refuses step 0, whose state follows from a seed: `run create` makes such a run.
 """
@@ -14,7 +14,7 @@ from protos.v1 import log_pb2
 
 RUN_DIGITS_SHOWN = 16
 MODEL_KEY = bytes(limits.PUBLIC_KEY_BYTES)
-"""The coordinator's key of a starting state that is no run's, but a model's: `run_id` is then the hash of the model. ADR 55."""
+"""The coordinator's key of a starting state that is no run's, but a model's: `run_id` is then the hash of the model. ADR 5."""
 MODEL_STEP = 1
 """The step that such a state is stored under: step 0 would mean a state that follows from a seed."""
 

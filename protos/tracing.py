@@ -1,4 +1,4 @@
-"""One OpenTelemetry trace for each clock step, with spans of the coordinator and of peers (`--trace`). Changes no run. ADR 59.
+"""One OpenTelemetry trace for each clock step, with spans of the coordinator and of peers (`--trace`). Changes no run. ADR 57.
 
 All parties derive a step's trace id from the run id and the step, so no message carries it. Spans are recorded when they are
 over. A thread of the SDK sends them from a bounded queue. Refuses to wait for the receiver, except END_SECONDS_MAX at the end.

@@ -3,7 +3,7 @@
 Anchors come first, then believed peers of the roster, drawn anew in each step by a hash that nobody could choose. The sum of
 an anchor counts alone; the sums of two others count if they are equal. Identities are free in an open run, and in a run with
 anchors these decide: there a step without an anchor has no aggregators, so every peer takes every payload. Sums that do not
-decide cost no votes: the step asks other aggregators, and at last has none. ADR 74.
+decide cost no votes: the step asks other aggregators, and at last has none. ADR 33.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A change counts from the step after the open one. Limits that only the coordinator reads count at once. Each entry names the
 settings of its step, so entries that come back to a journal that lost its end bring them along.
-Refuses what `protos/changes.py` does not list, and every change of a run that is not paused. ADR 52.
+Refuses what `protos/changes.py` does not list, and every change of a run that is not paused. ADR 44.
 """
 
 from __future__ import annotations

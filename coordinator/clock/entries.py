@@ -67,7 +67,7 @@ def commit(run: Run, now_ms: int, aggregate: Aggregate | None = None) -> tuple[R
 
 
 def _uncounted(current: OpenStep, counted: Collection[bytes], now_ms: int) -> list[Effect]:
-    """Tell each author of a payload that was claimed, and is not in the entry, why: its owner asks. ADR 65."""
+    """Tell each author of a payload that was claimed, and is not in the entry, why: its owner asks. ADR 8."""
     rule, found = current.counted_by, list[Effect]()
     assert rule is not None, "a step is counted before it is decided"
     took = f"when the step was decided after {(now_ms - current.opened_ms) / MS:.1f} s"
@@ -85,7 +85,7 @@ def _uncounted(current: OpenStep, counted: Collection[bytes], now_ms: int) -> li
 
 
 def _owners(run: Run, counted: Iterable[bytes]) -> Outcome:
-    """Write down the owners of peers whose votes have just counted. A stranger without votes writes nothing. ADR 49."""
+    """Write down the owners of peers whose votes have just counted. A stranger without votes writes nothing. ADR 35."""
     effects: list[Effect] = []
     for key in sorted(counted):
         peer = run.peers.get(key)

@@ -3,7 +3,7 @@
 A paused run opens no step. The open step is decided by its usual rules, because peers have computed for it. If its deadline
 passes without a payload that counts, the step waits for the end of the pause. The end comes at the newest entry: an open step
 is given up, and the coordinator signs no later entry. Refuses a request that the run's state does not allow, with its reason.
-ADRs 44 to 46, 52.
+ADR 44.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A peer that asks to join a full run gets a place in the line, and keeps it by asking again. When the run has a place for the
 peer, the line *calls* it: that place is kept while the peer builds its model. A peer that is silent, or that does not come when
 it is called, loses its place. Identities are free, so a block of network addresses has a part of the line only. A ticket is
-used by a join alone, so the peers that show one ticket have as many places as it has uses left. ADR 48.
+used by a join alone, so the peers that show one ticket have as many places as it has uses left. ADR 18.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ class RunArchived:
 
 @dataclass(frozen=True)
 class OwnerNamed:
-    """A peer with votes that count names its owner, or another one. Written at most once in OWNER_STEPS_MIN steps. ADR 49."""
+    """A peer with votes that count names its owner, or another one. Written at most once in OWNER_STEPS_MIN steps. ADR 35."""
 
     step: int
     public_key: bytes

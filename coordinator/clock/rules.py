@@ -55,7 +55,7 @@ NEWCOMER_PART = 1 / 2
 def learning_rate(optimizer: OptimizerConfig, steps: int, step: int, decay: DecayStarted | None = None) -> float:
     """Learning rate of step 1..steps: linear warm-up, then the schedule. `decay`: the operator's, after a rate that stays.
 
-    The decay of `wsd`, and the operator's, has the shape 1 - sqrt, which ended best of those in arXiv 2405.18392. ADR 46.
+    The decay of `wsd`, and the operator's, has the shape 1 - sqrt, which ended best of those in arXiv 2405.18392. ADR 44.
     """
     if step <= optimizer.warmup_steps:
         return optimizer.lr * step / optimizer.warmup_steps

@@ -1,6 +1,6 @@
 """Clock steps: when one opens, is opened again for others, closes, and when the run is finished.
 
-Goes as far as the rules allow now, and refuses to wait: an `Arm` asks for the time of the next look. ADR 4.
+Goes as far as the rules allow now, and refuses to wait: an `Arm` asks for the time of the next look. ADR 1.
 """
 
 from __future__ import annotations

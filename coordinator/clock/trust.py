@@ -35,7 +35,7 @@ WEIGHT_NEEDED = 1.5
 """A check counts only with so much weight behind it: two checkers that were not caught lying."""
 WORST, BAD, GOOD = 2.0, 1.0, -1.0
 """A check adds one of these to a score. WORST is for votes that do not lower the loss; honest peers cast none.
-Up to a seventh of the honest checks are bad for some time, and three quarters of those of idle peers (ADR 62)."""
+Up to a seventh of the honest checks are bad for some time, and three quarters of those of idle peers (ADR 16)."""
 COPY_PART = 1 / 2
 """As LAZY_PART, for votes that repeat an earlier payload."""
 
@@ -142,7 +142,7 @@ def judge(
     """(standings, recent checks) after the verdicts on one step. All are judged by the weights and figures of before.
 
     `samples`: of the authors in `arrival`; empty: not known. `shared`: all peers vote for the same coefficients, so that honest
-    votes agree on most signs. Then a copy is a payload that agrees with an earlier one more than honest payloads do (ADR 73).
+    votes agree on most signs. Then a copy is a payload that agrees with an earlier one more than honest payloads do (ADR 33).
     """
     copy_from = recent.copied_overlap if shared else trust.overlap_max
     after, figures = dict(standings), recent

@@ -1,4 +1,4 @@
-"""What checks of honest peers find nowadays: the figures of the last checks, and which of them tell anything (ADR 62, 71).
+"""What checks of honest peers find nowadays: the figures of the last checks, and which of them tell anything (ADR 16).
 
 Pure values. It refuses to say what is typical while too few checks are known, or where honest checks differ much.
 """

@@ -1,4 +1,4 @@
-"""The command `swarmentum-coordinator run fork`: a new run that begins at a state of another one. ADR 34."""
+"""The command `swarmentum-coordinator run fork`: a new run that begins at a state of another one. ADR 5."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that a new run begins with, as `swarmentum start-from` described it: `run create --from`. ADR 55.
+"""The model that a new run begins with, as `swarmentum start-from` described it: `run create --from`. ADR 5.
 
 The coordinator has no torch and never sees a weight. Peers check the state by the root that the genesis names.
 """

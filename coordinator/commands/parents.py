@@ -1,7 +1,7 @@
 """The parent run of a fork, as its coordinator describes it: a run of this home, or the public run of an invite.
 
 What another coordinator says of its run is checked as far as its signatures go: the entries. Peers check the state itself, by
-the root that the fork's genesis names. ADR 34.
+the root that the fork's genesis names. ADR 5.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `swarmentum-coordinator web login`: a one-time link to the operator's page. ADR 58."""
+"""The command `swarmentum-coordinator web login`: a one-time link to the operator's page. ADR 43."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that failed before or at the door of a run, as counts by reason and version, since this coordinator started. ADR 54.
+"""Peers that failed before or at the door of a run, as counts by reason and version, since this coordinator started. ADR 21.
 
 Anybody may tell one without a key, so nothing depends on these counts. Refuses to grow: reasons are of an enum, each run counts
 few versions, and each network address and all together may tell only so often.

@@ -1,4 +1,4 @@
-"""The web pages beside a coordinator: the page of the runs (ADR 43), and the operator's page (ADR 58). Processes of their own.
+"""The web pages beside a coordinator: the page of the runs, and the operator's page (ADR 43). Processes of their own.
 
 This module starts them. It writes the invites of the runs to the stdin of the first, which gets no key and no ticket. It
 writes nothing to the second, which acts only for a browser that is logged in. The clock waits for nothing of them. A page that

@@ -1,4 +1,4 @@
-"""What took the time of each step at the coordinator: seconds of its parts, and spans (`serve --trace`). ADR 59.
+"""What took the time of each step at the coordinator: seconds of its parts, and spans (`serve --trace`). ADR 57.
 
     step       from the tick to the sent entry; the root of the step's trace
       report   from the tick until a peer's announcement is here, one for each peer

@@ -2,7 +2,7 @@
 
 A restored journal may lack entries that peers have applied. A coordinator that went on without them would sign a second entry
 for one step, and peers would stop. So a restored home is held: no step opens until the operator says that the log is whole.
-ADR 40.
+ADR 2.
 Refuses a home that is in use already, and files that no coordinator wrote. A shared database has backups of its own.
 """
 

@@ -1,7 +1,7 @@
 """A run as bytes, and back: the journal keeps such checkpoints, so that a restart need not fold all records.
 
 A checkpoint has every field of `Run` but those that the genesis gives. Refuses a run with an open step, bytes of another
-version, and bytes that are not a run. The coordinator skips a refused checkpoint, and reads the records instead. ADR 27.
+version, and bytes that are not a run. The coordinator skips a refused checkpoint, and reads the records instead. ADR 2.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A record is durable when `append` returns, and is never changed. Records are del
 `purge`), whose id is kept for ever. Entries are kept as the signed envelopes that
 travel. So a peer gets the same bits after a restart as before. If several coordinators share a database, only the one with
 the newest token of the lease can write (`fenced`). Checkpoints have a table of their own, and hold nothing that does not
-follow from the records. Only the newest two of each run are kept. ADRs 2 and 45.
+follow from the records. Only the newest two of each run are kept. ADRs 2 and 44.
 """
 
 from __future__ import annotations

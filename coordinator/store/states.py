@@ -1,4 +1,4 @@
-"""The states of a run that a fork can begin at: its agreed snapshots, with what the log says of their steps. ADR 34.
+"""The states of a run that a fork can begin at: its agreed snapshots, with what the log says of their steps. ADR 5.
 
 Reads the journal. Refuses step 0, which follows from a seed, and an entry that this coordinator did not sign.
 """

@@ -1,1 +1,1 @@
-"""The operator's page, on the coordinator's side: login, sessions, the listed actions, and the log of actions. ADR 58."""
+"""The operator's page, on the coordinator's side: login, sessions, the listed actions, and the log of actions. ADR 43."""

@@ -1,4 +1,4 @@
-"""`python -m coordinator.web`: the operator's page beside a coordinator, which starts this process. ADR 58.
+"""`python -m coordinator.web`: the operator's page beside a coordinator, which starts this process. ADR 43.
 
 This process reads the home's key for the operator's actions. The process that speaks with browsers is a third one (child.py).
 The end of stdin ends this process, so the page never outlives its coordinator.

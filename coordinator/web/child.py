@@ -1,4 +1,4 @@
-"""The process that speaks HTTP with the operator's browser: started here, without a key. Two pipes connect it. ADR 58.
+"""The process that speaks HTTP with the operator's browser: started here, without a key. Two pipes connect it. ADR 43.
 
 Its first line says that it is ready, and where. Each further line of its stdout is a request: a number, a space, and JSON. A
 line of its stdin is the answer to one. Nothing else of it reaches this side.

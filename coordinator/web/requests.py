@@ -1,4 +1,4 @@
-"""Requests of the page's process: size, form, session, rate; then the log of actions, and the action. ADR 58.
+"""Requests of the page's process: size, form, session, rate; then the log of actions, and the action. ADR 43.
 
 That process is not trusted: it speaks with browsers. It has no key and no list of sessions. So each request carries the two
 secrets of the browser, and this module alone decides. An action runs on a thread: it calls the coordinator over gRPC, as the

@@ -1,4 +1,4 @@
-"""What confirms the state that a replay computes: digests in the signed log, or the genesis itself. ADR 67.
+"""What confirms the state that a replay computes: digests in the signed log, or the genesis itself. ADR 26.
 
 A replay derives each state from the one before. This proves nothing about the state that an archive begins with: its author
 may have written that. Pure: the replay tells it what it found, and it says what is confirmed.

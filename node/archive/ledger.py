@@ -1,6 +1,6 @@
 """The ledger: each identity's contribution and all exclusions, from the log alone. The signed chain of entries proves them.
 
-Owners are not in the log: the coordinator of an invite's run tells them, and an archive has none. ADR 49.
+Owners are not in the log: the coordinator of an invite's run tells them, and an archive has none. ADR 35.
 
 The log proves which payloads the coordinator accepted, and the samples and tokens that their authors claimed at that time. The
 log holds no wall time, so the ledger counts uptime in clock steps.

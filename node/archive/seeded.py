@@ -1,4 +1,4 @@
-"""Whether an archive begins with the state that the run's genesis implies: the model of its seed. ADR 67.
+"""Whether an archive begins with the state that the run's genesis implies: the model of its seed. ADR 26.
 
 This needs torch and transformers, and no code of the run. Refuses models of the run's own code, and settings that depend on a
 tokenizer that is not here: nothing is downloaded, and nothing is called.

@@ -1,4 +1,4 @@
-"""How fast a machine uploads (ADR 63): it sends a bounded number of bytes to a peer of the run, which counts and forgets them.
+"""How fast a machine uploads (ADR 50): it sends a bounded number of bytes to a peer of the run, which counts and forgets them.
 
 `swarmentum doctor` asks. A peer takes test bytes only if its owner lets it carry bytes of others, and gives no limit in Mbit/s.
 Refuses a second measurement at the same time, and more than a few a minute: identities are free, and an owner pays for bytes.

@@ -3,7 +3,7 @@
 The peer asks one holder after the other. If a holder sends nothing, the peer keeps waiting, but also asks the next holder. If
 a holder sends too slowly, the next holder takes over after the bytes that came. If two begin to send, the slower one stops. A
 peer that did not hold the blob may have pulled it meanwhile, so a few of these peers are asked again while nothing comes. If
-most peers are known to hold the blob, all waits are shorter. ADR 24.
+most peers are known to hold the blob, all waits are shorter. ADR 6.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`swarmentum owner`: an owner's key, and its signature for a peer. ADR 49."""
+"""`swarmentum owner`: an owner's key, and its signature for a peer. ADR 35."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`swarmentum start-from`: turns a model into the state that a new run starts from, stored in a peer's home. ADR 55.
+"""`swarmentum start-from`: turns a model into the state that a new run starts from, stored in a peer's home. ADR 5.
 
 The peer with that home serves the state; the run's genesis names its root, and every peer checks it. Refuses a model whose
 parameters have other names or shapes than run.toml's. Reads nothing but safetensors, which hold no code. A model may be a

@@ -1,4 +1,4 @@
-"""A dry run of a run's model and of its export, for `swarmentum layout`, and for the first peers of an untried run (ADR 68).
+"""A dry run of a run's model and of its export, for `swarmentum layout`, and for the first peers of an untried run (ADR 53).
 
 Refuses what `node.model.dry_run` refuses, and a model that cannot be exported, or that its export changes.
 """

@@ -101,7 +101,7 @@ class Standing:
         before = self._open.get(step)
         if before is not None and before.outcome == "announced":
             return
-        # A step's tick may come before the entry of the step before it is applied (ADR 31).
+        # A step's tick may come before the entry of the step before it is applied (ADR 8).
         self._open = {at: fate for at, fate in self._open.items() if at > step - OPEN_KEPT}
         outcome = "paused" if paused else "late" if asked else "not asked"
         why = self._left_out(step - 1 - applied) if outcome == "not asked" else OUTCOMES[outcome]

@@ -1,4 +1,4 @@
-"""Samples of a mixture of sources: a pure function of the index, the weights and the seed (protos/mixture.py, ADR 56).
+"""Samples of a mixture of sources: a pure function of the index, the weights and the seed (protos/mixture.py, ADR 47).
 
 Each source has an order of its own, as if it were alone, and goes through it once an epoch of its own. A change of weights
 skips at most a block of each source. Checks of other peers' votes read the same samples, because only the index counts.

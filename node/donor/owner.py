@@ -1,4 +1,4 @@
-"""An owner's key, its signature for a peer, and the owner that a peer names. ADR 49.
+"""An owner's key, its signature for a peer, and the owner that a peer names. ADR 35.
 
 The key may lie on another machine: `sign` makes a small file, which goes into the peer's home. Refuses to overwrite a key, and
 a file in the home that is damaged or meant for another peer.

@@ -1,4 +1,4 @@
-"""The operator's page: HTTP for one operator's browser, in a process without keys (ADR 58).
+"""The operator's page: HTTP for one operator's browser, in a process without keys (ADR 43).
 
 `python -m node.operator_page` passes requests on to the process that started it, which decides about each (`coordinator/web`).
 """

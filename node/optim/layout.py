@@ -25,8 +25,8 @@ CHUNK_SIDE = 64
 CHUNK_ELEMENTS = CHUNK_SIDE * CHUNK_SIDE
 LAYOUT_VERSION = 2
 """The version counts changes of the rule below, of the votes' bytes and of their effect. The digest holds it, so peers of
-different versions refuse each other. 2: votes may be silent (ADR 28), and peers that have a size of a chunk agree on it
-(ADR 29)."""
+different versions refuse each other. 2: votes may be silent (ADR 3), and peers that have a size of a chunk agree on it
+(ADR 11)."""
 
 Source: TypeAlias = nn.Module | Iterable[tuple[str, Tensor]]
 """The source of a layout: a module, or named tensors."""

@@ -1,4 +1,4 @@
-"""Keeps this peer reachable: finds out whether others can dial it, and takes relays if they cannot. ADR 39.
+"""Keeps this peer reachable: finds out whether others can dial it, and takes relays if they cannot. ADR 20.
 
 Refuses to do anything if a person has said how the peer is reached. Refuses to believe one answer: `reach.conclude` decides.
 """

@@ -1,4 +1,4 @@
-"""Where p2pd listens: the addresses of a machine with IPv4, IPv6 or both, and a port that it keeps over all its starts. ADR 64.
+"""Where p2pd listens: the addresses of a machine with IPv4, IPv6 or both, and a port that it keeps over all its starts. ADR 20.
 
 A new p2pd at another port would make every address wrong that others know of this peer, also those at which they have dialled
 it. Refuses a port that another program has: p2pd itself would take a busy TCP port silently (SO_REUSEPORT).

@@ -1,4 +1,4 @@
-"""Whether other peers can dial this peer, found out by asking them; and the relays of a peer that nobody can dial. ADR 39.
+"""Whether other peers can dial this peer, found out by asking them; and the relays of a peer that nobody can dial. ADR 20.
 
 A peer asks peers that it has dialled. Each of them dials the peer's TCP ports back, at the address that it sees the peer at.
 Refuses to dial any other address, so that nobody can use a peer to reach a third machine.

@@ -1,4 +1,4 @@
-"""How much this peer relays for others: counted by p2pd, bounded by a bucket. ADR 51.
+"""How much this peer relays for others: counted by p2pd, bounded by a bucket. ADR 50.
 
 p2pd has no limit of a rate. So the bound is one of the mean: a peer that has relayed more than its owner gives stops being a
 relay until it has caught up. Refuses to guess: bytes that p2pd does not tell do not count, and where they are bounded, a p2pd

@@ -1,4 +1,4 @@
-"""A snapshot in the folder of another run on this machine's disk, read only: a fork begins at one. ADR 34.
+"""A snapshot in the folder of another run on this machine's disk, read only: a fork begins at one. ADR 5.
 
 Refuses to change that folder, and pieces that are not what the manifest names: they count as missing.
 """

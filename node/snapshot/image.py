@@ -59,7 +59,7 @@ def header(state: Mapping[str, Tensor | Pieces], metadata: Mapping[str, str] | N
 
 class Spare:
     """The memory of the last copy, for the next one: at most one copy's. New memory costs a page fault for each page, and on
-    a virtual machine ten times the copy itself (ADR 61)."""
+    a virtual machine ten times the copy itself (ADR 30)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

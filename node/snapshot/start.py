@@ -1,4 +1,4 @@
-"""A fork's state of step 0 is a snapshot of its parent run: the same pieces under two manifests. Pure. ADR 34.
+"""A fork's state of step 0 is a snapshot of its parent run: the same pieces under two manifests. Pure. ADR 5.
 
 The genesis names the parent run's manifest by its root. The fork's own manifest has the fork's run id and step 0. Each follows
 from the other, so a peer that has the fork's snapshot of step 0 serves the parent run's snapshot, too.

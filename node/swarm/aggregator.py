@@ -1,7 +1,7 @@
 """This peer as an aggregator: adds up the votes that the coordinator names, and keeps the sum for all that ask for it by hash.
 
 The votes are whole payloads, which this peer holds already or pulls from their authors and the other aggregators. Refuses to
-choose votes: it adds up exactly those of the request, or says nothing. ADR 74.
+choose votes: it adds up exactly those of the request, or says nothing. ADR 33.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures of a peer's network side. The network thread writes them, other threads read them; they decide nothing. ADR 12."""
+"""Figures of a peer's network side. The network thread writes them, other threads read them; they decide nothing. ADR 6."""
 
 from __future__ import annotations
 

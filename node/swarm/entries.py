@@ -28,7 +28,7 @@ _Collecting: TypeAlias = "asyncio.Queue[asyncio.Task[Committed | None]]"
 
 ENTRIES_AHEAD_MAX = 64
 # A member of the roster gossips the entry of each step in a small swarm, else of one step for each so many members: an entry
-# grows with the roster, and the hash of a later entry shows a difference in all earlier ones. ADR 66.
+# grows with the roster, and the hash of a later entry shows a difference in all earlier ones. ADR 8.
 GOSSIPED_MEMBERS = 8
 # Bytes of entries in one request: half of a request's limit. An entry has at most 0.7 of these bytes.
 OFFER_BYTES_MAX = REQUEST_BYTES_MAX // 2

@@ -5,7 +5,7 @@ Only members of the step's roster are taken, so a peer never pulls a stranger's 
 
 The inbox keeps a second announcement of one author and step as evidence, and its payload is not pulled. No honest peer signs
 two (last_announcement.py). The inbox also keeps an announcement of the step that was decided last, if its author announced
-another payload of that step here (ADR 31).
+another payload of that step here (ADR 8).
 
 An announcement that comes before its step's tick waits for the tick. The roster limit bounds all that the inbox remembers, and
 the inbox forgets it with the step.

@@ -1,7 +1,7 @@
 """A peer's own payload of a step: signed once, shown to other peers when it may be, re-announced until the step is decided.
 
 Refuses to sign a second announcement for a step (last_announcement.py). In a run with checks, and in an open run, no peer sees
-a payload before the coordinator has its announcement. A peer that copies the payload is therefore later. ADR 22.
+a payload before the coordinator has its announcement. A peer that copies the payload is therefore later. ADR 19.
 
 A task beside the training thread tells other peers, because one peer that does not answer must not slow all others down.
 """

@@ -3,7 +3,7 @@ a request. The receiver pulls a larger payload.
 
 An author keeps one stream to each connected peer. In each step it sends its announcement and the payload on the stream, and
 the receiver answers with one byte. A peer that has answered needs no gossip, and neither does one whose log is at another
-step: gossip meets the same door. ADR 66.
+step: gossip meets the same door. ADR 8.
 
 Refuses a payload that its sender did not announce itself, and a sender that is not in the open step's roster. Refuses payloads
 beyond PUSHED_BYTES_MAX, more than one each PUSH_MS, and more than PUSHERS_MAX streams at a time. An announcement that the

@@ -1,7 +1,7 @@
 """The peer's side of its terminal view: starts the view in a process of its own, and keeps all else off the terminal meanwhile.
 
 While the view is up, log lines go to a file in the peer's home, and stdout and stderr lead into that file. Whatever ends the
-view, this process puts the terminal back as it was. A view that dies costs the peer nothing: plain lines go on. ADR 41.
+view, this process puts the terminal back as it was. A view that dies costs the peer nothing: plain lines go on. ADR 35.
 """
 
 from __future__ import annotations

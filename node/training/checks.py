@@ -48,7 +48,7 @@ class Seen:
 def newest(ticks: Mapping[int, Tick], opened: Tick) -> dict[int, Tick]:
     """The newest ticks by step, with one more.
 
-    A step's tick comes with the entry before it (ADR 31). A peer that is about to check that entry's votes still needs the
+    A step's tick comes with the entry before it (ADR 8). A peer that is about to check that entry's votes still needs the
     entry's own tick.
     """
     kept = {step: tick for step, tick in ticks.items() if step > opened.step - TICKS_KEPT}

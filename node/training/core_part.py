@@ -1,7 +1,7 @@
 """The part of a core that writing a state may take while the training goes on. Pure: times come with each call.
 
 A swarm's peers all wait for the slowest one, so a step after a snapshot must not be longer than others. The writing is spread
-over half of the time until the next state comes. ADR 30, 61.
+over half of the time until the next state comes. ADR 30.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Need:
 
     @property
     def copies(self) -> int:
-        """Main memory for the copies that are written to the disk while the training goes on. ADR 61."""
+        """Main memory for the copies that are written to the disk while the training goes on. ADR 30."""
         return self.snapshot + self.private if self.stores else 0
 
     def on(self, device: str) -> Need:

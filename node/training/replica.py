@@ -138,7 +138,7 @@ class Replica:
         """Apply the next entry, with the `authors` of its `updates`. True if it counts this peer's own votes.
 
         Votes that the entry has leave the momentum: those on trial, too. Otherwise a newcomer votes for the same components
-        again and again, which fit its newest samples less with each step, and honest work fails the checks (ADR 71).
+        again and again, which fit its newest samples less with each step, and honest work fails the checks (ADR 16).
         """
         entry = signed.entry
         assert entry.step == self.step + 1, f"entry {entry.step} on the state of step {self.step}"

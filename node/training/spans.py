@@ -1,4 +1,4 @@
-"""The spans of one peer: what it did in each step, and when (`join --trace`). Changes no training. ADR 59.
+"""The spans of one peer: what it did in each step, and when (`join --trace`). Changes no training. ADR 57.
 
     peer        from the moment that the training thread hears of the step, to the applied entry
       compute   the gradient                                           snapshot  roots, and the disk (behind the training)

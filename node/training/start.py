@@ -1,4 +1,4 @@
-"""How a peer of a fork gets the state that the fork begins at: from its own disk, or from the peers that have it. ADR 34.
+"""How a peer of a fork gets the state that the fork begins at: from its own disk, or from the peers that have it. ADR 5.
 
 The genesis names a snapshot of the parent run. This peer stores it as its own snapshot of step 0: the same pieces, under a
 manifest of this run. The coordinator and other peers know it by the parent run's root. Refuses any other state.

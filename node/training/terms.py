@@ -1,4 +1,4 @@
-"""The settings of a run in its present step: the genesis' own, and the operator's changes, as each entry names them. ADR 52.
+"""The settings of a run in its present step: the genesis' own, and the operator's changes, as each entry names them. ADR 44.
 
 Only the length of the run and the period of its snapshots count on a peer. The learning rate and the samples are in each tick.
 Refuses settings that this version does not know, because this peer would then store other states than the others.

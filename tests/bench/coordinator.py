@@ -1,7 +1,7 @@
 """One coordinator with many peers: CPU and bytes a step, and the time from the last needed report to the entry.
 
 `swarmentum-coordinator serve` runs in a process of its own, its peers in others (tests/bench/crowd.py): real gRPC over TLS,
-each peer with its own identity, connection and session, each stream's first report signed (ADR 60). A step has two reports a
+each peer with its own identity, connection and session, each stream's first report signed (ADR 57). A step has two reports a
 peer, as in steps that take less than the 0.3 s for which a digest waits (node/swarm/outbox.py): its announcement with the
 digest of its last state, and that it holds all payloads. CPU and bytes are those of steps in which all tell at once. The
 clock's overhead is measured in the steps between those: all but the deciding report are in, then that one is sent, and each

@@ -1,5 +1,5 @@
 """Many peers of one coordinator without models, in a process of their own: real gRPC over TLS, and reports
-as peers send them: the first of a stream is signed (ADR 60).
+as peers send them: the first of a stream is signed (ADR 57).
 
 Payloads are only hashes, as for a coordinator. Entries and ticks are timed as bytes arrive, before anything is parsed, so that
 the crowd takes little of the machine that it shares with the coordinator. One command at a time comes through a pipe.

@@ -1,4 +1,4 @@
-"""The compiled step against the same step in plain loops (ADR 10): bits, and the least CPU time of alternating rounds."""
+"""The compiled step against the same step in plain loops (ADR 7): bits, and the least CPU time of alternating rounds."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""The compiled step in plain loops, without LLVM instructions of our own: what ADR 10 compares the instructions with.
+"""The compiled step in plain loops, without LLVM instructions of our own: what ADR 7 compares the instructions with.
 
 For one tensor with sides that 64 divides, and groups of 128. Arrays are flat, and indices cannot be negative: LLVM vectorizes
 no loop whose index numba may have to wrap around. Generated lines stand where a loop over an array of sums would keep the

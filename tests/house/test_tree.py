@@ -24,6 +24,8 @@ CITED_FILE = re.compile(
     r"(?<![\w./-])(docs/[\w/.-]+\.(?:md|py|png|jsonl|toml)|(?:node|coordinator|protos|deploy)/[\w/.-]+\.(?:py|proto|nft|txt))"
 )
 CITED_DECISION = re.compile(r"\bADRs? (\d+)(?:(?:,| and) (\d+))*")
+DECISIONS_MAX = 32
+"""A new decision goes into the file of its subject. docs/adr/README.md says where the decisions of earlier numbers are."""
 
 
 @cache
@@ -85,9 +87,23 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+def decisions_made() -> dict[int, str]:
+    return {int(path.name[:4]): path.name for path in (ROOT / "docs" / "adr").glob("[0-9]*.md")}
+
+
+def test_decisions_are_few_and_earlier_numbers_lead_to_them() -> None:
+    decisions = decisions_made()
+    assert len(decisions) <= DECISIONS_MAX
+    rows = re.findall(r"^\| ([\d, ]+) \| \[(\d+)\]\((.*)\) \|$", (ROOT / "docs/adr/README.md").read_text(), flags=re.M)
+    earlier = [int(old) for olds, _, _ in rows for old in olds.split(",")]
+    assert earlier
+    assert not decisions.keys() & set(earlier)
+    assert not [file for _, new, file in rows if decisions.get(int(new)) != file]
+
+
 def test_what_is_cited_exists() -> None:
     """Files in docs/ and decisions, in the code and in the pages."""
-    decisions = {int(path.name[:4]) for path in (ROOT / "docs" / "adr").glob("*.md")}
+    decisions = decisions_made().keys()
     lost = []
     for path in tracked(".py", ".md", ".proto", ".toml"):
         if path == Path(__file__):
@@ -111,7 +127,7 @@ def test_every_decision_is_named_where_it_was_built() -> None:
     ]
     said = " ".join(path.read_text() for path in shaped)
     cited = {int(number) for match in CITED_DECISION.finditer(said) for number in re.findall(r"\d+", match.group())}
-    decisions = {int(path.name[:4]): path.name for path in (ROOT / "docs" / "adr").glob("*.md")}
+    decisions = decisions_made()
     assert not decisions.keys() - cited, [decisions[number] for number in sorted(decisions.keys() - cited)]
 
 

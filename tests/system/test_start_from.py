@@ -1,4 +1,4 @@
-"""Continued training: a model folder becomes the state that a run begins with, over the real commands. ADR 55."""
+"""Continued training: a model folder becomes the state that a run begins with, over the real commands. ADR 5."""
 
 from __future__ import annotations
 

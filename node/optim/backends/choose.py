@@ -1,6 +1,6 @@
 """Which backend computes the step of a method on a device. The module imports numba or Triton only once one is chosen.
 
-ADR 10, ADR 11 and ADR 13 say why there are several.
+ADRs 7 and 11 say why there are several.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ round. Vote sums are within +-2, the basis within +-91, and middle values are sp
 roundings, with fused multiply-adds switched off. The forward transform serves only the private momentum.
 
 The backend is opt-in (`SWARMENTUM_OPTIM_BACKEND=triton`). The backend has run in Triton's interpreter, in which tests compare
-it, and on no GPU yet. ADR 13.
+it, and on no GPU yet. ADR 7.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Newton-Schulz iterations of one chunk in Triton: `exact.chunkwise` in the same bits, by int8 products. ADR 72."""
+"""Newton-Schulz iterations of one chunk in Triton: `exact.chunkwise` in the same bits, by int8 products. ADR 25."""
 
 from __future__ import annotations
 

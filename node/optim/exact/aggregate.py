@@ -61,7 +61,7 @@ class VoteSum:
 
     @property
     def cap(self) -> int:
-        """The run's cap for a sum of signs. If sums grow or sizes travel, it is `peer_max` times the peers (ADR 29, 73)."""
+        """The run's cap for a sum of signs. If sums grow or sizes travel, it is `peer_max` times the peers (ADRs 11 and 33)."""
         if self._grows or self.form.scaled:
             return min(max(len(self), 1) * self.peer_max, SUM_MAX)
         return self._cap if self.form.grid is values.SIGN else self.peer_max

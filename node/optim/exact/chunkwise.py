@@ -2,7 +2,7 @@
 
 A chunk has sums of 64 products only. Numbers within +-4096 and +-8191 give sums below 2^31, exact in int32 (x86 adds pairs of
 such products in one instruction), in fp64, and in fp32 by digits. Arithmetic by element is one operation at a time, and each is
-rounded once as IEEE 754 says. Kernels compute the same bits. The module knows neither layouts nor votes. ADR 72.
+rounded once as IEEE 754 says. Kernels compute the same bits. The module knows neither layouts nor votes. ADR 25.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ With sums within +-3 a partial sum of the second pass could pass 2^24. Larger ca
 """
 
 CAP_MAX = 127
-"""The largest cap of a run (ADR 73)."""
+"""The largest cap of a run (ADR 33)."""
 
 BASIS_SHIFT = 9
 """s: the integer basis is `round(2^s * D)`."""

@@ -1,6 +1,6 @@
 """The smallest magnitude of replicated numbers. Below it they are zeros.
 
-Otherwise a processor that flushes the smallest numbers (below 2^-126) to zero would differ from one that does not. ADR 72.
+Otherwise a processor that flushes the smallest numbers (below 2^-126) to zero would differ from one that does not. ADR 25.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ a diagonal is dealt out to `64 / g` groups by row. Each group spans all frequenc
 **The bytes.** Chunk after chunk, group after group, one vote of b = log2(g) + 1 bits: `position + g * negative`. A
 chunk's votes are one little-endian bit string: vote q takes bits q*b to q*b + b - 1, bit k being bit `k mod 8` (1 << k)
 of byte `k div 8`. A chunk always fills whole bytes. At g = 128 a vote is one byte, at g = 8 two votes are, low half
-first. ADR 9.
+first. ADR 3.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ add up. Chunk c has the step's places, moved by c, so that one step has votes at
     full        all 4096, ascending; n is 1
 
 The places of `independent` are those of `random`, but for the permutation, which each peer draws from its own public key. So no
-two peers have the same places, and a decoder has to know the author. Masks of chunks are the step's, as for `random`. ADR 73.
+two peers have the same places, and a decoder has to know the author. Masks of chunks are the step's, as for `random`. ADR 33.
 
 Draws are SHAKE-256 of the seed and the step, whole numbers alone: the same on every device and version. Striding and slicing
 visit each coefficient once in n steps. Here are places only: values and bytes are `payload`'s. ADR 33.

@@ -5,7 +5,7 @@ lowest; a word is 8 bytes, little endian, and the digits behind the last place a
 cap 7. One set of sums has one encoding, and reading refuses all other bytes.
 
 `ballots` turns sums back into votes: `cap` payloads at most, which add up to the same. So all that applies payloads applies
-sums, to the same bits. Only for selection `random` with signs, where places of few votes are among those of many. ADR 74.
+sums, to the same bits. Only for selection `random` with signs, where places of few votes are among those of many. ADR 33.
 """
 
 from __future__ import annotations

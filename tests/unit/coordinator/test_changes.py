@@ -1,4 +1,4 @@
-"""Settings that the operator changes in a pause: the rule, the journal, the entries, the commands. ADR 52."""
+"""Settings that the operator changes in a pause: the rule, the journal, the entries, the commands. ADR 44."""
 
 from __future__ import annotations
 

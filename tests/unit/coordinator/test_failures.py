@@ -1,4 +1,4 @@
-"""What strangers say that keeps them from joining: counted by reason and version, within bounds, and shown. ADR 54."""
+"""What strangers say that keeps them from joining: counted by reason and version, within bounds, and shown. ADR 21."""
 
 from __future__ import annotations
 

@@ -191,13 +191,13 @@ def excluded(
 
 
 EARLY_AND_FEW = (9.0, 15.7)
-"""`difference` of honest peers at the demo's setting, steps 20 to 40, where a check looks at 4 of 16 samples (ADR 62)."""
+"""`difference` of honest peers at the demo's setting, steps 20 to 40, where a check looks at 4 of 16 samples (ADR 16)."""
 WHOLE, IDLE = (22.1, 12.1), (0.5, 4.5)
 """The same where it looks at all 16; and of peers that vote for what the run did lately."""
 
 
 def test_checks_that_honest_peers_often_fail_exclude_next_to_nobody() -> None:
-    """Found in a demo. With 200 seeds 2 of 1,000 are excluded, and 304 were before ADR 62."""
+    """Found in a demo. With 200 seeds 2 of 1,000 are excluded, and 304 were where a check looked at 4 samples (ADR 16)."""
     assert excluded(EARLY_AND_FEW)[0] <= 1
     assert excluded((15.0, 13.0))[0] <= 1
 

@@ -88,7 +88,7 @@ def test_momentum_is_spent_only_on_votes_that_the_log_accepted() -> None:
 
 
 def test_votes_on_trial_leave_the_momentum_and_change_no_parameter() -> None:
-    """A newcomer that kept them would vote for them again and again, and fail the checks of newer samples (ADR 71)."""
+    """A newcomer that kept them would vote for them again and again, and fail the checks of newer samples (ADR 16)."""
     ada, bob = replica(), replica()
     sha_a, data_a = vote(ada, 1)
     sha_b, data_b = vote(bob, 2)

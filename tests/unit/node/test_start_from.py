@@ -1,4 +1,4 @@
-"""A model's weights as a starting state: their exact bits, and what does not fit. ADR 55."""
+"""A model's weights as a starting state: their exact bits, and what does not fit. ADR 5."""
 
 from __future__ import annotations
 

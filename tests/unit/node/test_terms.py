@@ -1,4 +1,4 @@
-"""The settings of a run in its present step, as a peer follows them from entry to entry. ADR 52."""
+"""The settings of a run in its present step, as a peer follows them from entry to entry. ADR 44."""
 
 from __future__ import annotations
 

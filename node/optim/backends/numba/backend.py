@@ -1,7 +1,7 @@
 """The fused step behind the same calls as the portable one: addresses in, threads over ranges of chunks.
 
 The backend refuses to hold a tensor of the size of the model: gradients are read where they are, parameters written in place.
-ADR 10.
+ADR 7.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The iteration of one chunk from the instructions of `newton`: `exact.chunkwise` in the same bits. ADR 72."""
+"""The iteration of one chunk from the instructions of `newton`: `exact.chunkwise` in the same bits. ADR 25."""
 
 from __future__ import annotations
 

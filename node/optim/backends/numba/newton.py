@@ -2,7 +2,7 @@
 
 Matrices of int16 lie as pairs of rows: int16 [32 pairs, 64 columns, 2]. So one instruction multiplies and adds pairs, and
 `x^T x` needs no transposed copy. Symmetric products compute blocks on and above the diagonal; the results are mirrored when
-they are stored. Replicated, so nothing here may be contracted. ADR 72.
+they are stored. Replicated, so nothing here may be contracted. ADR 25.
 """
 
 from __future__ import annotations

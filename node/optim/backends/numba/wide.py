@@ -1,7 +1,7 @@
 """The fused step of signs whose places follow from the step, and of group votes whose sums have a larger cap than 2.
 
 As `backend.Fused`, whose transform and votes it shares. The inverse is that of `Transform.inverse_exact`, bit for bit: `Family`
-in torch moves parameters alike. It refuses values beside signs, and other transforms. ADR 73.
+in torch moves parameters alike. It refuses values beside signs, and other transforms. ADR 33.
 """
 
 from __future__ import annotations

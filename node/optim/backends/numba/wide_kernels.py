@@ -3,7 +3,7 @@
 `kernels` has the default's. Here sums are inverted at 12 bits without rounding, the same bits as `Transform.inverse_exact`. A
 chunk goes through 16-bit lanes where its votes are few enough (nearly always), and through fp64 otherwise. A *place* is a
 coefficient's number with its bits in the order of `inverse.find_votes`: `64 * column + 32 * (row % 2) + row // 2`. To move bits
-about changes no XOR, so places follow from the step as coefficients do. ADR 73.
+about changes no XOR, so places follow from the step as coefficients do. ADR 33.
 """
 
 import numpy as np
