@@ -46,6 +46,10 @@ from protos.run_config import RunConfig, config_from_json
 CURVE_COLUMNS = 40
 PEERS_SHOWN = 8
 BLOCKS = "▁▂▃▄▅▆▇█"
+UP_MBIT, DOWN_MBIT = (5, 20, 100), (20, 100, 1000)
+"""Uplinks and downlinks that people have at home."""
+BYTES_A_MBIT = 125_000
+SECONDS_SHORT = 10
 MICRO_BATCH = 8
 """Samples at a time for the memory that `run check` prints: a peer's own default."""
 
@@ -186,6 +190,12 @@ class Cost:
     disk_bytes: int | None
     copies_bytes: int | None
     run_seconds: float
+    least_memory_bytes: int | None
+    """Of one sample at a time, with activation checkpointing and memory = small."""
+    exchange_seconds: dict[str, float]
+    """What a step's votes take at so many Mbit/s up."""
+    join_seconds: dict[str, float]
+    """What the state takes at so many Mbit/s down, from holders that are faster."""
 
 
 def cost_of(config: RunConfig, facts: LayoutFacts, peers: int, step_seconds: float) -> Cost:
@@ -195,11 +205,24 @@ def cost_of(config: RunConfig, facts: LayoutFacts, peers: int, step_seconds: flo
     several = config.clock.aggregators if adds_up(config) else 0
     if several and worth(peers, several, config.optimizer.cap):
         payloads = several + math.log2(2 * config.optimizer.cap + 1)
-    others = payloads * facts.payload_bytes * HOUR / step_seconds
+    sent = payloads * facts.payload_bytes
+    others = sent * HOUR / step_seconds
     micro_batch = min(MICRO_BATCH, config.clock.batch_samples)
     memory = None if facts.state_bytes is None else facts.state_bytes + micro_batch * (facts.sample_bytes or 0)
-    seconds = config.clock.steps * step_seconds
-    return Cost(peers, step_seconds, others, others, memory, facts.disk_bytes, facts.copies_bytes, seconds)
+    least = None if facts.least_state_bytes is None else facts.least_state_bytes + (facts.least_sample_bytes or 0)
+    return Cost(
+        peers,
+        step_seconds,
+        others,
+        others,
+        memory,
+        facts.disk_bytes,
+        facts.copies_bytes,
+        config.clock.steps * step_seconds,
+        least,
+        {f"{rate}": round(sent / (rate * BYTES_A_MBIT), 3) for rate in UP_MBIT},
+        {f"{rate}": round((facts.snapshot_bytes or 0) / (rate * BYTES_A_MBIT), 1) for rate in DOWN_MBIT},
+    )
 
 
 def curve(config: RunConfig, columns: int = CURVE_COLUMNS) -> str:
@@ -287,11 +310,24 @@ def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> 
         )
         memory = "not known before the model is built" if cost.memory_bytes is None else amount(cost.memory_bytes)
         yield f"memory, micro-batch {min(MICRO_BATCH, config.clock.batch_samples)}", memory
+        if cost.least_memory_bytes is not None:
+            yield "memory at least", amount(cost.least_memory_bytes)
         if cost.copies_bytes is not None:
-            yield "main memory for copies on their way to the disk", amount(cost.copies_bytes)
+            yield "main memory for copies", amount(cost.copies_bytes)
         if cost.disk_bytes is not None:
             yield "disk", amount(cost.disk_bytes)
+        yield f"a step's votes at {_rates(UP_MBIT)} up", _times(cost.exchange_seconds)
+        if facts.snapshot_bytes:
+            yield f"to join at {_rates(DOWN_MBIT)} down", _times(cost.join_seconds)
         yield "the whole run", duration(cost.run_seconds)
     tokens = config.clock.steps * config.clock.batch_samples * config.data.context
     yield "steps, tokens", f"{config.clock.steps:,}, {tokens:,}"
     yield f"learning rate, to {config.optimizer.lr:g}", curve(config)
+
+
+def _rates(rates: tuple[int, ...]) -> str:
+    return ", ".join(map(str, rates)) + " Mbit/s"
+
+
+def _times(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{value:.2g} s" if value < SECONDS_SHORT else duration(value) for value in seconds.values())

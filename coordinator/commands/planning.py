@@ -51,6 +51,8 @@ class LayoutFacts:
     disk_bytes: int | None = None
     snapshot_bytes: int | None = None
     copies_bytes: int | None = None
+    least_state_bytes: int | None = None
+    least_sample_bytes: int | None = None
     untried: str = ""
     """Why the model was not run, if it was not."""
     notes: tuple[str, ...] = ()

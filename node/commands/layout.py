@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.commands.consent import check_code
-from node.commands.fit import need_of_run
+from node.commands.fit import kinds_of, need_of_run
 from node.commands.tried import tried
 from node.config import load_settings
 from node.data.tokenizer import load_tokenizer
@@ -42,8 +42,9 @@ class LayoutFacts:
     """`votes` and `payload_bytes`: of one payload, at the run's own group size or k; 32 bytes of digest as hex.
 
     `state_bytes`: memory of a peer whatever its micro-batch; `sample_bytes`: activations of one sample; `disk_bytes`: on its
-    disk; `snapshot_bytes`: one snapshot; `copies_bytes`: main memory of the copies that are written to the disk. None if they
-    are not known before the model is built.
+    disk; `snapshot_bytes`: one snapshot; `copies_bytes`: main memory of the copies that are written to the disk.
+    `least_state_bytes`: with memory = small; `least_sample_bytes`: with activation checkpointing. None if they are not known
+    before the model is built.
     """
 
     layout_digest: str
@@ -55,6 +56,8 @@ class LayoutFacts:
     disk_bytes: int | None = None
     snapshot_bytes: int | None = None
     copies_bytes: int | None = None
+    least_state_bytes: int | None = None
+    least_sample_bytes: int | None = None
     untried: str = ""
     """Why the dry run was not made, if it was not."""
     notes: tuple[str, ...] = ()
@@ -126,12 +129,18 @@ def _counted(spec: ModelSpec, config: RunConfig, vocabulary: int) -> LayoutFacts
     layout, form = form_of(model, config.optimizer)
     size = config.optimizer.vote_size
     votes, payload = form.votes(layout.chunks, size), form.bytes_max(layout.chunks, size)
-    need = need_of_run(config, load_settings())
+    settings = load_settings()
+    need = need_of_run(config, settings)
     facts = LayoutFacts(layout.digest().hex(), count, votes, payload)
     if need is None:
         return facts
+    sparing = settings.model_copy(update={"activation_checkpointing": True})
+    least = need_of_run(config, sparing, second=kinds_of(config, settings)[-1])
+    assert least is not None, "the size is known, as above"
     return replace(
         facts,
+        least_state_bytes=least.state,
+        least_sample_bytes=least.sample,
         state_bytes=need.state,
         sample_bytes=need.sample,
         disk_bytes=need.disk,

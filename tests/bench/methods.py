@@ -373,12 +373,12 @@ BASELINES: Final = ("adamw-ddp", "muon-ddp")
 """Without a family: lines in the picture. A method is compared with those whose names end as its `against` says."""
 
 
-def _default(**where: Any) -> Method:
-    """What `run create` writes, and `DeMoOptimizer` does for a module."""
+def _default(more: Mapping[str, Any] | None = None, **where: Any) -> Method:
+    """What `run create` writes, and `DeMoOptimizer` does for a module; `more`: a peer's own settings."""
     run = OptimizerConfig()
     base = run.base.model_dump(include={"name", "block", "output", "iterations"})
     settings = {"sizes": (run.group_size,), "base": base, "beta": run.beta, "beta2": run.beta2}
-    return Method(Votes, settings, "muon votes", **where)
+    return Method(Votes, settings | dict(more or {}), "muon votes", **where)
 
 
 def _swarms(against: str, **where: Any) -> dict[str, Method]:
@@ -459,6 +459,7 @@ METHODS: Final[Mapping[str, Method]] = {
     },
     "v2-muon-g128": Method(Votes, {"sizes": (128,), **MUON}, "muon votes"),
     "default": _default(),
+    "default-small": _default({"second_moment": "factored"}),
     "muon64-g128-i5": _chunkwise(128, 5),
     "muon64-sign-g128": _chunkwise(128, 2, "sign"),
     "muon64-g16": _chunkwise(16, 2),
