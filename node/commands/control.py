@@ -5,15 +5,16 @@ They call the peer's control door on this machine. They load no torch and ask no
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from node.commands.options import Json
-from node.control import words
+from node.control import moments, words
 from node.control.call import call
-from protos.amounts import amount
+from protos.amounts import amount, duration
 from protos.json_line import as_line, print_json
 
 Home = Annotated[Path | None, typer.Option(help="The peer's home folder (default: as for `swarmentum join`).")]
@@ -33,9 +34,21 @@ def me(
         _show(told)
 
 
-def pause(home: Home = None, as_json: Json = False) -> None:
+def pause(
+    for_: Annotated[
+        str | None, typer.Option("--for", metavar="TIME", help="For so long, such as 90m, 2h or 1d.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="HH:MM", help="Until this time of the day.")] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
     """Stop the training of a peer on this machine. The peer stays in the run, applies the log, and keeps its place."""
-    _do("pause", home, "paused at step {step}; `swarmentum resume` lets it train again", as_json=as_json)
+    seconds = moments.seconds_of(for_, until, datetime.now())  # noqa: DTZ005 - the owner's clock on the wall
+    again = "`swarmentum resume` lets it train again"
+    if seconds is not None:
+        again = f"it trains again in {duration(seconds)}, or after `swarmentum resume`"
+    ends = {} if seconds is None else {"seconds": seconds}
+    _do("pause", home, f"paused at step {{step}}; {again}", as_json=as_json, **ends)
 
 
 def resume(home: Home = None, as_json: Json = False) -> None:
@@ -83,8 +96,8 @@ def _home(given: Path | None) -> Path:
     return load_settings(home=given).home
 
 
-def _do(command: str, home: Path | None, words: str, *, as_json: bool) -> None:
-    told = call(_home(home), command)
+def _do(command: str, home: Path | None, words: str, *, as_json: bool, **given: float) -> None:
+    told = call(_home(home), command, **given)
     print(as_line(told) if as_json else words.format(**told))
 
 

@@ -83,6 +83,7 @@ class Commands:
             "anchor": trainer.samples is None,
             "paused": trainer.wishes.paused,
             "paused_by_owner": trainer.wishes.by_owner,
+            "pause_seconds_left": _finite(trainer.wishes.pause_seconds_left),
             "held": trainer.wishes.held,
             "month": self._lent.told(),
             "owner": {"name": self._lent.owner.name, "standing": self._lent.owner.standing},
@@ -123,11 +124,14 @@ class Commands:
         on_probation = bool(last) and last[0]["outcome"] == "probation"
         return (self._checks.get() or "probation") if on_probation else ""
 
-    def pause(self, _request: Mapping[str, Any]) -> dict[str, Any]:
-        """Train in no step; the peer goes on to apply the log."""
+    def pause(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Train in no step, for `seconds` or until the owner ends it; the peer goes on to apply the log."""
+        seconds = request.get("seconds", math.inf)
+        if not isinstance(seconds, int | float) or not seconds > 0:
+            raise ValueError(f"seconds {seconds!r}: give a number above 0, or leave it out")
         if self._trainer.samples is None:
             raise ValueError("an anchor does not train, so there is nothing to pause; `swarmentum leave` ends it")
-        self._trainer.wishes.pause()
+        self._trainer.wishes.pause(seconds=seconds)
         return self._work()
 
     def resume(self, _request: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,3 +163,8 @@ class Commands:
         if how is Ending.LEAVE or self._trainer.samples is None:  # an anchor has no votes to wait for
             self._leave()
         return {"ending": how.value, "step": self._trainer.replica.step}
+
+
+def _finite(seconds: float) -> float | None:
+    """JSON has no infinity: None is a pause without an end."""
+    return seconds if math.isfinite(seconds) else None

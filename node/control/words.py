@@ -60,7 +60,9 @@ def paused(told: Told) -> str:
     held = cut(told["held"], WHY_CHARACTERS_MAX)
     if not told["paused_by_owner"]:
         return f"paused: {held}"
-    return f"paused by its owner, and {held}" if held else "paused"
+    left = told["pause_seconds_left"]
+    more = "" if left is None else f" for {duration(left)} more"
+    return f"paused by its owner{more}, and {held}" if held else f"paused{more}"
 
 
 def resumed(told: Told) -> str:

@@ -80,6 +80,9 @@ def test_a_paused_peer_costs_the_others_no_step_and_comes_back(swarm: LocalSwarm
         "votes of eve", lambda: [s for s in swarm.steps("eve") if s["step"] > paused_at + 20 and s["accepted"]]
     )
     assert back
+    owner(swarm, "pause", "eve", "--for", "2s")
+    wait_for("the end of the second pause", lambda: len(swarm.events("eve", "goes on")) >= 2)
+    wait_for("votes of eve", lambda: swarm.steps("eve")[-1]["accepted"])
 
     owner(swarm, "finish", "eve")
     code, summary = swarm.processes["eve"].finish()

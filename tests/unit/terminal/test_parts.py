@@ -124,7 +124,13 @@ def test_a_kept_fact_is_asked_for_seldom_and_survives_a_failure() -> None:
 def test_a_pause_says_what_made_it() -> None:
     held = "outside the hours sat-sun; goes on at sat 00:00"
     assert words.state(told(paused=True, held=held)) == (f"paused: {held}", "wait")
-    assert words.state(told(paused=True, paused_by_owner=True)) == ("paused", "wait")
-    assert words.state(told(paused=True, paused_by_owner=True, held=held))[0] == f"paused by its owner, and {held}"
+    assert words.state(told(paused=True, paused_by_owner=True, pause_seconds_left=None)) == ("paused", "wait")
+    timed = {"paused": True, "paused_by_owner": True, "pause_seconds_left": 7300.0}
+    assert words.state(told(**timed)) == ("paused for 2 h 1 min more", "wait")
+    assert words.state(told(**timed, held=held))[0] == f"paused by its owner for 2 h 1 min more, and {held}"
+    assert (
+        words.state(told(paused=True, paused_by_owner=True, pause_seconds_left=None, held=held))[0]
+        == f"paused by its owner, and {held}"
+    )
     assert words.resumed({"held": held, "step": 7}).endswith(held)
     assert words.resumed({"held": "", "step": 7}) == "training again from step 7"
