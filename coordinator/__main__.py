@@ -19,6 +19,7 @@ from rich.text import Text
 from coordinator.commands import anchors, backups, checking, forks, health, invites, life, peers, showing, snapshots
 from coordinator.commands import web as web_commands
 from coordinator.commands.options import EXIT_CODES, AllowCode, Home, Json, RunName, settings
+from coordinator.commands.recipes import RECIPES, run_toml
 from protos import toml_file
 from protos.about import add_about
 from protos.console import configure_logging, exit_with
@@ -186,12 +187,20 @@ def create(
     show_created(made.invite, config, made.anchor_link, "\n".join(findings.said), home)
 
 
-@runs.command("example")
-def run_example() -> None:
-    """Print a run.toml with every key, its default and what it does. Save it, change what you want, and create the run."""
-    from protos.example import example
+@runs.command("example", epilog=EXIT_CODES)
+def run_example(
+    everything: Annotated[bool, typer.Option("--all", help="Every key, not only those that people set.")] = False,
+    model: Annotated[
+        str | None, typer.Option("--for", metavar="MODEL", help=f"A file for {', '.join(RECIPES)}.")
+    ] = None,
+) -> None:
+    """Print a run.toml: the keys that people set, their defaults and what they do. Save it, change it, and create the run."""
+    from protos.example import COMMON, example
 
-    print(example(RunConfig))
+    if model is not None:
+        print(run_toml(model), end="")
+    else:
+        print(example(RunConfig, None if everything else COMMON))
 
 
 @runs.command("invite", epilog=EXIT_CODES)

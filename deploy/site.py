@@ -73,7 +73,12 @@ def decisions() -> str:
 
 def run_toml() -> str:
     """Every key of run.toml."""
-    lines = ["# run.toml", "", "Every key is optional. `swarmentum-coordinator run example` prints this file:", ""]
+    lines = [
+        "# run.toml",
+        "",
+        "Every key is optional. `swarmentum-coordinator run example --all` prints this file:",
+        "",
+    ]
     lines += ["```toml", example(RunConfig).rstrip(), "```", "", "## Bounds", "", "| key | allowed |", "|---|---|"]
     for it in settings_of(RunConfig):
         if it.allowed:

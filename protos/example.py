@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -16,6 +16,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 COLUMNS = 100
+COMMON = frozenset({
+    "name", "model.config", "data.source", "data.tokenizer", "data.context", "optimizer.lr", "optimizer.group_size",
+    "clock.steps", "clock.batch_samples", "clock.deadline_ms_max", "admission.mode", "overlay.bootstrap",
+})  # fmt: skip
+"""The keys of run.toml that people set. The rest has defaults that fit, or follows from these."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,12 @@ def settings_of(model: type[BaseModel], table: str = "", made: BaseModel | None 
         yield from settings_of(inner, inner_table, value)
 
 
-def example(model: type[BaseModel]) -> str:
-    """The whole file: each key is commented out and has its default, below what it does."""
+def example(model: type[BaseModel], only: Container[str] | None = None) -> str:
+    """The file: each key (of `only`, such as "clock.steps") is commented out and has its default, below what it does."""
     lines, table = [], ""
     for setting in settings_of(model):
+        if only is not None and f"{setting.table}.{setting.key}".lstrip(".") not in only:
+            continue
         if setting.table != table:
             table = setting.table
             lines += [f"[{table}]"]

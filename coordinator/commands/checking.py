@@ -35,6 +35,7 @@ from coordinator.commands.planning import (
     room_for_votes,
     text_of,
 )
+from coordinator.commands.recipes import PEAK_FLOPS, tokens_a_second
 from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError
@@ -196,6 +197,8 @@ class Cost:
     """What a step's votes take at so many Mbit/s up."""
     join_seconds: dict[str, float]
     """What the state takes at so many Mbit/s down, from holders that are faster."""
+    computing_seconds: dict[str, float]
+    """What the gradients of the whole run take, if each peer has such a card: `recipes.tokens_a_second`, not measured."""
 
 
 def cost_of(config: RunConfig, facts: LayoutFacts, peers: int, step_seconds: float) -> Cost:
@@ -210,6 +213,8 @@ def cost_of(config: RunConfig, facts: LayoutFacts, peers: int, step_seconds: flo
     micro_batch = min(MICRO_BATCH, config.clock.batch_samples)
     memory = None if facts.state_bytes is None else facts.state_bytes + micro_batch * (facts.sample_bytes or 0)
     least = None if facts.least_state_bytes is None else facts.least_state_bytes + (facts.least_sample_bytes or 0)
+    tokens = config.clock.steps * config.clock.batch_samples * config.data.context
+    cards = {card: tokens_a_second(facts.parameters, flops) for card, flops in PEAK_FLOPS.items()}
     return Cost(
         peers,
         step_seconds,
@@ -222,6 +227,7 @@ def cost_of(config: RunConfig, facts: LayoutFacts, peers: int, step_seconds: flo
         least,
         {f"{rate}": round(sent / (rate * BYTES_A_MBIT), 3) for rate in UP_MBIT},
         {f"{rate}": round((facts.snapshot_bytes or 0) / (rate * BYTES_A_MBIT), 1) for rate in DOWN_MBIT},
+        {card: round(tokens / (peers * rate), 1) for card, rate in cards.items()},
     )
 
 
@@ -320,6 +326,8 @@ def rows_of(config: RunConfig, facts: LayoutFacts | None, cost: Cost | None) -> 
         if facts.snapshot_bytes:
             yield f"to join at {_rates(DOWN_MBIT)} down", _times(cost.join_seconds)
         yield "the whole run", duration(cost.run_seconds)
+        for card, seconds in cost.computing_seconds.items():
+            yield f"its computing on {cost.peers} x {card} (arithmetic)", duration(seconds)
     tokens = config.clock.steps * config.clock.batch_samples * config.data.context
     yield "steps, tokens", f"{config.clock.steps:,}, {tokens:,}"
     yield f"learning rate, to {config.optimizer.lr:g}", curve(config)

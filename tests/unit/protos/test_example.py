@@ -7,7 +7,7 @@ import tomllib
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from protos.example import example, settings_of
+from protos.example import COMMON, example, settings_of
 from protos.run_config import RunConfig
 
 
@@ -24,6 +24,17 @@ def test_every_line_of_it_can_be_used() -> None:
     assert values["clock"]["steps"] == RunConfig().clock.steps
     assert values["optimizer"]["base"]["name"] == "muon", "a default that follows from other settings"
     assert values["optimizer"]["lr"] == RunConfig().optimizer.lr
+
+
+def test_the_short_one_has_the_keys_that_people_set() -> None:
+    """A key that is renamed would leave it in silence."""
+    short = example(RunConfig, COMMON)
+    told = {f"{it.table}.{it.key}".lstrip("."): it for it in settings_of(RunConfig)}
+    assert set(told) >= COMMON
+    assert RunConfig.model_validate(tomllib.loads(short)) == RunConfig()
+    assert [line.split(" = ")[0] for line in short.splitlines() if " = " in line] == [
+        f"# {it.key}" for name, it in told.items() if name in COMMON
+    ]
 
 
 def test_bounds_and_choices_are_told() -> None:
