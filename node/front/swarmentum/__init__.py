@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         StoppedError,
         SwarmentumError,
     )
+    from swarmentum._local import Local, local
     from swarmentum._reading import Peer, Run, Step, Vote, read_run, verify
 
     __version__: str
@@ -39,6 +40,7 @@ _HOME = {
     "DeMoConfig": "node.optim.demo",
     "DeMoOptimizer": "node.optim.torch_optimizer",
     "DivergedError": "protos.errors",
+    "Local": "swarmentum._local",
     "LocalConfig": "node.optim.local",
     "NetworkError": "protos.errors",
     "OperatorError": "protos.errors",
@@ -50,6 +52,7 @@ _HOME = {
     "SwarmentumError": "protos.errors",
     "Verification": "node.archive.verify",
     "Vote": "swarmentum._reading",
+    "local": "swarmentum._local",
     "read_run": "swarmentum._reading",
     "verify": "swarmentum._reading",
 }
@@ -59,6 +62,7 @@ __all__ = [
     "DeMoConfig",
     "DeMoOptimizer",
     "DivergedError",
+    "Local",
     "LocalConfig",
     "NetworkError",
     "OperatorError",
@@ -71,6 +75,7 @@ __all__ = [
     "Verification",
     "Vote",
     "__version__",
+    "local",
     "read_run",
     "verify",
 ]

@@ -21,6 +21,7 @@ SURFACE = {
     "DeMoConfig": None,
     "DeMoOptimizer": None,
     "DivergedError": None,
+    "Local": None,
     "LocalConfig": None,
     "NetworkError": None,
     "OperatorError": None,
@@ -33,6 +34,7 @@ SURFACE = {
     "Verification": None,
     "Vote": "(peer, payload_sha256, payload_bytes, samples, tokens, loss)",
     "__version__": None,
+    "local": "(peers=, anchor=, run=, folder=)",
     "read_run": "(run)",
     "verify": "(archive, *, run_id=, from_step=, model=)",
 }
