@@ -78,7 +78,7 @@ class Handover:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.device = next(model.parameters()).device
+        self.device: torch.device = next(model.parameters()).device
         self._step, self._lr = 0, 0.0
         self._decided: Callable[[], bool] = lambda: False
         self._changed = threading.Condition()

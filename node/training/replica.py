@@ -57,6 +57,8 @@ class Replica:
     A thread that reads an `image` reads the state as it was, even if the replica changes meanwhile.
     """
 
+    knows_start = True
+    """Whether it begins with the state that the run's seed gives. A program's model may not: it takes an agreed state."""
     live = True
     """Whether a thread may read an image later on: the tensors are on this process's own device."""
 

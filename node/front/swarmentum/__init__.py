@@ -2,6 +2,7 @@
 
     DeMoOptimizer   a `torch.optim.Optimizer`; DeMoConfig and LocalConfig are its settings
     local           a swarm on this machine: a coordinator and peers, each in its own process
+    join            a model and a loop of your own, as a peer of a run
     verify          replay a run's archive, and say whether each step holds
     read_run        the verified log of a run, from its coordinator, an archive or a file of `swarmentum export-log`
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from node.optim.demo import DeMoConfig
     from node.optim.local import LocalConfig
     from node.optim.torch_optimizer import DeMoOptimizer
+    from node.training.handover import Share
     from protos.errors import (
         DivergedError,
         NetworkError,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
         StoppedError,
         SwarmentumError,
     )
+    from swarmentum._join import Joined, join
     from swarmentum._local import Local, local
     from swarmentum._reading import Peer, Run, Step, Vote, read_run, verify
 
@@ -40,6 +43,7 @@ _HOME = {
     "DeMoConfig": "node.optim.demo",
     "DeMoOptimizer": "node.optim.torch_optimizer",
     "DivergedError": "protos.errors",
+    "Joined": "swarmentum._join",
     "Local": "swarmentum._local",
     "LocalConfig": "node.optim.local",
     "NetworkError": "protos.errors",
@@ -47,11 +51,13 @@ _HOME = {
     "Peer": "swarmentum._reading",
     "RefusedError": "protos.errors",
     "Run": "swarmentum._reading",
+    "Share": "node.training.handover",
     "Step": "swarmentum._reading",
     "StoppedError": "protos.errors",
     "SwarmentumError": "protos.errors",
     "Verification": "node.archive.verify",
     "Vote": "swarmentum._reading",
+    "join": "swarmentum._join",
     "local": "swarmentum._local",
     "read_run": "swarmentum._reading",
     "verify": "swarmentum._reading",
@@ -62,6 +68,7 @@ __all__ = [
     "DeMoConfig",
     "DeMoOptimizer",
     "DivergedError",
+    "Joined",
     "Local",
     "LocalConfig",
     "NetworkError",
@@ -69,12 +76,14 @@ __all__ = [
     "Peer",
     "RefusedError",
     "Run",
+    "Share",
     "Step",
     "StoppedError",
     "SwarmentumError",
     "Verification",
     "Vote",
     "__version__",
+    "join",
     "local",
     "read_run",
     "verify",
