@@ -101,8 +101,8 @@ def own_start(
         return build(spec, config.seed, vocabulary=vocabulary, context=config.data.context)
     if not begun:
         raise OperatorError(
-            f"the run has no agreed state yet, and its first one comes from the code {spec.factory!r}. If that is yours, or you "
-            "trust it, join with allow_code=True; otherwise join when other peers, or an anchor, have begun the run"
+            f"the run has no agreed state yet, and its first one comes from the code {spec.factory!r}. If you wrote or trust "
+            "it, join with allow_code=True; otherwise join when other peers, or an anchor, have begun the run"
         )
     return None
 
