@@ -62,6 +62,7 @@ class Joined:
             target=self._run, args=(link, settings, own), name="swarmentum peer", daemon=True
         )
         _open.add(self)
+        atexit.register(_leave_all)  # once more does no harm
         self._thread.start()
         try:
             while not self._ready.wait(0.1):
@@ -149,7 +150,6 @@ class Joined:
 _open: weakref.WeakSet[Joined] = weakref.WeakSet()
 
 
-@atexit.register
 def _leave_all() -> None:
     """A program that ends without `close`: its peers leave cleanly."""
     for joined in list(_open):
