@@ -24,6 +24,7 @@ from protos.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = (
+    "swarmentum",
     "node.optim.torch_optimizer.DeMoOptimizer",
     "protos.run_config",
     "protos.log",

@@ -17,6 +17,7 @@ import torch
 from node.archive.record import Recorder
 from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
+from node.building import Own, own_start, replica_of, vote_size
 from node.commands import fit
 from node.commands.card import facts_of
 from node.commands.consent import Place, Request, place_of, request
@@ -27,12 +28,10 @@ from node.control.commands import Commands
 from node.control.door import Door
 from node.link.client import check_genesis
 from node.model.device import autocast, device_name, pick_device
-from node.model.effort import Effort
-from node.model.spec import ModelSpec, build, parameter_count
+from node.model.spec import ModelSpec, parameter_count
 from node.ranks.channel import RankLost
 from node.ranks.launch import launched
-from node.ranks.lead import Lead, RanksReplica
-from node.ranks.shard import Order
+from node.ranks.lead import Lead
 from node.snapshot.store import SnapshotStore
 from node.stop import Stop
 from node.swarm.api import Swarm
@@ -44,9 +43,9 @@ from node.text import BYTES_A_GB, Text, open_text
 from node.training import observed
 from node.training.evaluation import Evaluator
 from node.training.exports import Exports, Series
+from node.training.handover import Unread
 from node.training.lent import Lent
 from node.training.loop import Trainer
-from node.training.methods import demo_config, local_config
 from node.training.replica import Replica
 from node.training.spans import Spans
 from node.training.telemetry import Summary
@@ -56,7 +55,6 @@ from protos.disk import DiskError
 from protos.errors import NetworkError, OperatorError, RefusedError, StoppedError
 from protos.identity import Identity
 from protos.invite import Invite
-from protos.optimizer_config import SIZE_KEYS, TOP_K_FEW_BITS_MAX
 from protos.run_config import RunConfig
 from protos.signals import EXIT_INTERRUPTED
 from protos.start import fork_values, fork_words, start_of
@@ -88,23 +86,26 @@ def join(
     copies: bool = False,
     series: Series | None = None,
     stage: Stage | None = None,
+    own: Own | None = None,
+    stop: Stop | None = None,
 ) -> Outcome:
     """Take part in a run until the run is finished, or Ctrl-C. Raises a SwarmentumError that names the fault.
 
     An `anchor` applies the others' votes and does not train; it serves the last state until Ctrl-C. A peer that `copies` ends
     with the first state that is as new as the log is now; with a `series` it stays, and exports agreed states. `agree` gets
     the run's requests of this machine before anything is built, and raises if the person does not agree. In a peer of several
-    ranks this is rank 0; the others `follow`. `stage` shows the terminal view, once there is something to see.
+    ranks this is rank 0; the others `follow`. `stage` shows the terminal view, once there is something to see. `own`: a
+    program's model and loop, in another thread; then `stop` is how the program ends the peer.
     """
     stage = stage or Stage()
     invite = Invite.parse(invite_link)
     if export_to is not None:
         check_folder(export_to)
     lock = lock_home(settings.home, "peer")
-    stop = Stop(stage.close)
+    stop = stop or Stop(stage.close)
     try:
         with stop.listening(), _leading(settings) as lead, stage:
-            peer = _Peer(invite, settings, stop, stage, lead, anchor=anchor, copies=copies, series=series)
+            peer = _Peer(invite, settings, stop, stage, lead, anchor=anchor, copies=copies, series=series, own=own)
             return peer.run(export_to, agree)
     finally:
         lock.close()
@@ -136,10 +137,11 @@ class _Peer:
         anchor: bool = False,
         copies: bool = False,
         series: Series | None = None,
+        own: Own | None = None,
     ) -> None:
         self.invite, self.settings, self.stop, self.lead, self.anchor = invite, settings, stop, lead, anchor
         self.stage, self.copies, self.trains = stage, copies, not (anchor or copies)
-        self.series = series
+        self.series, self.own = series, own
         self.evaluates, self.second = False, fit.WHOLE
         self.identity_path = settings.home / "identity.key"
         self.identity = Identity.load_or_create(self.identity_path)
@@ -175,6 +177,8 @@ class _Peer:
                 observed.metrics(self.settings, trainer, swarm.counters, ends, self.log)
                 observed.track(self.settings, trainer, self.invite.run_id, self.folder, self.log)
                 trainer.enter(list(facts.bootstrap))
+                if self.own is not None:
+                    self.own.entered()
                 finished = summary.finished = trainer.run()
                 if finished and self.anchor:
                     self._serve_on(replica.step)
@@ -193,6 +197,8 @@ class _Peer:
 
     def _device(self) -> torch.device:
         """The one that this process computes on. Raises DeviceError."""
+        if self.own is not None:
+            return self.own.handover.device
         return pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
 
     def _start(
@@ -210,19 +216,29 @@ class _Peer:
             config = check_genesis(facts.genesis, self.invite)
             self.log.info("run found", run=config.name, steps=config.clock.steps, head=facts.head_step)
             self.evaluates = self._evaluates(config, facts)
-            asked = request(config, self.settings, os.path.exists, trains=self.trains or self.evaluates)
+            asked = self._asks(config)
             fork, stage.reason = fork_values(facts.genesis), None
             agree(asked if fork is None else replace(asked, fork=fork_words(fork)))
             stage.reason = Failing.JOIN_FAILURE_DEVICE
             device = self._device()
             ranks = 1 if self.lead is None else self.lead.ranks
             stage.reason = Failing.JOIN_FAILURE_MEMORY
-            micro_batch, self.second = fit.check(
-                config, self.settings, self.folder, device, trains=self.trains, stores=not self.copies, ranks=ranks
-            )
+            micro_batch, self.second = self.settings.micro_batch, fit.kinds_of(config, self.settings, ranks)[0]
+            if self.own is None:
+                stores = not self.copies
+                micro_batch, self.second = fit.check(
+                    config, self.settings, self.folder, device, trains=self.trains, stores=stores, ranks=ranks
+                )
             stage.reason = Failing.JOIN_FAILURE_OTHER
             text, replica = self._build(config, device, swarm, facts)
         return facts, config, text, replica, micro_batch
+
+    def _asks(self, config: RunConfig) -> Request:
+        """What the run wants of this machine. Raises OperatorError for what the person has not allowed."""
+        trains = self.trains or self.evaluates
+        if self.own is None:
+            return request(config, self.settings, os.path.exists, trains=trains)
+        return request(self.own.asks(config), self.settings, os.path.exists, trains=self.own.reads)
 
     def _session(self, emit: Callable[[Event], Awaitable[None]]) -> Session:
         settings = self.settings
@@ -278,10 +294,21 @@ class _Peer:
         vocabulary = text.tokenizer.vocabulary
         if spec.config is not None:
             spec = replace(spec, config={"vocab_size": vocabulary, **spec.config})
-        known = bool(facts.genesis.layout_digest) or facts.head_step > 0  # if so, somebody's machine tried the model
-        first_look(spec, text.tokenizer, config, self.log, known=known)
-        size = self._size(config)
-        replica = self._replica(spec, config, vocabulary, size, device)
+        size, run_id, key = vote_size(config, self.settings, self.log), self.invite.run_id, self.identity.public_key
+        if self.own is not None:
+            start = own_start(
+                spec, config, vocabulary, begun=facts.HasField("snapshot"), allow_code=self.settings.allow_code
+            )
+            replica = self.own.replica(start, config, size, run_id, key, facts.genesis.layout_digest, self.second)
+        else:
+            # then somebody's machine has tried the model
+            known = bool(facts.genesis.layout_digest) or facts.head_step > 0
+            first_look(spec, text.tokenizer, config, self.log, known=known)
+            replica = replica_of(
+                spec, config, vocabulary, size, device,
+                run_id=run_id, public_key=key, settings=self.settings, lead=self.lead,
+                second=self.second,
+            )  # fmt: skip
         model = {"parameters": parameter_count(replica.model), "device": str(device), "data": text.name}
         self.log.info("model", **model, size=size, dtype=text.dtype)
         return text, replica
@@ -290,45 +317,12 @@ class _Peer:
         """The run's text. An anchor reads it for held-out losses only, and does without if it cannot."""
         opened = partial(open_text, config, self.settings, self.log, swarm.loaded, step=step)
         if self.trains or not self.evaluates:
-            return opened(trains=self.trains)
+            return opened(trains=self.trains if self.own is None else self.own.reads)
         try:
             return opened(trains=True)
         except (OperatorError, NetworkError) as error:
             self.log.warning("no held-out losses: this anchor cannot read the run's text", why=str(error))
             return opened(trains=False)
-
-    def _replica(self, spec: ModelSpec, config: RunConfig, vocabulary: int, size: int, device: torch.device) -> Replica:
-        context, optimizer, settings = config.data.context, config.optimizer, self.settings
-        effort = Effort(settings.activation_checkpointing, settings.compile)
-        if self.lead is None:
-            model = effort.prepare(build(spec, config.seed, vocabulary=vocabulary, context=context).to(device))
-            author = self.identity.public_key
-            return Replica(self.invite.run_id, model, optimizer, size, author=author, second=self.second)
-        if optimizer.method == "paper":
-            raise OperatorError(
-                f"this peer has {self.lead.ranks} devices, and the run's optimizer.method is paper, which works on one device: "
-                "join without torchrun"
-            )
-        own = demo_config(optimizer, size, self.invite.run_id, self.identity.public_key)
-        local = local_config(optimizer)
-        order = Order(spec, config.seed, vocabulary, context, own, local, settings.precision, effort)
-        return RanksReplica(self.invite.run_id, self.lead, order, optimizer, size)
-
-    def _size(self, config: RunConfig) -> int:
-        """This peer's group size, k or `one_in`, whichever the run's votes have: its own setting, or the run's."""
-        selection = config.optimizer.selection
-        own = SIZE_KEYS.get(selection)
-        for other in sorted({*SIZE_KEYS.values()} - {own}):
-            if getattr(self.settings, other) is not None:
-                see = "its votes have one size" if own is None else f"see {own}"
-                self.log.warning(f"{other} has no effect: the run selects by {selection}; {see}")
-        chosen = None if own is None else getattr(self.settings, own)
-        if own == "top_k" and chosen and chosen > TOP_K_FEW_BITS_MAX and config.optimizer.values != "8bit":
-            raise OperatorError(
-                f"top_k {chosen} needs a run with 8-bit values, and this run has {config.optimizer.values}: set top_k to at "
-                f"most {TOP_K_FEW_BITS_MAX}"
-            )
-        return chosen or config.optimizer.vote_size
 
     def _trainer(
         self,
@@ -353,7 +347,7 @@ class _Peer:
             config,
             replica,
             swarm,
-            samples if self.trains else None,
+            (samples or Unread()) if self.trains else None,
             Summary(self.identity.peer_id, device_name(replica.device, ranks)),
             self.stop,
             patience_seconds=settings.overlay().patience_seconds,
@@ -375,7 +369,7 @@ class _Peer:
 
     def _evaluates(self, config: RunConfig, facts: pb.GetRunResponse) -> bool:
         """Whether this peer reports held-out losses: an anchor, or a peer of a run without anchors."""
-        wanted = bool(config.evaluation.every) and self.settings.evaluate
+        wanted = bool(config.evaluation.every) and self.settings.evaluate and self.own is None
         return wanted and not self.copies and (self.anchor or not facts.anchored)
 
     def _evaluator(

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from node.optim import base
-from node.optim.torch_optimizer import DeMoOptimizer
+from swarmentum import DeMoOptimizer
 
 
 def lion(aggregate, state, count):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
 from node.optim.digest import state_digest
-from node.optim.torch_optimizer import DeMoOptimizer
+from swarmentum import DeMoOptimizer
 
 
 class SendNothing(DistributedDataParallelKwargs):

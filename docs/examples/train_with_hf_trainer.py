@@ -8,7 +8,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from node.optim.digest import state_digest
-from node.optim.torch_optimizer import DeMoOptimizer
+from swarmentum import DeMoOptimizer
 
 
 class SendNothing(DistributedDataParallelKwargs):

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 
 from node.optim.digest import state_digest
-from node.optim.torch_optimizer import DeMoOptimizer
+from swarmentum import DeMoOptimizer
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)  # all ranks start from the same weights

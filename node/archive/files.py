@@ -25,7 +25,6 @@ from typing import BinaryIO, Final, TypeAlias
 
 import zstandard
 
-from node.optim.layout import KINDS
 from protos.errors import OperatorError, Reason, Refusal
 from protos.limits import ENTRY_BYTES_MAX, ENVELOPE_OVERHEAD_BYTES_MAX, PAYLOAD_BYTES_MAX
 from protos.v1 import archive_pb2
@@ -158,6 +157,8 @@ def layout_text(shapes: Shapes, kinds: Mapping[str, str]) -> str:
 
 def layout_shapes(text: str) -> tuple[Shapes, dict[str, str]]:
     """Inverse of `layout_text`. Raises Refusal for anything else."""
+    from node.optim.layout import KINDS  # with torch, which a reader of a log does not need
+
     try:
         values = json.loads(text)
         shapes = [(name, tuple(shape)) for name, shape, *_ in values]

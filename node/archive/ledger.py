@@ -30,6 +30,7 @@ from protos.log import Chain, SignedEntry, run_id_of
 from protos.owner import NOBODY, Owner, groups, owners_of
 from protos.pasted import is_link
 from protos.text import printable
+from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import envelope_pb2, log_pb2
 
 WIDTH = 130  # of the table without a terminal
@@ -108,11 +109,21 @@ def of(run: str) -> Ledger:
         invite = Invite.parse(run)
         entries, owners = asyncio.run(read(invite))
         return ledger(invite.run_id, entries, owners)
-    if Path(run).is_file():
-        from node.archive.log_file import log_entries
+    genesis, log = kept(Path(run))
+    return ledger(run_id_of(genesis), log)
 
-        return ledger(*log_entries(Path(run)))
-    return ledger(*archived_entries(files.find(Path(run))))
+
+def kept(run: Path) -> tuple[log_pb2.Genesis, Iterator[SignedEntry]]:
+    """The genesis and the verified log of an archive's folder, or of a file of `export-log`.
+
+    Raises OperatorError for a log that does not hold.
+    """
+    if run.is_file():
+        from node.archive.log_file import genesis_in, log_entries
+
+        return genesis_in(run), log_entries(run)[1]
+    folder = files.find(run)
+    return archived_genesis(folder), archived_entries(folder)[1]
 
 
 async def log_of(invite: Invite) -> list[SignedEntry]:
@@ -121,7 +132,13 @@ async def log_of(invite: Invite) -> list[SignedEntry]:
 
 
 async def read(invite: Invite) -> tuple[list[SignedEntry], dict[bytes, Owner]]:
-    """A run's log from its coordinator, page by page, and the owners. Every entry is verified against the invite's key.
+    """A run's log as `read_log` gets it, and the owners."""
+    facts, entries = await read_log(invite)
+    return entries, owners_of(facts.peers)
+
+
+async def read_log(invite: Invite) -> tuple[pb.GetRunResponse, list[SignedEntry]]:
+    """The facts of a run, and its log page by page. Every entry is verified against the invite's key.
 
     Raises NetworkError or RefusedError.
     """
@@ -129,12 +146,12 @@ async def read(invite: Invite) -> tuple[list[SignedEntry], dict[bytes, Owner]]:
     envelopes: list[bytes] = []
     try:
         await client.connect()
-        owners = owners_of((await client.get_run())[0].peers)
+        facts, _ = await client.get_run()
         while page := (await client.entries(len(envelopes) + 1))[0]:
             envelopes += page
     finally:
         await client.close()
-    return list(verified(invite.run_id, invite.coordinator_public_key, envelopes)), owners
+    return facts, list(verified(invite.run_id, invite.coordinator_public_key, envelopes))
 
 
 def show(found: Ledger) -> None:
@@ -178,9 +195,14 @@ def _lines(excluded: Excluded) -> list[str]:
     return lines
 
 
+def archived_genesis(folder: Path) -> log_pb2.Genesis:
+    """The definition of an archive's run."""
+    return parse(log_pb2.Genesis, (folder / files.GENESIS).read_bytes())
+
+
 def archived_entries(folder: Path) -> tuple[bytes, Iterator[SignedEntry]]:
     """The run id, and the archive's entries, verified. Raises OperatorError for a log that does not hold."""
-    genesis = parse(log_pb2.Genesis, (folder / files.GENESIS).read_bytes())
+    genesis = archived_genesis(folder)
     run_id = run_id_of(genesis)
     envelopes = (
         envelope

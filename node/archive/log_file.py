@@ -63,6 +63,13 @@ async def _export(invite: Invite, path: Path, told: Callable[[int, int], None]) 
 
 def log_entries(path: Path) -> tuple[bytes, Iterator[SignedEntry]]:
     """The run id of a file of `export_log`, and its entries, verified. Raises OperatorError for a file that is none."""
+    genesis = genesis_in(path)
+    run_id = run_id_of(genesis)
+    return run_id, verified(run_id, genesis.coordinator_public_key, _envelopes(path))
+
+
+def genesis_in(path: Path) -> log_pb2.Genesis:
+    """The definition of the run of a file of `export_log`. Raises OperatorError for a file that is none."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(files.LENGTH_BYTES), "big")
@@ -74,8 +81,7 @@ def log_entries(path: Path) -> tuple[bytes, Iterator[SignedEntry]]:
         raise OperatorError(f"{path} is no log of a run: `swarmentum export-log` writes one ({refusal})") from refusal
     if not first:
         raise OperatorError(f"{path} is no log of a run: `swarmentum export-log` writes one")
-    run_id = run_id_of(genesis)
-    return run_id, verified(run_id, genesis.coordinator_public_key, _envelopes(path))
+    return genesis
 
 
 def _envelopes(path: Path) -> Iterator[bytes]:

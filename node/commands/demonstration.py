@@ -26,6 +26,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from node.commands.here import ANCHOR, OFFLINE, Here
 from node.commands.pictures import PeerRow, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
 from node.commands.processes import Processes
 from node.commands.status import as_values, fetch
@@ -128,15 +129,17 @@ def run_demo(options: DemoOptions) -> int:
         processes = Processes(logs)
         stack.callback(processes.close)
         console.print(f"Starting a coordinator, a relay, an anchor and {options.peers} peers on this machine ...")
-        created = _start_coordinator(processes, homes, options)
+        here = Here(processes, homes)
+        file = options.output / "run.toml"
+        created = here.create(file, lambda relay: run_toml(options, relay), anchor=True)
         invite = str(created["invite"])
-        _start_anchor(processes, homes, str(created["anchor"]))
+        here.anchor(str(created["anchor"]), environment=OFFLINE)
         started = time.monotonic()
-        peers = _start_peers(processes, homes, options, invite)
+        peers = _start_peers(here, options, invite)
         _show_until_done(console, processes, peers, invite, options)
         summaries = [_summary(processes, f"peer-{index}", child) for index, child in enumerate(peers)]
         seconds = time.monotonic() - started
-        all_steps = _steps(homes, invite, options)
+        all_steps = _steps(here, invite, options)
     return _report(console, options, summaries, all_steps, seconds)
 
 
@@ -145,42 +148,17 @@ def _stopped(_number: int) -> None:
     raise StoppedError("stopped")
 
 
-def _start_coordinator(processes: Processes, homes: Path, options: DemoOptions) -> dict[str, Any]:
-    """Start the coordinator and the relay. Returns the output of `run create`: the links of a new run."""
-    at = ("--listen", "127.0.0.1:0", "--json")
-    relay = processes.start("relay", "node", "relay", "--home", str(homes / "relay"), "--reachability", "auto", *at)
-    home = str(homes / "coordinator")
-    coordinator = processes.start("coordinator", "coordinator", "serve", "--home", home, "--web-listen", "none", *at)
-    addresses = processes.ready("relay", relay)["addresses"]
-    processes.ready("coordinator", coordinator)
-    file = options.output / "run.toml"
-    file.write_text(run_toml(options, addresses[0]))
-    command = ("run", "create", str(file), "--anchor", "--home", home, "--json")
-    return processes.ready("create", processes.start("create", "coordinator", *command))
-
-
-def _start_anchor(processes: Processes, homes: Path, link: str) -> None:
-    """Start the anchor: its reports on the run's state count, and it only applies entries."""
-    flags = ("--home", str(homes / "anchor"), "--listen", "127.0.0.1:0", "--threads", "1", "--json")
-    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    processes.start("anchor", "node", "anchor", link, *flags, environment=environment)
-
-
-def _start_peers(processes: Processes, homes: Path, options: DemoOptions, invite: str) -> list[subprocess.Popen[str]]:
+def _start_peers(here: Here, options: DemoOptions, invite: str) -> list[subprocess.Popen[str]]:
     """Start the peers. The first one exports the model. The peers share the machine's cores."""
-    threads = str(max(1, usable_cores() // options.peers))
+    threads = max(1, usable_cores() // options.peers)
+    data = () if options.data is None else ("--data", str(options.data.resolve()))
+    allowed = ("--allow-left-out",) if options.allow_left_out else ()
     children = []
     for index in range(options.peers):
         export = ("--export", str(options.output / "model")) if index == 0 else ()
         archive = ("--archive",) if index == 0 and options.archive else ()
-        data = () if options.data is None else ("--data", str(options.data.resolve()))
-        allowed = ("--allow-left-out",) if options.allow_left_out else ()
-        flags = ("--home", str(homes / f"peer-{index}"), "--listen", "127.0.0.1:0", "--threads", threads, "--json")
-        environment = {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        child = processes.start(
-            f"peer-{index}", "node", "join", invite, *flags, *data, *allowed, *export, *archive, environment=environment
-        )
-        children.append(child)
+        flags = (*data, *allowed, *export, *archive)
+        children.append(here.join(f"peer-{index}", invite, threads, *flags, environment=OFFLINE))
     return children
 
 
@@ -256,16 +234,15 @@ def _summary(processes: Processes, name: str, child: subprocess.Popen[str]) -> d
     return values
 
 
-def _steps(homes: Path, invite: str, options: DemoOptions) -> list[list[dict[str, Any]]]:
+def _steps(here: Here, invite: str, options: DemoOptions) -> list[list[dict[str, Any]]]:
     """Every peer's steps.jsonl and the anchor's, which also go into the output folder."""
-    run = Invite.parse(invite).run_id.hex()[:16]
+    run_id = Invite.parse(invite).run_id
     all_steps = []
     if options.archive:
-        shutil.copytree(homes / "peer-0" / "runs" / run / "archive", options.output / "archive")
-    for name in (*(f"peer-{index}" for index in range(options.peers)), "anchor"):
-        text = (homes / name / "runs" / run / "steps.jsonl").read_text()
-        (options.output / f"{name}.steps.jsonl").write_text(text)
-        all_steps.append([json.loads(line) for line in text.splitlines()])
+        shutil.copytree(here.run_folder("peer-0", run_id) / "archive", options.output / "archive")
+    for name in (*(f"peer-{index}" for index in range(options.peers)), ANCHOR):
+        shutil.copyfile(here.run_folder(name, run_id) / "steps.jsonl", options.output / f"{name}.steps.jsonl")
+        all_steps.append(here.steps(name, run_id))
     return all_steps
 
 

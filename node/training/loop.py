@@ -38,6 +38,7 @@ from node.training.checker import Checker
 from node.training.ending import LastStep, heed
 from node.training.evaluation import Evaluator
 from node.training.keeper import SNAPSHOTS_KEPT, Keeper
+from node.training.maker import NoVotes
 from node.training.reached import Reached
 from node.training.ready import Ready
 from node.training.recovery import Recovery, Stopping
@@ -57,6 +58,7 @@ from protos.run_config import RunConfig
 from protos.v1 import update_pb2
 
 EVENT_SECONDS_MAX = 0.5
+NOT_FINITE = "the gradient contains NaN or infinity (the learning rate may be too high)"
 
 
 @dataclass
@@ -109,7 +111,7 @@ class Trainer:
             start=self.start,
         )  # fmt: skip
         self.reached, self.checker = Reached(self.replica, self.swarm, self.recovery), None
-        if self.config.trust.enabled and self.samples is not None:
+        if self.config.trust.enabled and self.samples is not None and self.replica.maker.checks:
             self.checker = Checker(
                 public_key_of(self.summary.id), self.config.trust, self.replica, self.samples, self.swarm,
                 self.micro_batch, self.autocast, self.stopping, self.log,
@@ -221,9 +223,7 @@ class Trainer:
         if not opened.ranges:
             return
         if away := self.samples.away(opened.ranges):
-            self.log.info(f"no votes: {away}", step=tick.step)
-            self.standing.skipped(tick.step, away)
-            self.swarm.abstained(tick.step, away)
+            self._abstain(tick.step, NoVotes(away))
             return
         if not self.taking_part:
             self.taking_part = True
@@ -249,10 +249,11 @@ class Trainer:
 
         stops, factor = self.throttle.resting_until(decided), tick.lr / self.config.optimizer.lr
         before = samples.reading_seconds
+        replica.maker.begin(tick.step, tick.lr, decided)
         try:
             with self.spans.timed(tick.step, "compute", ahead=late):
                 result = replica.gradients(samples, opened.ranges or (), self.micro_batch, self.autocast, stops, factor)
-        except NonFiniteGradient as error:
+        except (NonFiniteGradient, NoVotes) as error:
             self._abstain(tick.step, error, tell=not late)
             return None
         self.summary.reading_seconds += (reading := samples.reading_seconds - before)
@@ -264,12 +265,14 @@ class Trainer:
             return None
         return Ready(result, time.monotonic() - started, tick.step)
 
-    def _abstain(self, step: int, error: ArithmeticError, tell: bool = True) -> None:
+    def _abstain(self, step: int, error: ArithmeticError | NoVotes, tell: bool = True) -> None:
         """Skip a step. `tell` the coordinator, unless the gradient was for the next step: that step computes its own."""
-        words = "skipping this step: the gradient contains NaN or infinity (the learning rate may be too high)"
-        self.log.warning(words, step=step, why=str(error))
+        voteless = isinstance(error, NoVotes)
+        why = str(error) if voteless else f"{NOT_FINITE}: {error}"
+        words = f"no votes: {error}" if voteless else f"skipping this step: {NOT_FINITE}"
+        (self.log.info if voteless else self.log.warning)(words, step=step, why=str(error))
         if tell:
-            self.standing.skipped(step, f"the gradient contains NaN or infinity: {error}")
+            self.standing.skipped(step, why)
             self.swarm.abstained(step, str(error))
 
     def _publish(self, opened: Opened, ready: Ready) -> None:
@@ -388,11 +391,10 @@ class Trainer:
 
     def follow(self, store: bool = True) -> None:
         """Report the replica's state, and follow the log from there. With `store`, other peers can load its snapshot."""
-        replica = self.replica
-        self.summary.step = replica.step
+        self.summary.step = self.replica.step
         if self.archive is not None:
-            self.archive.begin(replica)
+            self.archive.begin(self.replica)
         self.reached.state(lambda _: None, behind=False)
         if store:
             self.keeper.snapshot(kept=True)
-        self.swarm.follow_from(replica.step, replica.head)
+        self.swarm.follow_from(self.replica.step, self.replica.head)

@@ -69,7 +69,8 @@ class Recovery:
     ) -> None:
         self._replica, self._swarm, self._store, self._keeper, self._folder = replica, swarm, store, keeper, folder
         self._stopping, self._log, self._follow = stopping, log, follow
-        self._agreed_start, self._patience_seconds, self._start = agreed_start, patience_seconds, start
+        self._agreed_start = agreed_start or not replica.knows_start
+        self._patience_seconds, self._start = patience_seconds, start
         self.loading = Loading()
         self._base: Snapshot | None = None
         """The snapshot of others that this peer began with; None: this peer began with the initial state that it built, or with

@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
 import torch
 from torch import Tensor, nn
 
 from node.data.samples import Samples
-from node.model.gradients import GradResult, accumulate_gradients, free_cache, no_room
+from node.model.gradients import GradResult, free_cache
 from node.optim.laid_out import ParameterChanged
 from node.optim.local import LocalSteps
 from node.optim.second_moment import Kind
@@ -26,6 +25,7 @@ from node.optim.sharded.spread import Pieces, whole
 from node.snapshot.image import Image, Spare
 from node.snapshot.pieces import Manifest, describe, load, pack, parameters_of
 from node.snapshot.private import PrivateState, image_of, load_private, write_private
+from node.training.maker import BuiltIn, GradientMaker
 from node.training.methods import local_config
 from node.training.optimizers import Local, Optimizer, own_optimizer
 from node.wire.codec import Update, encode_update, payload_hash
@@ -58,6 +58,8 @@ class Replica:
     A thread that reads an `image` reads the state as it was, even if the replica changes meanwhile.
     """
 
+    knows_start = True
+    """Whether it begins with the state that the run's seed gives. A program's model may not: it takes an agreed state."""
     live = True
     """Whether a thread may read an image later on: the tensors are on this process's own device."""
 
@@ -72,9 +74,11 @@ class Replica:
         local: Local | None = None,
         author: bytes = b"",
         second: Kind = "whole",
+        maker: GradientMaker | None = None,
     ) -> None:
         """`author`: this peer's public key, for votes whose places follow from it. `second`: how it keeps its second moment.
-        A peer of several ranks gives `demo` and `local` (None without local steps); for one device they are made here."""
+        `maker`: of its gradients. A peer of several ranks gives `demo` and `local` (None without local steps); for one device
+        they are made here."""
         self.run_id = run_id
         self.model = model
         self.step = 0
@@ -90,7 +94,7 @@ class Replica:
         self._images: dict[bool, list[Image]] = {False: [], True: []}  # of the state, and of what is private
         self._digest: bytes | None = None
         self._hashing: Future[bytes] | None = None
-        self._fits: int | None = None  # samples for which the device had room at a time, as far as is known
+        self.maker = BuiltIn(model) if maker is None else maker
 
     @property
     def device(self) -> torch.device:
@@ -216,34 +220,8 @@ class Replica:
         autocast: Any,
         should_stop: Callable[[], bool],
     ) -> GradResult:
-        """Put the mean gradient over the samples of `ranges` at the state that is here into `.grad`; no local steps.
-
-        The peer computes fewer samples at a time if the device has no room for `micro_batch`.
-        """
-        parts = tuple(ranges)
-        self._fits = min(self._fits or micro_batch, micro_batch)
-        while True:
-            size = max(min(self._fits, sum(map(len, parts))), 1)
-            try:
-                batches = samples.micro_batches(parts, size)
-                return accumulate_gradients(self.model, batches, self.device, autocast, should_stop)
-            except RuntimeError as error:
-                if not no_room(error):
-                    raise
-                if size == 1:
-                    self.model.zero_grad(set_to_none=True)
-                    free_cache(self.device)
-                    what = str(error).splitlines()[0]
-                    raise OperatorError(
-                        f"{self.device} has no room for one sample of this model ({what}); close other programs that use its "
-                        "memory, try --precision bf16, or join with another device (--device)"
-                    ) from error
-            # This stands after the except, because until then the error keeps the tensors of the failed pass alive.
-            self._fits = size // 2
-            self.model.zero_grad(set_to_none=True)
-            free_cache(self.device)
-            log = structlog.get_logger("peer")
-            log.warning("out of memory: computing fewer samples at a time", step=self.step, micro_batch=self._fits)
+        """Put the mean gradient over the samples of `ranges` at the state that is here into `.grad`; no local steps."""
+        return self.maker.mean_gradient(samples, tuple(ranges), micro_batch, autocast, should_stop)
 
     def rest(self) -> None:
         """Give the device's memory back that only training needs: the gradients, and what torch keeps for later."""

@@ -41,6 +41,55 @@ def test_both_commands_are_there(installed: Path, tmp_path: Path, command: str) 
     assert "Usage" in run([sys.executable, str(installed / "bin" / command), "--help"], tmp_path, installed)
 
 
+@pytest.fixture(scope="module")
+def bare(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a new environment: the wheel is installed there, and libraries come from this environment."""
+    folder = tmp_path_factory.mktemp("bare")
+    run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], folder)
+    python = folder / "venv" / "bin" / "python"
+    [wheel] = installed.parent.glob("swarmentum-*.whl")
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--quiet"]
+    run([*pip, "install", "--no-deps", "--no-index", str(wheel)], folder)
+    where = "import site; print(site.getsitepackages()[0])"
+    there, here = (Path(run([it, "-c", where], folder).strip()) for it in (str(python), sys.executable))
+    # a path in a .pth file: the .pth files in that folder, and so this checkout, stay unread
+    (there / "libraries.pth").write_text(f"{here}\n")
+    return python
+
+
+PROGRAM = """
+import swarmentum
+reveal_type(swarmentum.verify("archive").ok)
+reveal_type([step.votes[0].loss for step in swarmentum.read_run("archive").steps])
+reveal_type(swarmentum.DeMoOptimizer([], lr=1e-3).abstentions)
+reveal_type(swarmentum.__version__)
+swarmentum.read_run(1)
+"""
+
+
+def test_a_program_imports_the_package(bare: Path, tmp_path: Path) -> None:
+    where = "import swarmentum, node; print(swarmentum.__file__, node.__file__, swarmentum.DeMoOptimizer.__name__)"
+    found = run([str(bare), "-c", where], tmp_path).split()
+    assert all(Path(file).is_relative_to(bare.parents[1]) for file in found[:2]), "the checkout was imported instead"
+
+
+@pytest.mark.long
+def test_a_program_sees_its_types(bare: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(bare), "program.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
+    )  # fmt: skip
+    said = [line.partition(": ")[2] for line in checked.stdout.splitlines()[:-1]]
+    assert said == [
+        'note: Revealed type is "bool"',
+        'note: Revealed type is "list[float]"',
+        'note: Revealed type is "int"',
+        'note: Revealed type is "str"',
+        'error: Argument 1 to "read_run" has incompatible type "int"; expected "str | PathLike[str]"  [arg-type]',
+    ], checked.stdout + checked.stderr
+
+
 @pytest.mark.nightly
 def test_a_short_demo_runs_from_it(installed: Path, tmp_path: Path) -> None:
     where = run([sys.executable, "-c", "import node, coordinator, protos; print(node.__file__)"], tmp_path, installed)

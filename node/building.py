@@ -1,0 +1,162 @@
+"""The replica of a peer: over the run's own model, on one device or on several, or over the model of a program.
+
+Refuses a program's model whose layout is another one than the run's. Asks no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from node.config import PeerSettings
+from node.model.effort import Effort
+from node.model.spec import ModelError, ModelSpec, build, check_parameters
+from node.optim.layout import Layout
+from node.optim.second_moment import Kind
+from node.ranks.lead import Lead, RanksReplica
+from node.ranks.shard import Order
+from node.training.handover import Handover
+from node.training.methods import demo_config, local_config
+from node.training.replica import Replica
+from protos.errors import OperatorError
+from protos.model_config import ModelConfig
+from protos.optimizer_config import SIZE_KEYS, TOP_K_FEW_BITS_MAX
+from protos.run_config import RunConfig
+
+RUNS_OWN = "the run's"
+DIGITS_SHOWN = 16
+
+
+@dataclass(frozen=True)
+class Own:
+    """A program's own model and loop. `reads`: it trains on the run's text. `entered`: called when the peer is in the run."""
+
+    handover: Handover
+    reads: bool
+    entered: Callable[[], None] = lambda: None
+
+    def asks(self, config: RunConfig) -> RunConfig:
+        """The run without what it would ask of this machine in vain: its model's code. Raises OperatorError."""
+        if config.trust.enabled and not self.reads:
+            raise OperatorError(
+                "the run checks votes against the samples that it hands out (trust.enabled), and this peer has joined with "
+                "own_data=True: it would be excluded. Train on the batches of each share"
+            )
+        return config.model_copy(update={"model": ModelConfig()}) if config.model.factory is not None else config
+
+    def replica(
+        self,
+        start: nn.Module | None,
+        config: RunConfig,
+        size: int,
+        run_id: bytes,
+        public_key: bytes,
+        layout: bytes,
+        second: Kind = "whole",
+    ) -> Replica:
+        """Over the program's model. `start`: the run's own model in its first state; `layout`: its digest, if the run says;
+        `second`: how this peer keeps its second moment."""
+        model = self.handover.model
+        check_parameters(model, "model")
+        for name, parameter in model.named_parameters():
+            if parameter.dtype != torch.float32 or parameter.device != self.handover.device:
+                raise ModelError(
+                    f"model: parameter {name!r} is {parameter.dtype} on {parameter.device}; expected torch.float32 on one "
+                    "device: the swarm counts in whole bits. Autocast in your forward pass computes in fewer"
+                )
+        try:
+            mine = Layout.of(model)
+            theirs = None if start is None else Layout.of(start)
+        except ValueError as error:
+            raise ModelError(f"model: {error}") from error
+        named = layout or (b"" if theirs is None else theirs.digest())
+        if named and mine.digest() != named:
+            raise ModelError(
+                f"model: its parameters have layout {mine.digest().hex()[:DIGITS_SHOWN]}, and the run's have "
+                f"{named.hex()[:DIGITS_SHOWN]}{_difference(mine, theirs)}. Names, shapes and their order have to be the run's"
+            )
+        if start is not None:
+            first = dict(start.named_parameters())
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(first[name])
+        replica = Replica(run_id, model, config.optimizer, size, author=public_key, maker=self.handover, second=second)
+        replica.knows_start = start is not None
+        return replica
+
+
+def _difference(mine: Layout, theirs: Layout | None) -> str:
+    """The first parameter that differs, in words."""
+    if theirs is None:
+        return ""
+    ours = [(place.name, place.shape, place.kind) for place in mine.places]
+    runs = [(place.name, place.shape, place.kind) for place in theirs.places]
+    for own, run in zip(ours, runs, strict=False):
+        if own != run:
+            return f": {' '.join(map(str, filter(None, own)))} stands where the run has {' '.join(map(str, filter(None, run)))}"
+    return f": it has {len(ours)} parameters, the run has {len(runs)}"
+
+
+def own_start(
+    spec: ModelSpec, config: RunConfig, vocabulary: int, *, begun: bool, allow_code: bool
+) -> nn.Module | None:
+    """The run's first state for a program's model. None if only the run's code makes it, and the person has not agreed to that:
+    then the peer takes the state that the run has agreed on. Raises OperatorError if the run has not `begun` with one."""
+    if spec.factory is None or allow_code:
+        return build(spec, config.seed, vocabulary=vocabulary, context=config.data.context)
+    if not begun:
+        raise OperatorError(
+            f"the run has no agreed state yet, and its first one comes from the code {spec.factory!r}. If you wrote or trust "
+            "it, join with allow_code=True; otherwise join when other peers, or an anchor, have begun the run"
+        )
+    return None
+
+
+def replica_of(
+    spec: ModelSpec,
+    config: RunConfig,
+    vocabulary: int,
+    size: int,
+    device: torch.device,
+    *,
+    run_id: bytes,
+    public_key: bytes,
+    settings: PeerSettings,
+    lead: Lead | None,
+    second: Kind,
+) -> Replica:
+    """Over the run's model, in its first state; `second`: how this peer keeps its second moment."""
+    context, optimizer = config.data.context, config.optimizer
+    effort = Effort(settings.activation_checkpointing, settings.compile)
+    if lead is None:
+        model = build(spec, config.seed, vocabulary=vocabulary, context=context).to(device)
+        return Replica(run_id, effort.prepare(model), optimizer, size, author=public_key, second=second)
+    if optimizer.method == "paper":
+        raise OperatorError(
+            f"this peer has {lead.ranks} devices, and the run's optimizer.method is paper, which works on one device: "
+            "join without torchrun"
+        )
+    own, local = demo_config(optimizer, size, run_id, public_key), local_config(optimizer)
+    order = Order(spec, config.seed, vocabulary, context, own, local, settings.precision, effort)
+    return RanksReplica(run_id, lead, order, optimizer, size)
+
+
+def vote_size(config: RunConfig, settings: PeerSettings, log: Any) -> int:
+    """This peer's group size, k or `one_in`, whichever the run's votes have: its own setting, or the run's."""
+    selection = config.optimizer.selection
+    own = SIZE_KEYS.get(selection)
+    for other in sorted({*SIZE_KEYS.values()} - {own}):
+        if getattr(settings, other) is not None:
+            see = "its votes have one size" if own is None else f"see {own}"
+            log.warning(f"{other} has no effect: the run selects by {selection}; {see}")
+    chosen: int | None = None if own is None else getattr(settings, own)
+    if own == "top_k" and chosen and chosen > TOP_K_FEW_BITS_MAX and config.optimizer.values != "8bit":
+        raise OperatorError(
+            f"top_k {chosen} needs a run with 8-bit values, and this run has {config.optimizer.values}: set top_k to at "
+            f"most {TOP_K_FEW_BITS_MAX}"
+        )
+    return chosen or config.optimizer.vote_size

@@ -1,0 +1,120 @@
+"""Swarmentum for programs: an optimizer for any training loop, a swarm in one cell, and the record of a run.
+
+    DeMoOptimizer   a `torch.optim.Optimizer`; DeMoConfig and LocalConfig are its settings
+    local           a swarm on this machine: a coordinator and peers, each in its own process
+    join            a model and a loop of your own, as a peer of a run
+    verify          replay a run's archive, and say whether each step holds
+    read_run        the verified log of a run, from its coordinator, an archive or a file of `swarmentum export-log`
+
+What `__all__` names is the public interface; all other modules are this project's own and may change. A name is loaded when it
+is first used, so the import itself takes milliseconds and no torch. Errors that are meant are `SwarmentumError`s.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from swarmentum._beside import check_beside
+
+check_beside()
+
+if TYPE_CHECKING:
+    from node.archive.verify import Verification
+    from node.optim.demo import DeMoConfig
+    from node.optim.local import LocalConfig
+    from node.optim.torch_optimizer import DeMoOptimizer
+    from node.training.handover import Share
+    from protos.errors import (
+        DivergedError,
+        NetworkError,
+        OperatorError,
+        RefusedError,
+        StoppedError,
+        SwarmentumError,
+    )
+    from swarmentum._join import Joined, join
+    from swarmentum._local import Local, local
+    from swarmentum._reading import Peer, Run, Step, Vote, read_run, verify
+
+    __version__: str
+
+_HOME = {
+    "DeMoConfig": "node.optim.demo",
+    "DeMoOptimizer": "node.optim.torch_optimizer",
+    "DivergedError": "protos.errors",
+    "Joined": "swarmentum._join",
+    "Local": "swarmentum._local",
+    "LocalConfig": "node.optim.local",
+    "NetworkError": "protos.errors",
+    "OperatorError": "protos.errors",
+    "Peer": "swarmentum._reading",
+    "RefusedError": "protos.errors",
+    "Run": "swarmentum._reading",
+    "Share": "node.training.handover",
+    "Step": "swarmentum._reading",
+    "StoppedError": "protos.errors",
+    "SwarmentumError": "protos.errors",
+    "Verification": "node.archive.verify",
+    "Vote": "swarmentum._reading",
+    "join": "swarmentum._join",
+    "local": "swarmentum._local",
+    "read_run": "swarmentum._reading",
+    "verify": "swarmentum._reading",
+}
+"""The module that a public name comes from."""
+
+__all__ = [
+    "DeMoConfig",
+    "DeMoOptimizer",
+    "DivergedError",
+    "Joined",
+    "Local",
+    "LocalConfig",
+    "NetworkError",
+    "OperatorError",
+    "Peer",
+    "RefusedError",
+    "Run",
+    "Share",
+    "Step",
+    "StoppedError",
+    "SwarmentumError",
+    "Verification",
+    "Vote",
+    "__version__",
+    "join",
+    "local",
+    "read_run",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from protos.version import software_version
+
+        value: Any = software_version()
+    elif name in _HOME:
+        value = _loaded(name)
+    else:
+        raise AttributeError(f"module 'swarmentum' has no attribute {name!r}; it has {', '.join(__all__)}")
+    globals()[name] = value
+    return value
+
+
+def _loaded(name: str) -> Any:
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] in ("torch", "numpy", "numba", "safetensors", "transformers"):
+            raise ImportError(
+                f"swarmentum.{name} needs {error.name}, which the base install leaves out: "
+                "pip install '.[node]' in the folder of the repository",
+                name=error.name,
+            ) from error
+        raise
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,196 @@
+"""A program's own loop as a peer of a swarm: `swarmentum.join`. The peer itself is the one of the command `join`, in a thread.
+
+Refuses to move the model by any other hand than the swarm's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import torch
+from torch import Tensor, nn
+
+from node.app import Outcome
+from node.app import join as take_part
+from node.building import Own
+from node.commands.consent import Request, must_ask
+from node.config import PeerSettings, load_settings
+from node.ranks.launch import launched
+from node.stop import Stop
+from node.training.handover import Handover, Share
+from node.training.maker import NoVotes
+from protos.console import configure_logging
+from protos.errors import OperatorError
+from protos.invite import Invite
+
+if TYPE_CHECKING:
+    from node.training.telemetry import Summary
+
+NOT_OF_A_LOOP = ("device", "precision", "activation_checkpointing", "compile")
+"""Settings of the command that the program's own model and loop decide."""
+CLOSE_SECONDS_MAX = 60.0
+
+
+class Joined:
+    """A peer whose gradients this program makes. Iterate over it: each round is a `Share`, and ends with `contribute`.
+
+    The model belongs to the loop from the start of a round to `contribute`, and to the swarm otherwise. The `with` block ends
+    the peer: the momentum is saved, and a later `join` with the same home goes on with it.
+    """
+
+    def __init__(self, link: str, model: nn.Module, settings: PeerSettings, *, reads: bool) -> None:
+        self.model = model
+        self.home = settings.home
+        self._settings = settings
+        self._handover = Handover(model)
+        self._stop = Stop()
+        self._ready = threading.Event()
+        self._outcome: Outcome | None = None
+        self._error: BaseException | None = None
+        own = Own(self._handover, reads, self._ready.set)
+        self._thread = threading.Thread(
+            target=self._run, args=(link, settings, own), name="swarmentum peer", daemon=True
+        )
+        _open.add(self)
+        atexit.register(_leave_all)  # once more does no harm
+        self._thread.start()
+        try:
+            while not self._ready.wait(0.1):
+                pass
+        except BaseException:
+            self.close()
+            raise
+        self._raise()
+
+    def _run(self, link: str, settings: PeerSettings, own: Own) -> None:
+        def agree(asked: Request) -> None:
+            must_ask(asked, settings, can_ask=False)
+
+        try:
+            self._outcome = take_part(link, settings, agree=agree, own=own, stop=self._stop)
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the program waits
+            self._error = error
+        finally:
+            self._handover.end()
+            self._ready.set()
+
+    def __iter__(self) -> Iterator[Share]:
+        """Each step that wants a gradient of this peer, until the run ends, or the owner ends the peer (`swarmentum leave`).
+
+        Raises the error that ends the peer. A round without `contribute` is a step without this peer's votes.
+        """
+        while (share := self._next()) is not None:
+            yield share
+
+    def _next(self) -> Share | None:
+        threads = self._settings.threads
+        if threads is not None:  # torch counts threads for each caller
+            torch.set_num_threads(threads)
+        share = self._handover.take()
+        if share is None:
+            self._thread.join()
+            self._raise()
+        return share
+
+    def contribute(self, loss: Tensor | float, samples: int | None = None, tokens: int = 0) -> None:
+        """The gradient in `.grad` is this peer's for the step: the mean over `samples` (all of the share by default).
+
+        `loss` is their mean loss in nats a token, and `tokens` how many were predicted: others see both, and nothing checks
+        them. A gradient or loss that is not finite is left out. Raises OperatorError for figures that cannot be.
+        """
+        self._raise()
+        self._handover.contribute(loss, samples, tokens)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has made its last step."""
+        return self._outcome is not None and self._outcome.summary.finished
+
+    @property
+    def summary(self) -> Summary:
+        """What the peer did, as `swarmentum join --json` prints it. Raises OperatorError before the peer has ended."""
+        self._raise()
+        if self._outcome is None:
+            raise OperatorError("the peer still takes part: its summary is there after the loop or the `with` block")
+        return self._outcome.summary
+
+    def close(self) -> None:
+        """Leave the run: save the momentum, and end the peer. The other peers go on. Does nothing the second time."""
+        self._stop.ask()
+        with suppress(OperatorError):  # the peer ends with it, and `_raise` tells it
+            self._handover.give_back(NoVotes("the program leaves the run"))
+        self._thread.join(CLOSE_SECONDS_MAX)
+        _open.discard(self)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def __enter__(self) -> Joined:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        if error is None:
+            self._raise()
+
+
+_open: weakref.WeakSet[Joined] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    """A program that ends without `close`: its peers leave cleanly."""
+    for joined in list(_open):
+        joined.close()
+
+
+def join(
+    link: str,
+    model: nn.Module,
+    *,
+    home: str | os.PathLike[str] | None = None,
+    own_data: bool = False,
+    allow_code: bool = False,
+    allow_data: bool = False,
+    yes: bool = False,
+    **settings: Any,
+) -> Joined:
+    """Take part in a run with a model and a loop of this program's own. Returns when the peer is in the run.
+
+    `model`: parameters with the run's names and shapes, fp32, on one device. It gets the swarm's parameters. `home`: of the
+    identity and the momentum (default ~/.swarmentum/peer). `own_data`: the run's text is not read; the program has samples of
+    its own. `allow_code`, `allow_data`, `yes`: the consents of the command `join`. Only with `allow_code` is the run's model
+    code called, for the first parameters. Without it the peer takes a state that other peers agreed on. `settings`: others of
+    the command, such as archive=True, upload_mbit=20 or listen="127.0.0.1:0".
+
+    Raises OperatorError for a model with another layout or a wrong setting, NetworkError, RefusedError.
+    """
+    if launched(os.environ) is not None:
+        raise OperatorError("swarmentum.join takes one process: start the program without torchrun")
+    if unused := [name for name in NOT_OF_A_LOOP if name in settings]:
+        raise OperatorError(f"{', '.join(unused)}: the model that you give, and your loop, decide this; leave it out")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise OperatorError("the model has no parameter that is trained")
+    chosen = load_settings(
+        home=None if home is None else Path(home),
+        allow_code=allow_code or None,
+        allow_data=allow_data or None,
+        yes=yes or None,
+        **settings,
+    )
+    Invite.parse(link).public("swarmentum.join")
+    if not structlog.is_configured():
+        configure_logging(as_json=False, target=sys.stderr)
+    return Joined(link, model, chosen, reads=not own_data)

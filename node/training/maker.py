@@ -1,0 +1,97 @@
+"""Who makes a peer's gradients. The training asks for them, and turns what is in `.grad` into votes; it cares for nothing else.
+
+`BuiltIn` is the loop of the command `join`: forward and backward passes over the run's samples. `Handover` (handover.py) gives
+each share to a program's own loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import structlog
+import torch
+from torch import nn
+
+from node.data.samples import Samples
+from node.model.gradients import GradResult, accumulate_gradients, free_cache, no_room
+from protos.assignment import Range
+from protos.errors import OperatorError
+
+
+class NoVotes(Exception):  # noqa: N818 - nothing failed: this peer has nothing to say in this step
+    """This peer has no votes for a step, and the text says why."""
+
+
+class GradientMaker(Protocol):
+    """Of one replica on one device."""
+
+    checks: bool
+    """Whether it can make the gradient over any samples of the run, which checks of other peers' votes need."""
+
+    def begin(self, step: int, lr: float, decided: Callable[[], bool]) -> None:
+        """The next gradients are for this clock step; `decided`: they would be in vain. `should_stop` also rests, as the owner
+        wants it, and then gives the same answer."""
+
+    def mean_gradient(
+        self,
+        samples: Samples,
+        parts: tuple[Range, ...],
+        micro_batch: int,
+        autocast: Any,
+        should_stop: Callable[[], bool],
+    ) -> GradResult:
+        """Put the mean gradient over samples of `parts`, at the parameters that are here, into `.grad`, and leave these.
+
+        Raises `NoVotes`, or `NonFiniteGradient`. A result without samples: it stopped before the first."""
+
+
+class BuiltIn:
+    """Next-token loss of a model over the run's samples. It computes fewer at a time if the device has no room for more."""
+
+    checks = True
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._step = 0
+        self._fits: int | None = None  # samples for which the device had room at a time, as far as is known
+
+    def begin(self, step: int, lr: float, decided: Callable[[], bool]) -> None:
+        """For the log."""
+        self._step = step
+
+    def mean_gradient(
+        self,
+        samples: Samples,
+        parts: tuple[Range, ...],
+        micro_batch: int,
+        autocast: Any,
+        should_stop: Callable[[], bool],
+    ) -> GradResult:
+        """The mean over all of the samples, or over those done before `should_stop`."""
+        model, device = self._model, next(self._model.parameters()).device
+        self._fits = min(self._fits or micro_batch, micro_batch)
+        while True:
+            size = max(min(self._fits, sum(map(len, parts))), 1)
+            try:
+                batches = samples.micro_batches(parts, size)
+                return accumulate_gradients(model, batches, device, autocast, should_stop)
+            except RuntimeError as error:
+                if not no_room(error):
+                    raise
+                if size == 1:
+                    self._free(device)
+                    what = str(error).splitlines()[0]
+                    raise OperatorError(
+                        f"{device} has no room for one sample of this model ({what}); close other programs that use its "
+                        "memory, try --precision bf16, or join with another device (--device)"
+                    ) from error
+            # This stands after the except, because until then the error keeps the tensors of the failed pass alive.
+            self._fits = size // 2
+            self._free(device)
+            log = structlog.get_logger("peer")
+            log.warning("out of memory: computing fewer samples at a time", step=self._step, micro_batch=self._fits)
+
+    def _free(self, device: torch.device) -> None:
+        self._model.zero_grad(set_to_none=True)
+        free_cache(device)

@@ -1,0 +1,51 @@
+"""A program that trains with a model class and a loop of its own: `python -m tests.system.own_loop_peer LINK HOME HOW`.
+
+Names and shapes are those of tests/system/tiny.py, and the code is not: the model takes the tokens in another way, and the loop
+has its own loss. HOW: `on` goes on for ever; `leaves` takes three rounds and leaves; `ends` ends the program without a word.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor, nn
+
+import swarmentum
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, 64)
+        self.hidden = nn.Linear(128, 64)
+        self.head = nn.Linear(64, 256)
+
+    def nats(self, rows: Tensor) -> Tensor:
+        now, before = self.embedding(rows[:, 1:-1]), self.embedding(rows[:, :-2])
+        logits = self.head(torch.tanh(self.hidden(torch.cat((now, before), dim=-1))))
+        return nn.functional.nll_loss(torch.log_softmax(logits.flatten(0, 1), -1), rows[:, 2:].flatten())
+
+
+def main(link: str, home: str, how: str) -> None:
+    torch.manual_seed(999)  # no state of the run
+    torch.set_num_threads(1)
+    model = Own()
+    peer = swarmentum.join(link, model, home=home, listen="127.0.0.1:0", threads=1, allow_data=True)
+    for rounds, share in enumerate(peer, 1):
+        loss = 0.0
+        for rows in share.batches(4):
+            part = model.nats(rows) * len(rows) / share.samples
+            part.backward()
+            loss += part.item()
+        peer.contribute(loss, tokens=share.samples * 30)
+        print(share.number, flush=True)
+        if how != "on" and rounds == 3:
+            break
+    if how == "leaves":
+        peer.close()
+        print(peer.summary.votes_accepted, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,167 @@
+"""`swarmentum.join` with real processes: a program's own model and loop beside a peer of the command, in one run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import swarmentum
+from tests.system.local_swarm import SURROUNDINGS, digests_by_step, processes_with, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300)]
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "docs" / "examples" / "own_loop.py"
+RUN: dict[str, Any] = {
+    "name": "own",
+    "model": {"factory": "tests.system.tiny:model"},
+    "data": {"source": str(Path(os.__file__)), "context": 32},
+    "clock": {"steps": 100_000, "batch_samples": 8, "min_peers": 1, "snapshot_every": 10},
+}
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[swarmentum.Local]:
+    """One peer of the command, in a run whose model is other code than the program's."""
+    folder = tmp_path_factory.mktemp("own") / "swarm"
+    with swarmentum.local(peers=1, run=RUN, folder=folder) as made:
+        made.wait(2, timeout=120)
+        yield made
+    assert processes_with(str(folder)) == []
+
+
+class Program:
+    """A program beside the swarm; its lines come as they are printed."""
+
+    def __init__(self, swarm: swarmentum.Local, name: str, how: str) -> None:
+        self.log = swarm.folder / "logs" / f"{name}.log"
+        environment = {**os.environ, **SURROUNDINGS, "SWARMENTUM_ALLOW_CODE": "false"}
+        self._file = self.log.open("a")
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "tests.system.own_loop_peer", swarm.link, str(swarm.folder / name), how],
+            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=self._file, text=True,
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.child.stdout is not None
+        for line in self.child.stdout:
+            self.lines.append(line.strip())
+
+    def rounds(self, count: int, seconds: float = 90) -> None:
+        """Until the program's loop has made so many rounds."""
+        wait_for(f"round {count}", lambda: len(self.lines) >= count or self.child.poll() is not None, seconds)
+        assert len(self.lines) >= count, self.log.read_text()[-3000:]
+
+    def end(self, number: int | None = None) -> int:
+        if number is not None:
+            self.child.send_signal(number)
+        code = self.child.wait(90)
+        self._reader.join(10)
+        assert self.child.stdout is not None
+        self.child.stdout.close()
+        self._file.close()
+        return code
+
+
+def steps_of(swarm: swarmentum.Local, name: str) -> list[dict[str, Any]]:
+    from node.commands.here import Here
+    from node.commands.processes import Processes
+    from protos.invite import Invite
+
+    return Here(Processes(swarm.folder / "logs"), swarm.folder).steps(name, Invite.parse(swarm.link).run_id)
+
+
+def test_both_hold_one_state_and_a_killed_program_comes_back_where_it_was(swarm: swarmentum.Local) -> None:
+    first = Program(swarm, "ada", "on")
+    first.rounds(25)
+    assert first.end(signal.SIGKILL) == -signal.SIGKILL
+    killed_at = steps_of(swarm, "ada")[-1]["step"]
+    wait_for("end of its p2pd", lambda: not processes_with(str(swarm.folder / "ada")), 20)
+    swarm.wait(killed_at + 3, timeout=60)
+    again = Program(swarm, "ada", "on")
+    again.rounds(5)
+    swarm.wait(int(again.lines[-1]), timeout=60)
+    assert again.end(signal.SIGINT) != 0  # KeyboardInterrupt, as in any program
+    assert "momentum taken up again" in again.log.read_text()
+    mine, theirs = steps_of(swarm, "ada"), swarm.steps("peer-0")
+    digests = digests_by_step(mine, theirs)
+    assert {len(them) for them in digests.values()} == {1}
+    both = {line["step"] for line in mine} & {line["step"] for line in theirs}
+    assert any(step > killed_at + 3 for step in both)
+    assert len(both) >= 20
+    accepted = [line["step"] for line in mine if line["accepted"]]
+    assert sum(step <= killed_at for step in accepted) >= 20
+    assert any(step > killed_at + 3 for step in accepted)
+    run = swarmentum.read_run(swarm.link)
+    assert len(run.peers) == 2, "the same home is the same identity"
+    assert swarm.verify().ok
+
+
+@pytest.mark.parametrize("how", ["leaves", "ends"])
+def test_a_program_that_leaves_saves_its_momentum(swarm: swarmentum.Local, how: str) -> None:
+    """With `close`, and when the program ends without it."""
+    program = Program(swarm, f"bob-{how}", how)
+    program.rounds(3)
+    assert program.end() == 0, program.log.read_text()[-3000:]
+    [folder] = (swarm.folder / f"bob-{how}" / "runs").iterdir()
+    assert (folder / "private.pt").stat().st_size > 0
+    assert "Traceback" not in program.log.read_text()
+    if how == "leaves":
+        assert 2 <= int(program.lines[-1]) <= 3
+    again = Program(swarm, f"bob-{how}", how)
+    again.rounds(3)
+    assert again.end() == 0
+    assert "momentum taken up again" in again.log.read_text()
+
+
+class Wider(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, 64)
+        self.hidden = nn.Linear(128, 65)
+        self.head = nn.Linear(65, 256)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"allow_code": True},
+            r"layout \w{16}, and the run's have \w{16}: hidden\.weight \(65, 128\) stands where the run has",
+        ),
+        ({}, r"layout \w{16}, and the run's have \w{16}\. Names, shapes and their order"),
+        ({"allow_data": False}, "join with --allow-data"),
+        ({"groupsize": 8}, "groupsize"),
+        ({"device": "cpu"}, "device: the model that you give, and your loop, decide this"),
+    ],
+)
+def test_what_does_not_fit_the_run_is_said_in_words(
+    swarm: swarmentum.Local, tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    words: dict[str, Any] = {"home": tmp_path, "listen": "127.0.0.1:0", "allow_data": True} | given
+    with pytest.raises(swarmentum.OperatorError, match=said):
+        swarmentum.join(swarm.link, Wider(), **words)
+
+
+def test_the_example_of_the_docs_trains(tmp_path: Path) -> None:
+    assert len(EXAMPLE.read_text().splitlines()) <= 40
+    (tmp_path / EXAMPLE.name).write_text(EXAMPLE.read_text())
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, EXAMPLE.name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(losses) >= 25
+    assert losses[-1] < losses[0] - 0.3

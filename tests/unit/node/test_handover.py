@@ -1,0 +1,264 @@
+"""A program's own loop makes the same votes as the built-in one, bit for bit; a share that is late, given back or misused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from node.data.samples import Samples
+from node.model.gradients import GradResult
+from node.model.loss import loss
+from node.optim.step import NonFiniteGradient
+from node.training.handover import Handover, Share, Unread
+from node.training.maker import GradientMaker, NoVotes
+from node.training.replica import Replica
+from protos.assignment import Range
+from protos.errors import OperatorError
+from protos.optimizer_config import LocalConfig, OptimizerConfig
+from tests.system.tiny import TwoTokens
+
+RUN = bytes(32)
+RANGES = [Range(3, 8), Range(20, 23)]
+LR = 2.0**-9
+
+
+def text() -> Samples:
+    return Samples(np.arange(4000) % 250, 16, seed=1)
+
+
+def model() -> TwoTokens:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return TwoTokens(64)
+
+
+def replica(maker: Callable[[TwoTokens], GradientMaker] | None, local_steps: int = 1) -> Replica:
+    local = LocalConfig(steps=local_steps)
+    optimizer = OptimizerConfig() if local_steps == 1 else OptimizerConfig(recipe="diloco-demo", local=local)
+    made = model()
+    return Replica(RUN, made, optimizer, optimizer.vote_size, maker=None if maker is None else maker(made))
+
+
+class Program(threading.Thread):
+    """A program's thread: it does `work` with each share, until the training ends."""
+
+    def __init__(self, handover: Handover, work: Callable[[Handover, Share], None]) -> None:
+        super().__init__(daemon=True)
+        self._handover, self._work = handover, work
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            while (share := self._handover.take()) is not None:
+                self._work(self._handover, share)
+        except OperatorError as error:
+            self.error = error
+
+
+def own_loop(handover: Handover, share: Share) -> None:
+    """Sums over micro-batches, divided at the end: the arithmetic of the built-in loop, written again."""
+    total, tokens = 0.0, 0
+    for rows in share.batches():
+        summed = loss(handover.model, rows) * len(rows)
+        summed.backward()
+        total, tokens = total + summed.item(), tokens + rows[:, 1:].numel()
+    for parameter in handover.model.parameters():
+        assert parameter.grad is not None
+        parameter.grad /= share.samples
+    handover.contribute(torch.tensor(total / share.samples), None, tokens)
+
+
+def never() -> bool:
+    return False
+
+
+def gradients(of: Replica, samples: Samples | None = None) -> GradResult:
+    of.maker.begin(1, LR, never)
+    return of.gradients(samples or text(), RANGES, 3, None, never)
+
+
+def with_program(work: Callable[[Handover, Share], None], local_steps: int = 1) -> tuple[Replica, Handover, Program]:
+    made = replica(Handover, local_steps)
+    handover = made.maker
+    assert isinstance(handover, Handover)
+    program = Program(handover, work)
+    program.start()
+    return made, handover, program
+
+
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_the_same_arithmetic_in_a_program_makes_the_same_votes(local_steps: int) -> None:
+    built_in = replica(None, local_steps)
+    own, handover, program = with_program(own_loop, local_steps)
+    one, other = gradients(built_in), gradients(own)
+    assert (one.samples, one.tokens) == (other.samples, other.tokens) == (8, 8 * 16)
+    assert one.loss_mean == pytest.approx(other.loss_mean, rel=1e-6)
+    assert built_in.vote(1, LR) == own.vote(1, LR)
+    handover.end()
+    program.join(10)
+    assert not program.is_alive()
+    assert program.error is None
+
+
+def test_a_share_names_its_samples_and_the_learning_rate() -> None:
+    seen: list[Any] = []
+
+    def look(handover: Handover, share: Share) -> None:
+        seen.append((share.number, share.learning_rate, share.indices, share.samples, share.late))
+        own_loop(handover, share)
+
+    made, handover, _ = with_program(look)
+    gradients(made)
+    handover.end()
+    assert seen == [(1, LR, (range(3, 8), range(20, 23)), 8, False)]
+
+
+def skips(handover: Handover, share: Share) -> None:
+    """The program's loop goes on without a gradient."""
+
+
+def test_a_round_without_a_gradient_is_a_step_without_votes() -> None:
+    made, handover, _ = with_program(skips)
+    with pytest.raises(NoVotes, match="went on without a gradient"):
+        gradients(made)
+    handover.end()
+
+
+def test_a_loss_that_is_not_finite_is_left_out() -> None:
+    def burst(handover: Handover, share: Share) -> None:
+        loss(handover.model, next(share.batches(1))).backward()
+        handover.contribute(float("nan"), None, 0)
+
+    made, handover, _ = with_program(burst)
+    with pytest.raises(NonFiniteGradient, match="the loss is nan"):
+        gradients(made)
+    handover.end()
+
+
+def test_a_share_that_nobody_takes_is_withdrawn_when_the_step_is_decided() -> None:
+    made = replica(Handover)
+    made.maker.begin(1, LR, lambda: True)
+    result = made.gradients(text(), RANGES, 3, None, never)
+    assert result.samples == 0
+    assert isinstance(made.maker, Handover)
+    made.maker.end()
+    assert made.maker.take() is None, "a withdrawn share is handed out"
+
+
+def test_the_training_waits_for_a_program_that_still_computes() -> None:
+    """Otherwise the next entry would move parameters that the program's backward pass needs."""
+    began, go = threading.Event(), threading.Event()
+    decided = False
+
+    def slow(handover: Handover, share: Share) -> None:
+        began.set()
+        assert go.wait(20)
+        assert share.late
+        own_loop(handover, share)
+
+    made, handover, program = with_program(slow)
+    made.maker.begin(1, LR, lambda: decided)
+    found: list[GradResult] = []
+    training = threading.Thread(target=lambda: found.append(made.gradients(text(), RANGES, 3, None, never)))
+    training.start()
+    assert began.wait(20)
+    decided = True
+    training.join(0.3)
+    assert training.is_alive(), "the training took the model away from the program"
+    go.set()
+    training.join(20)
+    assert [result.samples for result in found] == [8]
+    handover.end()
+    program.join(10)
+    assert program.error is None
+
+
+def test_the_owners_rest_is_taken_after_the_program_and_not_beside_it() -> None:
+    asked: list[float] = []
+
+    def rests() -> bool:
+        asked.append(time.monotonic())
+        return False
+
+    done: list[float] = []
+
+    def timed(handover: Handover, share: Share) -> None:
+        time.sleep(0.2)
+        done.append(time.monotonic())
+        own_loop(handover, share)
+
+    made, handover, _ = with_program(timed)
+    made.maker.begin(1, LR, never)
+    made.gradients(text(), RANGES, 3, None, rests)
+    handover.end()
+    assert len(asked) == 1
+    assert asked[0] >= done[0]
+
+
+def moves(handover: Handover, share: Share) -> None:
+    with torch.no_grad():
+        next(handover.model.parameters()).mul_(2)
+    own_loop(handover, share)
+
+
+def no_backward(handover: Handover, share: Share) -> None:
+    handover.contribute(1.0, None, 0)
+
+
+def too_many(handover: Handover, share: Share) -> None:
+    loss(handover.model, next(share.batches(1))).backward()
+    handover.contribute(1.0, 9, 0)
+
+
+def twice(handover: Handover, share: Share) -> None:
+    own_loop(handover, share)
+    handover.contribute(1.0, None, 0)
+
+
+def not_read(handover: Handover, share: Share) -> None:
+    next(share.batches())
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (moves, "changed the parameter 'embedding.weight' during a step.*without optimizer.step"),
+        (no_backward, r"call loss\.backward\(\) before contribute"),
+        (too_many, "samples=9: this share has 8"),
+        (twice, "call contribute once in each round"),
+        (not_read, "own_data=True, so the run's text is not read"),
+    ],
+)
+def test_what_a_program_must_not_do_is_said_to_it(work: Callable[[Handover, Share], None], said: str) -> None:
+    made, handover, program = with_program(work)
+
+    def train() -> None:
+        try:
+            gradients(made, Unread() if work is not_read and isinstance(handover, Handover) else None)
+        except (OperatorError, NoVotes):
+            return
+
+    training = threading.Thread(target=train, daemon=True)
+    training.start()
+    program.join(20)
+    handover.give_back(NoVotes("the test is over"))
+    training.join(20)
+    assert not training.is_alive()
+    assert program.error is not None
+    with pytest.raises(OperatorError, match=said):
+        raise program.error
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Sums have one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
