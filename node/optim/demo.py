@@ -48,7 +48,7 @@ class DeMoConfig:
     """
 
     beta: float = 0.999
-    """Decay of the momentum a step; the reference's default (0.95 made no difference, docs/architecture.md)."""
+    """Decay of the momentum a step; the reference's default (0.95 made no difference)."""
     beta2: float = 0.0
     """Decay of the peer's private second moment (`second_moment`), by which gradients are divided; 0 for none.
 
@@ -61,7 +61,7 @@ class DeMoConfig:
     Needs no second moment. Costs 4 bytes a parameter, and `propose` writes into `.grad`.
     """
     weight_decay: float = 0.0
-    """Decoupled, times lr. None by default, as in the reference; every measurement in docs/architecture.md has none."""
+    """Decoupled, times lr. None by default, as in the reference; no measurement here has one."""
     decay: Literal["all", "matrices"] = "all"
     """`all`: weight decay reaches all parameters, as in the reference. `matrices`: only those of two and more
     dimensions that are no tables."""

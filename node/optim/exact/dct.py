@@ -19,7 +19,7 @@ from torch import Tensor
 from node.optim.layout import CHUNK_SIDE
 
 VOTE_SUM_MAX = 2
-"""The default cap of vote sums: the most robust aggregate in docs/architecture.md, and the bound of the proof below.
+"""The default cap of vote sums: the most robust aggregate that was measured (ADR 11), and the bound of the proof below.
 
 With sums within +-3 a partial sum of the second pass could pass 2^24. Larger caps take `transforms.Transform.inverse_exact`.
 """
