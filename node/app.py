@@ -19,12 +19,12 @@ from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
 from node.commands import fit
 from node.commands.card import facts_of
-from node.commands.consent import Place, Request, place_of, request
+from node.commands.consent import MachineRequest, TokenizerSource, place_of, request
 from node.commands.export import check_folder, export, writer
 from node.commands.tried import first_look
 from node.config import PeerSettings
 from node.control.commands import Commands
-from node.control.door import Door
+from node.control.door import ControlServer
 from node.link.client import check_genesis
 from node.model.device import autocast, device_name, pick_device
 from node.model.effort import Effort
@@ -82,7 +82,7 @@ def join(
     invite_link: str,
     settings: PeerSettings,
     export_to: Path | None = None,
-    agree: Callable[[Request], None] = lambda asked: None,
+    agree: Callable[[MachineRequest], None] = lambda asked: None,
     *,
     anchor: bool = False,
     copies: bool = False,
@@ -151,7 +151,7 @@ class _Peer:
         public_key, alone = self.identity.public_key, lead is None
         self.lent = Lent(settings, public_key, self._device, alone=alone, trains=self.trains, log=self.log)
 
-    def run(self, export_to: Path | None, agree: Callable[[Request], None]) -> Outcome:
+    def run(self, export_to: Path | None, agree: Callable[[MachineRequest], None]) -> Outcome:
         """Connect, build, join, train, export, leave."""
         swarm = Swarm(self._session, self.stop)
         trainer: Trainer | None = None
@@ -196,7 +196,7 @@ class _Peer:
         return pick_device(self.settings.device) if self.lead is None else self.lead.channel.device
 
     def _start(
-        self, swarm: Swarm, agree: Callable[[Request], None]
+        self, swarm: Swarm, agree: Callable[[MachineRequest], None]
     ) -> tuple[pb.GetRunResponse, RunConfig, Text, Replica, int]:
         """Facts, settings, text, replica and micro-batch: all before this peer joins. What fails is told to the operator."""
         # Rank 0 has to tell the other ranks of the peer before it ends.
@@ -236,7 +236,7 @@ class _Peer:
             counters=self.lent.counters,
         )
 
-    def _door(self, trainer: Trainer, started: float) -> Door:
+    def _door(self, trainer: Trainer, started: float) -> ControlServer:
         """The owner's door, and the terminal view, which asks it."""
         home, stage = self.settings.home, self.stage
         stage.open(home)
@@ -249,7 +249,7 @@ class _Peer:
             log_file=lambda: stage.log_file,
             lent=self.lent,
         )
-        return Door(home, commands.all())
+        return ControlServer(home, commands.all())
 
     def _serve_on(self, step: int) -> None:
         """Serve the last state as an anchor of a finished run, for as long as the operator wants."""
@@ -272,7 +272,7 @@ class _Peer:
         self, config: RunConfig, device: torch.device, swarm: Swarm, facts: pb.GetRunResponse
     ) -> tuple[Text, Replica]:
         spec = ModelSpec(config.model.config, config.model.factory, config.model.kwargs)
-        if place_of(config.data.tokenizer, os.path.exists) is Place.HUB:
+        if place_of(config.data.tokenizer, os.path.exists) is TokenizerSource.HUB:
             self.log.info("downloading the tokenizer, unless this machine has it", tokenizer=config.data.tokenizer)
         text = self._text(config, swarm, facts.head_step)
         vocabulary = text.tokenizer.vocabulary

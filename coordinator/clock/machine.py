@@ -73,7 +73,7 @@ def restore(run: Run, records: Iterable[Record], now_ms: int) -> Run:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StepResult:
     """What `step` said of an event: the run before it and after it, and the effects. `now_ms`: of that moment."""
 
     before: Run
@@ -82,9 +82,9 @@ class Verdict:
     effects: list[Effect]
 
 
-def judge(run: Run, event: Event, now_ms: int) -> Verdict:
+def judge(run: Run, event: Event, now_ms: int) -> StepResult:
     """`step`, for a caller that carries the effects out later."""
-    return Verdict(run, now_ms, *step(run, event, now_ms))
+    return StepResult(run, now_ms, *step(run, event, now_ms))
 
 
 def step(run: Run, event: Event, now_ms: int) -> Outcome:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from coordinator.commands.options import EXIT_CODES, Home, Json, settings
 from coordinator.web import logins
-from coordinator.web.place import Place
+from coordinator.web.place import PageAddress
 from protos.json_line import print_json
 
 app = typer.Typer(
@@ -29,7 +29,7 @@ def login(home: Home = None, as_json: Json = False) -> None:
     The coordinator serves that page with --operator-web-listen. Keep the link to yourself: its holder can do what the page can.
     """
     folder = settings(home=home).home
-    url = Place(folder).read()
+    url = PageAddress(folder).read()
     link = f"{url}#login={logins.make(folder, time.time())}"
     seconds = int(logins.LINK_SECONDS_MAX)
     if as_json:

@@ -20,7 +20,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from coordinator.serving.metrics import Metrics
-from coordinator.serving.places import Caller, Lane, Place, Places
+from coordinator.serving.places import Caller, CallSlot, Lane, Places
 from protos.address import network_of, site
 from protos.errors import Reason
 
@@ -133,7 +133,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if not self.under_way[connection]:
                 del self.under_way[connection]
 
-    async def _enter(self, lane: Lane, context: Context) -> Place:
+    async def _enter(self, lane: Lane, context: Context) -> CallSlot:
         at = site(network_of(context.peer()))
         place = self._places.acquire(lane, Caller(at, context.peer(), self._known(at)), 1000 * time.monotonic())
         if isinstance(place, str):
@@ -141,7 +141,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, place)
         return place
 
-    def _admit(self, place: Place, connection: str, session_id: bytes) -> None:
+    def _admit(self, place: CallSlot, connection: str, session_id: bytes) -> None:
         place.leave()
         self._places.met(session_id, connection)
 

@@ -25,7 +25,7 @@ from coordinator.serving.runtime import RunRuntime
 from coordinator.serving.traces import StepTraces
 from coordinator.store.folded import Folded, FoldedRuns, run_of
 from coordinator.store.journal import Journal, JournalError
-from coordinator.store.lines import Lines
+from coordinator.store.lines import WaitQueueFile
 from protos.address import is_relayed
 from protos.identity import Identity
 from protos.log import run_id_of
@@ -74,7 +74,7 @@ class Hub:
         """The addresses of all coordinators, the acting one first; empty if there is only one."""
         self.failures = Failures(metrics)
         """What kept peers from joining."""
-        self.lines = Lines(None, 0)
+        self.lines = WaitQueueFile(None, 0)
         """The lines before full runs."""
         self._genesis: dict[bytes, log_pb2.Genesis] = {}
         self._journal = self._acting = journal

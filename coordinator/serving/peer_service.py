@@ -28,7 +28,7 @@ from coordinator.serving.calls import (
 from coordinator.serving.gate import admitted
 from coordinator.serving.hub import Hub
 from coordinator.serving.processes import Processes
-from coordinator.serving.reading import BusyError
+from coordinator.serving.reading import ReadersBusyError
 from coordinator.serving.runtime import RunRuntime
 from coordinator.serving.sessions import Sessions
 from protos import limits, version
@@ -72,7 +72,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         self.runtime(request.run_id)
         where = site(network_of(context.peer())) if context.peer() else ""
         if where and not self.sessions.may_ask(where, clocks.monotonic_ms()):
-            raise BusyError("too many peers join from your network address; try again in a minute")
+            raise ReadersBusyError("too many peers join from your network address; try again in a minute")
         seen = network_of(context.peer())
         challenge = self.sessions.challenge(clocks.monotonic_ms(), where)
         return pb.GetChallengeResponse(challenge=challenge, seen_from="" if seen is None else str(seen))
@@ -86,7 +86,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         if request.reason == pb.JoinFailure.JOIN_FAILURE_REFUSED:
             raise Refusal(Reason.OUT_OF_RANGE, "the coordinator counts by itself whom it refuses")
         if not self.hub.failures.may_tell(site(network_of(context.peer())), clocks.monotonic_ms()):
-            raise BusyError("too many failures are told; this one is not counted")
+            raise ReadersBusyError("too many failures are told; this one is not counted")
         self.hub.failures.count(runtime.run.run_id, request.reason, request.software_version)
         return pb.TellFailureResponse()
 
@@ -271,9 +271,9 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
     def _report(
         self, envelope: envelope_pb2.SignedEnvelope, context: Context, what: str, teller: bytes = b""
     ) -> tuple[VerifiedEnvelope, pb.ReportBody]:
-        """A report whose connection has not sent too many. Raises BusyError or Refusal."""
+        """A report whose connection has not sent too many. Raises ReadersBusyError or Refusal."""
         if not self.sessions.may_report(context.peer(), clocks.monotonic_ms()):
-            raise BusyError(f"your connection sends too many {what}; send again in a second")
+            raise ReadersBusyError(f"your connection sends too many {what}; send again in a second")
         known = bool(teller) and not envelope.signature and envelope.public_key == teller
         opened = self.opened(envelope, Kind.KIND_REPORT, signed=not known)
         return opened, parse(pb.ReportBody, opened.body)

@@ -27,7 +27,7 @@ class Lane(Enum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class CallLimits:
     """Limits of one lane: calls under way from one address, from this machine, from all. An address may make `burst` calls
     at once, and one more each `each_ms` milliseconds."""
 
@@ -40,11 +40,11 @@ class Limits:
 
 LIMITS = {
     # For a NAT with 256 peers, and this machine with as many: each sends one call at a time before its session is known.
-    Lane.PEERS: Limits(512, 1024, 8192, 5000, 1),
-    Lane.JOINING: Limits(64, 512, 512, 2000, 5),
-    Lane.READING: Limits(32, 256, 256, 600, 10),
-    Lane.HEALTH: Limits(16, 64, 256, 600, 5),
-    Lane.OPERATOR: Limits(8, 32, 32, 100, 20),
+    Lane.PEERS: CallLimits(512, 1024, 8192, 5000, 1),
+    Lane.JOINING: CallLimits(64, 512, 512, 2000, 5),
+    Lane.READING: CallLimits(32, 256, 256, 600, 10),
+    Lane.HEALTH: CallLimits(16, 64, 256, 600, 5),
+    Lane.OPERATOR: CallLimits(8, 32, 32, 100, 20),
 }
 LOOPBACK = "loopback"
 SESSION_CALLS_MAX = 32
@@ -65,7 +65,7 @@ class Caller:
 class Places:
     """The places of one coordinator."""
 
-    def __init__(self, limits: Mapping[Lane, Limits] | None = None) -> None:
+    def __init__(self, limits: Mapping[Lane, CallLimits] | None = None) -> None:
         self._limits = LIMITS if limits is None else limits
         self._taken: Counter[tuple[Lane, str]] = Counter()  # by lane and site
         self._all: Counter[Lane] = Counter()
@@ -89,7 +89,7 @@ class Places:
         if not self._connections[connection]:
             del self._connections[connection]
 
-    def acquire(self, lane: Lane, caller: Caller, now_ms: float) -> Place | str:
+    def acquire(self, lane: Lane, caller: Caller, now_ms: float) -> CallSlot | str:
         """A place, or why there is none."""
         limits, key, own = self._limits[lane], (lane, caller.site), caller.connection in self._connections
         if own and self._own[caller.connection] >= SESSION_CALLS_MAX:
@@ -103,10 +103,10 @@ class Places:
             return "too many calls from your network address; try again in a second"
         if own:
             self._own[caller.connection] += 1
-            return Place(self, None, caller.connection)
+            return CallSlot(self, None, caller.connection)
         self._taken[key] += 1
         self._all[lane] += 1
-        return Place(self, lane, caller.site)
+        return CallSlot(self, lane, caller.site)
 
     def release(self, lane: Lane | None, where: str) -> None:
         """A place is free again: of a lane and site, or (without a lane) of a session's connection."""
@@ -121,7 +121,7 @@ class Places:
         return self._all[lane]
 
 
-class Place:
+class CallSlot:
     """A place that one call has, until `leave`; safe to leave twice."""
 
     def __init__(self, places: Places, lane: Lane | None, where: str) -> None:

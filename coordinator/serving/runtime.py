@@ -35,7 +35,7 @@ from coordinator.serving.caused import CausedLines
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.reading import Page, Reading
-from coordinator.serving.streams import BehindError, Events, FullError, NotJoinedError, Streams
+from coordinator.serving.streams import Events, FullError, NotJoinedError, PeerAheadError, Streams
 from coordinator.serving.traces import StepTraces
 from coordinator.serving.trouble import FAILING, Trouble
 from coordinator.store.folded import Folded
@@ -115,7 +115,7 @@ class RunRuntime:
                 self._check_acts()
             raise
 
-    def _at_once(self, event: Event) -> Refusals | machine.Verdict | None:
+    def _at_once(self, event: Event) -> Refusals | machine.StepResult | None:
         """The event, if no other one waits and nothing is to be written, as for most reports. If something is to be written,
         what the machine said; None: other events come first."""
         waits = self._tasks or self._lock.locked() or self._stale or self._abandoned or self.trouble.why
@@ -136,7 +136,7 @@ class RunRuntime:
         if not task.cancelled():
             task.exception()  # a caller that hung up does not read it, and asyncio would log it
 
-    async def _handle(self, event: Event, verdict: machine.Verdict | None = None) -> Refusals:
+    async def _handle(self, event: Event, verdict: machine.StepResult | None = None) -> Refusals:
         """`verdict`: what the machine said of the event, if the run has not changed since."""
         async with self._lock:
             self._check_acts()
@@ -166,7 +166,7 @@ class RunRuntime:
                 raise JournalError(self.trouble.why)
             return refusals
 
-    async def _carry_out(self, event: Event, verdict: machine.Verdict) -> Refusals:
+    async def _carry_out(self, event: Event, verdict: machine.StepResult) -> Refusals:
         run, effects, refusals = verdict.run, verdict.effects, Refusals()
         self._stale = True  # until all is done: if a write fails, the journal counts
         records = [effect.record for effect in effects if isinstance(effect, Append)]
@@ -279,10 +279,10 @@ class RunRuntime:
     async def follow(self, key: bytes, from_step: int, *, unpacks: bool = False) -> AsyncGenerator[bytes, None]:
         """The log after `from_step`, then events as they happen, serialised. A second stream of one peer ends the first.
 
-        Raises NotJoinedError, FullError or JournalError, and BehindError for a step that this log has not reached.
+        Raises NotJoinedError, FullError or JournalError, and PeerAheadError for a step that this log has not reached.
         """
         if from_step > self.run.head_step:
-            raise BehindError(f"no step {from_step} to follow from: the head is {self.run.head_step}")
+            raise PeerAheadError(f"no step {from_step} to follow from: the head is {self.run.head_step}")
         queue = self.streams.open(key, unpacks=unpacks)
         try:
             sent = from_step

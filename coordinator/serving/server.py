@@ -42,7 +42,7 @@ from coordinator.store.journal import Journal, JournalError
 from coordinator.store.known_runs import KnownRuns
 from coordinator.store.lease import Lease
 from coordinator.store.lines import NAME as LINES
-from coordinator.store.lines import Lines
+from coordinator.store.lines import WaitQueueFile
 from protos.console import lock_home
 from protos.disk import replace_bytes
 from protos.errors import OperatorError
@@ -222,7 +222,7 @@ def _alone(hub: Hub, journal: Journal, home: Path) -> None:
     hub.noted = known.add
     _look_over(journal, known)
     hub.held = backup.is_held(home)
-    hub.lines = Lines(home / LINES, monotonic_ms())
+    hub.lines = WaitQueueFile(home / LINES, monotonic_ms())
     hub.restore()
 
 

@@ -28,7 +28,7 @@ class FullError(SwarmentumError):
     """The run has no place left for the peer that wants to follow: to join again changes nothing."""
 
 
-class BehindError(SwarmentumError):
+class PeerAheadError(SwarmentumError):
     """The peer has more of the log than this coordinator, and can give the rest back."""
 
 

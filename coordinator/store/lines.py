@@ -19,7 +19,7 @@ RETURN_MS_MAX = 60_000
 """After a start, the peers that were in the run come back within this time."""
 
 
-class Lines:
+class WaitQueueFile:
     """By run id. `path` None: nothing is kept on the disk."""
 
     def __init__(self, path: Path | None, now_ms: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import structlog
 
 from coordinator.serving.caused import CausedLines
-from coordinator.web.requests import Answer, Requests
+from coordinator.web.requests import OperatorReply, Requests
 from protos.safe_path import python_command
 
 MODULE: Final = "node.operator_page"
@@ -90,7 +90,7 @@ class Child:
                 await child.stdin.drain()
 
 
-def line_of(number: int, answer: Answer) -> bytes:
+def line_of(number: int, answer: OperatorReply) -> bytes:
     """An answer as a line."""
     values = {"id": number, "status": answer.status, "body": finite(answer.body), "cookie": answer.cookie}
     return json.dumps(values, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"

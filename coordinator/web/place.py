@@ -13,7 +13,7 @@ from protos.errors import OperatorError
 PLACE_FILE: Final = "operator-page.json"
 
 
-class Place:
+class PageAddress:
     """The address of the page, in the home, while the page is served."""
 
     def __init__(self, home: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from node.blobs.audience import Audience, Seat
-from node.blobs.flow import Lane
+from node.blobs.flow import FlowDirection
 from protos.envelope import parse
 from protos.errors import Reason, Refusal
 from protos.limits import HASH_BYTES
@@ -44,8 +44,8 @@ class WireBytes:
     received: int = 0
     blob_sent: int = 0
     blob_received: int = 0
-    up: Lane = field(default_factory=Lane)
-    down: Lane = field(default_factory=Lane)
+    up: FlowDirection = field(default_factory=FlowDirection)
+    down: FlowDirection = field(default_factory=FlowDirection)
 
     def relayed(self, total: int) -> int:
         """So many bytes in all came in and went out for others; returns them."""

@@ -24,7 +24,7 @@ SHOWN_CHARS_MAX = 120
 MODEL_KEYS_SHOWN = ("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "vocab_size")
 
 
-class Place(Enum):
+class TokenizerSource(Enum):
     """The source of a tokenizer."""
 
     HERE = "in this program"
@@ -33,7 +33,7 @@ class Place(Enum):
 
 
 @dataclass(frozen=True)
-class Request:
+class MachineRequest:
     """A run in a few lines, and its requests of this machine beside computing."""
 
     run: str
@@ -56,17 +56,17 @@ class Request:
         return said + [f"The run wants to {want}." for want in self.wants]
 
 
-def place_of(tokenizer: str, exists: Callable[[str], bool]) -> Place:
+def place_of(tokenizer: str, exists: Callable[[str], bool]) -> TokenizerSource:
     """The place that `data.tokenizer` names. A hub name that is also a path here is a path: transformers looks there first."""
     if tokenizer == BYTES:
-        return Place.HERE
+        return TokenizerSource.HERE
     looks = tokenizer.startswith(("/", ".", "~")) or tokenizer.count("/") > 1 or "\\" in tokenizer
-    return Place.DISK if looks or exists(tokenizer) else Place.HUB
+    return TokenizerSource.DISK if looks or exists(tokenizer) else TokenizerSource.HUB
 
 
 def request(
     config: RunConfig, settings: PeerSettings, exists: Callable[[str], bool], *, trains: bool = True
-) -> Request:
+) -> MachineRequest:
     """The run's requests. Raises OperatorError if one needs a flag that the person has not given.
 
     `trains`: whether the peer needs the data; an anchor does not.
@@ -79,17 +79,17 @@ def request(
     if trains and settings.data is None:
         wants += _data_wants(config, settings)
     place = place_of(tokenizer, exists)
-    if place is Place.DISK:
+    if place is TokenizerSource.DISK:
         _check_tokenizer(tokenizer, settings)
         wants.append(f"read a tokenizer from {_shown(tokenizer)} of this machine")
-    if place is Place.HUB:
+    if place is TokenizerSource.HUB:
         wants.append(f"download the tokenizer {_shown(tokenizer)} from {place.value}")
-    return Request(
+    return MachineRequest(
         run=config.name,
         steps=config.clock.steps,
         model=_model(config.model),
         data=_data(config, settings) if trains else "not needed: nothing is trained here",
-        tokenizer="bytes" if place is Place.HERE else f"{_shown(tokenizer)}, {place.value}",
+        tokenizer="bytes" if place is TokenizerSource.HERE else f"{_shown(tokenizer)}, {place.value}",
         wants=tuple(wants),
         downloads=any(want.startswith("download ") for want in wants),
     )
@@ -108,7 +108,7 @@ def _data_wants(config: RunConfig, settings: PeerSettings) -> list[str]:
     return wants
 
 
-def must_ask(asked: Request, settings: PeerSettings, can_ask: bool) -> bool:
+def must_ask(asked: MachineRequest, settings: PeerSettings, can_ask: bool) -> bool:
     """Whether the program must ask the person first. Raises OperatorError if the run wants a download and nobody can answer."""
     if not asked.wants or settings.yes:
         return False

@@ -145,12 +145,12 @@ def _export(to: _Target, settings: PeerSettings) -> int:
     with many_imports(said=not to.as_json):
         from node.app import join
     from node.commands import person
-    from node.commands.consent import Request, must_ask
+    from node.commands.consent import MachineRequest, must_ask
     from node.commands.credits import add_credits
     from node.commands.uploads import Uploads
     from node.training.exports import Series
 
-    def agree(asked: Request) -> None:
+    def agree(asked: MachineRequest) -> None:
         if must_ask(asked, settings, can_ask=not to.as_json and person.can_be_asked()):
             person.show(asked)
             person.ask(asked)

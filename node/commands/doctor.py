@@ -20,7 +20,7 @@ from rich.text import Text
 from node.config import PeerSettings
 from node.doctor import lines, machine, run_lines, seat, swarm, texts
 from node.doctor.facts import Fault, Found
-from node.doctor.lines import Line, Verdict
+from node.doctor.lines import Line, Severity
 from node.doctor.probes import side_by_side
 from node.donor.conditions import State, states
 from node.donor.live import Live
@@ -36,7 +36,7 @@ RUN_SECONDS_MAX = 90.0
 NAME_CHARACTERS_MAX = 64
 LINE_CHARACTERS_MAX = 600
 NAME_COLUMNS, VERDICT_COLUMNS = 14, 12
-STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red", Verdict.UNKNOWN: "dim"}
+STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red", Severity.UNKNOWN: "dim"}
 
 
 Tell = Callable[[Sequence[Line]], None]
@@ -186,9 +186,9 @@ class Screen:
 
 
 ENDINGS = {
-    Verdict.OK: "This machine can take part.",
-    Verdict.WARNING: "This machine can take part; the warnings say what would help.",
-    Verdict.PROBLEM: "This machine cannot take part yet; the problems say what to do.",
+    Severity.OK: "This machine can take part.",
+    Severity.WARNING: "This machine can take part; the warnings say what would help.",
+    Severity.PROBLEM: "This machine cannot take part yet; the problems say what to do.",
 }
 
 
@@ -202,4 +202,4 @@ def doctor(settings: PeerSettings, link: str | None, *, as_json: bool) -> int:
         with Screen() as screen:
             found, _ = examine(settings, invite, screen.tell, screen.say)
             screen.end(found)
-    return int(lines.worst(found) is Verdict.PROBLEM)
+    return int(lines.worst(found) is Severity.PROBLEM)

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from node.commands.consent import Place, place_of
+from node.commands.consent import TokenizerSource, place_of
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
 from node.model.room import main_memory, room_of
@@ -35,7 +35,7 @@ def spec_of(config: RunConfig) -> ModelSpec:
     if (
         spec.config is None
         or "vocab_size" in spec.config
-        or place_of(config.data.tokenizer, os.path.exists) is Place.HUB
+        or place_of(config.data.tokenizer, os.path.exists) is TokenizerSource.HUB
     ):
         return spec
     return replace(spec, config={"vocab_size": load_tokenizer(config.data.tokenizer).vocabulary, **spec.config})

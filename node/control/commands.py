@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from node.control.door import Answer
-from node.control.kept import Kept
+from node.control.kept import CachedAnswer
 from node.control.recent import Recent
 from node.control.standing import STEPS_KEPT
 from node.control.wishes import Ending
@@ -50,8 +50,8 @@ class Commands:
         self._trainer, self._run_id, self._leave, self._started = trainer, run_id, leave, started
         self._recent, self._log_file, self._lent = recent or Recent(), log_file, lent
         self._meter = Meter(trainer.replica.device)
-        self._access = Kept(trainer.swarm.access, ACCESS_SECONDS)
-        self._checks = Kept(trainer.swarm.standing, STANDING_SECONDS)
+        self._access = CachedAnswer(trainer.swarm.access, ACCESS_SECONDS)
+        self._checks = CachedAnswer(trainer.swarm.standing, STANDING_SECONDS)
 
     def all(self) -> dict[str, Answer]:
         """By the name that the command line has."""

@@ -35,7 +35,7 @@ Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
 """A command's answer to its request. It is called on the door's thread; ValueError is an answer, too."""
 
 
-class Door:
+class ControlServer:
     """Serves `commands` until `close`; the file is there meanwhile."""
 
     def __init__(self, home: Path, commands: Mapping[str, Answer]) -> None:
@@ -49,14 +49,14 @@ class Door:
             def handle(self) -> None:
                 door._handle(self.request)
 
-        class Server(socketserver.ThreadingTCPServer):
+        class ControlListener(socketserver.ThreadingTCPServer):
             daemon_threads = True
             block_on_close = False
 
             def handle_error(self, request: Any, client_address: Any) -> None:
                 structlog.get_logger("control").exception("a command of the owner failed: a bug of this program")
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = ControlListener(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="control door", daemon=True)
         self._thread.start()
         self._write()

@@ -23,7 +23,7 @@ PACE_STEPS = 20
 
 
 @dataclass(frozen=True)
-class Fate:
+class StepOutcome:
     """One step of this peer. `outcome` is one word; `why` says more, empty for an accepted vote."""
 
     step: int
@@ -65,14 +65,14 @@ class Given:
         return self.samples / self.all_samples if self.all_samples else 0.0
 
 
-class Standing:
+class VoteHistory:
     """The last STEPS_KEPT steps, and what this peer gave in all. `now`: seconds of a clock that only goes forward."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._open: dict[int, Fate] = {}
-        self._decided: OrderedDict[int, Fate] = OrderedDict()
+        self._open: dict[int, StepOutcome] = {}
+        self._decided: OrderedDict[int, StepOutcome] = OrderedDict()
         self._whys: OrderedDict[int, str] = OrderedDict()
         self._times: deque[float] = deque(maxlen=PACE_STEPS + 1)
         self.given = Given()
@@ -105,7 +105,7 @@ class Standing:
         self._open = {at: fate for at, fate in self._open.items() if at > step - OPEN_KEPT}
         outcome = "paused" if paused else "late" if asked else "not asked"
         why = self._left_out(step - 1 - applied) if outcome == "not asked" else OUTCOMES[outcome]
-        self._open[step] = Fate(step, outcome, why)
+        self._open[step] = StepOutcome(step, outcome, why)
 
     def _left_out(self, behind: int) -> str:
         """Why a roster does not name this peer, as far as this peer knows it."""
@@ -124,22 +124,22 @@ class Standing:
         why = f"{OUTCOMES['late']}, with {done} of {wanted} samples computed in {seconds:.1f} s"
         if 0 < done < wanted:
             why = f"late by about {seconds * (wanted - done) / done:.1f} s: {why}"
-        self._open[step] = Fate(step, "late", why)
+        self._open[step] = StepOutcome(step, "late", why)
 
     def announced(self, step: int, samples: int, tokens: int = 0) -> None:
         """This peer announced votes for the step."""
-        self._open[step] = Fate(step, "announced", samples=samples, tokens=tokens)
+        self._open[step] = StepOutcome(step, "announced", samples=samples, tokens=tokens)
 
     def skipped(self, step: int, why: str, outcome: str = "skipped") -> None:
         """This peer announces no votes for the step."""
-        self._open[step] = Fate(step, outcome, why)
+        self._open[step] = StepOutcome(step, outcome, why)
 
     def decided(
         self, step: int, *, accepted: bool, samples: int, peers: int, loss: float = 0.0, tried: bool = False
     ) -> None:
         """The log decided a step. `samples`: of all `peers` whose votes it counts. `tried`: its trials have this peer's."""
         absent = "paused" if self.paused else "replayed"
-        fate = self._open.pop(step, Fate(step, absent, OUTCOMES[absent]))
+        fate = self._open.pop(step, StepOutcome(step, absent, OUTCOMES[absent]))
         if accepted:
             fate = replace(fate, outcome="accepted", why="")
         elif tried:

@@ -22,7 +22,7 @@ from node.doctor.facts import Download, Fault, InLine, Others, Reach
 from node.doctor.probes import fault_of
 from node.link.client import CoordinatorClient
 from node.overlay.host import Host
-from node.overlay.reach import Verdict
+from node.overlay.reach import ReachState
 from node.overlay.settings import OverlaySettings
 from node.snapshot.pieces import Manifest, open_manifest
 from node.swarm.events import Snapshot
@@ -182,7 +182,7 @@ async def _overlay(
                 await host.start(known)
                 await host.finder.somebody()
                 connected, finding = await host.connected(), await host.finder.ask()
-                dialled = None if finding.verdict is Verdict.UNKNOWN else finding.verdict is Verdict.PUBLIC
+                dialled = None if finding.verdict is ReachState.UNKNOWN else finding.verdict is ReachState.PUBLIC
                 reach = Reach(tuple(await host.addresses()), len(connected), seen_from, dialled, len(finding.relays))
                 newest = await look(invite)  # a small run makes a snapshot every few seconds, and peers drop older ones
                 return reach, await _download(host, newest, set(connected)), await _upload(host)

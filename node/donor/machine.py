@@ -18,7 +18,7 @@ from datetime import datetime
 
 import psutil
 
-from node.donor.conditions import Facts
+from node.donor.conditions import MachineFacts
 from node.donor.gpu import GpuPrograms
 from node.donor.hours import DAY, HOUR
 from node.donor.settings import LiveSettings
@@ -48,12 +48,12 @@ class Machine:
     def __init__(self, gpu: GpuPrograms | None = None) -> None:
         self._gpu = gpu or GpuPrograms()
 
-    def facts(self, settings: LiveSettings) -> Facts:
+    def facts(self, settings: LiveSettings) -> MachineFacts:
         """What the settings ask for, as it is now."""
         now = datetime.now().astimezone()
         idle, unknown = idle_seconds() if settings.only_when_idle is not None else (None, "")
         ahead = now.month % 12 + 1
-        return Facts(
+        return MachineFacts(
             minute=now.weekday() * DAY + now.hour * HOUR + now.minute,
             on_mains=not settings.only_on_mains or on_mains(),
             idle_seconds=idle,

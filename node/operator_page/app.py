@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from node.operator_page.pipe import Answer, Asks
-from node.web.door import Door
+from node.operator_page.pipe import Asks, PipeReply
+from node.web.door import HttpGuard
 from protos.rate import Rate
 
 OWN: Final = Path(__file__).with_name("static")
@@ -52,16 +52,16 @@ def app_of(asks: Asks, hosts: Iterable[str] = (), clock: Callable[[], float] = t
     page = Page(asks, frozenset(host.lower() for host in hosts), clock)
     routes = [Route(path, page.file, methods=["GET"]) for path in FILES]
     routes += [Route(f"/api/{name}", getattr(page, name), methods=["POST"]) for name in ("login", "logout", "ask")]
-    return Door(Starlette(routes=routes, exception_handlers={HTTPException: refused}), bodies=True)
+    return HttpGuard(Starlette(routes=routes, exception_handlers={HTTPException: refused}), bodies=True)
 
 
 async def refused(request: Request, error: Exception) -> Response:
     """Why a request has no answer, as JSON."""
     assert isinstance(error, HTTPException)
-    return answered(Answer(error.status_code, {"error": str(error.detail)}), error.headers)
+    return answered(PipeReply(error.status_code, {"error": str(error.detail)}), error.headers)
 
 
-def answered(answer: Answer, headers: Any = None) -> Response:
+def answered(answer: PipeReply, headers: Any = None) -> Response:
     """An answer as HTTP. Nobody stores it, and no other origin may read it."""
     body = json.dumps(answer.body, ensure_ascii=True, allow_nan=False)
     return Response(body, answer.status, {**NOT_STORED, **(headers or {})}, "application/json")

@@ -19,7 +19,7 @@ from node.overlay.daemon import Daemon, Ready
 from node.overlay.finder import Finder
 from node.overlay.links import Links
 from node.overlay.pubsub import MessageHandler, Pubsub
-from node.overlay.reach import Access, Verdict
+from node.overlay.reach import Access, ReachState
 from node.overlay.relaying import Relaying
 from node.overlay.settings import OverlaySettings
 from node.overlay.streams import StreamHandler, Streams
@@ -148,7 +148,7 @@ class Host:
         """How this peer is reached and connected now. Where a person said how it is reached, that counts."""
         settings, connected = self._daemon.settings, await self.connected()
         said = settings.reachability
-        verdict = self.finder.finding.verdict if said == "auto" else Verdict(said)
+        verdict = self.finder.finding.verdict if said == "auto" else ReachState(said)
         direct = sum(connected.values())
         return Access(verdict, len(settings.relays), direct, len(connected) - direct)
 

@@ -22,7 +22,7 @@ from node.overlay.host import Host
 from node.overlay.settings import OverlaySettings
 from node.swarm.aggregator import Aggregator
 from node.swarm.announcements import Announcements
-from node.swarm.collector import Collector, Door
+from node.swarm.collector import Collector, PayloadDecoder
 from node.swarm.counters import Counters
 from node.swarm.entries import Entries
 from node.swarm.events import Event
@@ -109,7 +109,7 @@ def build(
     identity: Identity,
     identity_path: Path,
     overlay: OverlaySettings,
-    door: Door,
+    door: PayloadDecoder,
     pieces: Callable[[bytes], bytes | None],
     payloads: Payloads,
     emit: Callable[[Event], Awaitable[None]],

@@ -12,12 +12,12 @@ import torch
 
 from node.archive.record import Recorder
 from node.blobs.blobs import WireBytes
-from node.blobs.flow import Lane
+from node.blobs.flow import FlowDirection
 from node.blobs.payloads import Payloads
 from node.config import BYTES_A_MBIT, PeerSettings
 from node.data.shelf import Cache
 from node.donor import awake
-from node.donor.conditions import Facts, State, states
+from node.donor.conditions import MachineFacts, State, states
 from node.donor.disk import BYTES_A_GB, Kept, allowed
 from node.donor.gpu import GpuPrograms
 from node.donor.live import Applies, Live
@@ -65,7 +65,7 @@ class Lent:
         self.throttle.heed()
         self.month = Month(settings.home, log)
         self.counters = Counters(
-            wire=WireBytes(up=Lane(self._rate("upload_mbit")), down=Lane(self._rate("download_mbit")))
+            wire=WireBytes(up=FlowDirection(self._rate("upload_mbit")), down=FlowDirection(self._rate("download_mbit")))
         )
         self._log = log
         self._told_owner = NOBODY
@@ -81,13 +81,13 @@ class Lent:
         machine = Machine(GpuPrograms(bus_id_of(trainer.replica.device), self._family))
         wire = self.counters.wire
 
-        def facts(settings: LiveSettings) -> Facts:
+        def facts(settings: LiveSettings) -> MachineFacts:
             found = machine.facts(settings)
             relayed = self._relayed  # it came in and went out
             self.month.count(found.month, wire.sent + relayed, wire.received + relayed)
             return replace(found, uploaded=self.month.up, downloaded=self.month.down)
 
-        def hold(state: State | None, found: Facts) -> None:
+        def hold(state: State | None, found: MachineFacts) -> None:
             shut = {it.key for it in states(self.live.values, found) if not it.works}
             wire.up.shut, wire.down.shut = "upload_gb" in shut, "download_gb" in shut
             if not trainer.is_anchor:

@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from node.archive.record import Recorder
-from node.control.standing import Standing
+from node.control.standing import VoteHistory
 from node.control.wishes import Wishes
 from node.data.pace import Source
 from node.data.samples import Samples
@@ -33,7 +33,7 @@ from node.snapshot.pieces import Manifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
-from node.swarm.membership import About
+from node.swarm.membership import JoinFacts
 from node.training.checker import Checker
 from node.training.ending import LastStep, heed
 from node.training.evaluation import Evaluator
@@ -88,7 +88,7 @@ class Trainer:
     snapshots_kept: int = SNAPSHOTS_KEPT
     start: Start | None = None  # of a fork: the state of another run that it begins at
     wishes: Wishes = field(default_factory=Wishes)
-    standing: Standing = field(default_factory=Standing)
+    standing: VoteHistory = field(default_factory=VoteHistory)
     throttle: Throttle = field(default_factory=Throttle)
     spans: Spans = field(default_factory=Spans)
     paused: bool = False  # the coordinator knows that the owner paused this peer
@@ -123,7 +123,7 @@ class Trainer:
     def enter(self, bootstrap: Sequence[str]) -> None:
         """Join with the initial state, or with the agreed snapshot if the run is past it; then follow."""
         replica = self.replica
-        about = About(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, self.is_anchor)
+        about = JoinFacts(replica.layout_digest, replica.demo.layout.parameters, self.summary.device, self.is_anchor)
         welcome = self.swarm.join(about, bootstrap, self.patience_seconds)
         self.terms.told(welcome.settings, welcome.head_step, quiet=True)
         self.recovery.begin(welcome.snapshots, welcome.head_step)

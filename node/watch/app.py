@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, TypeAlias
 
-from node.watch.reader import Away, Denied, Facts, LogReader, Page
+from node.watch.reader import Away, Denied, LogReader, Page, WatchedRun
 from node.watch.screen import Scene, Screen, choose
 from node.watch.supervisor import Gossiped, Overlay, OverlayStatus
 from node.watch.view import Event, Source, Watch
@@ -33,7 +33,7 @@ NEEDS_EXTRA = (
     "(on Linux: gcc and libgmp-dev first)"
 )
 
-News: TypeAlias = Gossiped | OverlayStatus | Facts | Page | Away | Denied
+News: TypeAlias = Gossiped | OverlayStatus | WatchedRun | Page | Away | Denied
 
 
 def run(invite_link: str, *, as_json: bool, steps: int | None, seconds: float | None) -> int:
@@ -138,7 +138,7 @@ class _Follower:
         self._contact = time.monotonic()
         self._asked = None  # the watcher may ask again for entries that the last page lacked
         self._watch.told_head(news.head_step)
-        if isinstance(news, Facts):
+        if isinstance(news, WatchedRun):
             self._scene.coordinator = news.reason or "answers"
             self._scene.end = news.end
             self._scene.total_steps = news.total_steps if news.end or news.total_steps else news.config.clock.steps

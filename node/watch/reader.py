@@ -37,7 +37,7 @@ _OPTIONS = {"grpc.max_receive_message_length": limits.ENTRIES_PAGE_MAX * (limits
 
 
 @dataclass(frozen=True)
-class Facts:
+class WatchedRun:
     """The answer to GetRun. The configuration is the genesis's, so the run id verifies it.
 
     `reason` says what the run waits for; empty if the run does not wait.
@@ -78,7 +78,7 @@ class Denied:
 class LogReader(threading.Thread):
     """Asks for the run's facts every POLL_SECONDS, and for entries when told to."""
 
-    def __init__(self, invite: Invite, put: Callable[[Facts | Page | Away | Denied], bool]) -> None:
+    def __init__(self, invite: Invite, put: Callable[[WatchedRun | Page | Away | Denied], bool]) -> None:
         """`put` waits a moment, and returns whether it took the value."""
         super().__init__(name="log-reader", daemon=True)
         self._invite = invite
@@ -125,7 +125,7 @@ class LogReader(threading.Thread):
             self._wake.clear()
         self._close()
 
-    def _tell(self, news: Facts | Page | Away | Denied) -> None:
+    def _tell(self, news: WatchedRun | Page | Away | Denied) -> None:
         """Give the watcher a value. Wait while the watcher is busy."""
         while not self._stopping and not self._put(news):
             pass
@@ -148,7 +148,7 @@ class LogReader(threading.Thread):
             self._channel.close()
             self._channel = None
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> WatchedRun:
         response: pb.GetRunResponse = self._call("GetRun", pb.GetRunRequest(run_id=self._invite.run_id))
         try:
             config = check_genesis(response.genesis, self._invite)
@@ -156,7 +156,7 @@ class LogReader(threading.Thread):
             raise RefusedError(f"the run's configuration cannot be read: {refusal.detail}") from refusal
         bootstrap = tuple(a for a in response.bootstrap[:BOOTSTRAP_MAX] if len(a) <= limits.ADDRESS_BYTES_MAX)
         reason = response.reason if response.phase == pb.Phase.PHASE_WAITING else ""
-        return Facts(config, response.head_step, reason, bootstrap, response.total_steps, self._end(response))
+        return WatchedRun(config, response.head_step, reason, bootstrap, response.total_steps, self._end(response))
 
     def _end(self, response: pb.GetRunResponse) -> End | None:
         """The end that the answer has, verified. RefusedError for one that the coordinator did not sign."""

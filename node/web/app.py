@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from node.web import answers, views
-from node.web.door import TRANSPORT, Door
+from node.web.door import TRANSPORT, HttpGuard
 from node.web.live import Channels, Reader, stream
 from node.web.openapi import description
 from node.web.site import Site
@@ -53,7 +53,7 @@ def app_of(site: Site, hosts: Iterable[str] = ()) -> Any:
         Route(f"{one}/events", api.run_events),
         Mount("/", Files(directory=STATIC, html=True)),
     ]
-    return Door(Starlette(routes=routes, exception_handlers={HTTPException: refused}), bodies=False)
+    return HttpGuard(Starlette(routes=routes, exception_handlers={HTTPException: refused}), bodies=False)
 
 
 class Files(StaticFiles):

@@ -67,7 +67,7 @@ class Timed(H11Protocol):
         self._deadline = self.loop.call_later(REQUEST_SECONDS_MAX, self.transport.abort)
 
 
-class Door:
+class HttpGuard:
     """Before the whole app: adds the headers, and cuts connections off that take no bytes.
 
     `bodies`: whether requests may have one. Without, a request that announces one is refused, so no proxy and this server can

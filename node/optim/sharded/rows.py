@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from node.optim.dtensor import is_dtensor
-from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, Place
+from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -37,7 +37,7 @@ def checked(name: str, tensor: Tensor) -> DTensor:
     return tensor
 
 
-def matrix_of(place: Place, core: Tensor, pool: Tensor) -> Tensor:
+def matrix_of(place: ParameterPlace, core: Tensor, pool: Tensor) -> Tensor:
     """A parameter's part of a buffer as a matrix [height, width], from its `core` chunks and the whole flat `pool`."""
     matrix = torch.empty(place.height, place.width, dtype=core.dtype, device=core.device)
     if place.core_chunks:
@@ -72,7 +72,7 @@ def fill_share(layout: Layout, share: range, gradients: Iterable[Tensor | None],
     return out
 
 
-def _fill_core(matrix: Tensor, place: Place, share: range, out: Tensor) -> None:
+def _fill_core(matrix: Tensor, place: ParameterPlace, share: range, out: Tensor) -> None:
     own = range(max(share.start, place.first_chunk), min(share.stop, place.first_chunk + place.core_chunks))
     if own:
         down, across = place.core_height // CHUNK_SIDE, place.core_width // CHUNK_SIDE

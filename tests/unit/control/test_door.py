@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from node.control.call import call
-from node.control.door import CALLERS_MAX, DOOR_FILE, REQUEST_BYTES_MAX, Door
+from node.control.door import CALLERS_MAX, DOOR_FILE, REQUEST_BYTES_MAX, ControlServer
 from protos.errors import NetworkError, OperatorError
 
 
@@ -24,7 +24,7 @@ def greet(request: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    door = Door(tmp_path, {"greet": greet, "stumble": lambda _: {"result": 1 // 0}})
+    door = ControlServer(tmp_path, {"greet": greet, "stumble": lambda _: {"result": 1 // 0}})
     yield tmp_path
     door.close()
     assert not (tmp_path / DOOR_FILE).exists()

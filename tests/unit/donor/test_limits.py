@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from node.blobs.payloads import Payloads
 from node.doctor import lines
-from node.doctor.lines import Verdict
+from node.doctor.lines import Severity
 from node.donor import awake
 from node.donor.disk import Kept, allowed
 from node.donor.live import Live
@@ -82,9 +82,9 @@ def test_other_devices_refuse_a_part_of_their_memory(tmp_path: Path) -> None:
 def test_the_doctor_tells_each_limit() -> None:
     values = LiveSettings(gpu_memory=0.5, disk_gb=100, keep_awake=True)
     found = {line.name: line.verdict for line in lines.limits("cpu", HERE, values)}
-    assert found == {"gpu_memory": Verdict.PROBLEM, "disk_gb": Verdict.WARNING, "keep_awake": Verdict.PROBLEM}
+    assert found == {"gpu_memory": Severity.PROBLEM, "disk_gb": Severity.WARNING, "keep_awake": Severity.PROBLEM}
     assert [line.verdict for line in lines.limits("cuda:0", HERE, LiveSettings(gpu_memory=0.5, disk_gb=5))] == [
-        Verdict.OK
+        Severity.OK
     ] * 3
 
 

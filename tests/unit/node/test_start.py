@@ -14,7 +14,7 @@ import structlog
 import torch
 from torch import nn
 
-from node.commands.consent import Request
+from node.commands.consent import MachineRequest
 from node.commands.status import as_values, show
 from node.snapshot.pieces import Manifest, iterate_pieces
 from node.snapshot.store import SnapshotStore
@@ -267,4 +267,4 @@ def test_people_are_told_that_a_run_is_a_fork(capsys: pytest.CaptureFixture[str]
     show(as_values(facts, RunConfig(), FORK))
     words = f"fork of {RUN.hex()[:16]} at step {STEP}"
     assert words in capsys.readouterr().out
-    assert Request("again", 9, "m", "d", "bytes", fork=words).lines()[0].endswith(f"9 steps, a {words}")
+    assert MachineRequest("again", 9, "m", "d", "bytes", fork=words).lines()[0].endswith(f"9 steps, a {words}")

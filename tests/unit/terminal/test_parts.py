@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from node.control import words
-from node.control.kept import Kept
+from node.control.kept import CachedAnswer
 from node.control.recent import LINES_KEPT, Recent
 from node.terminal.logfile import LogFile
 from node.terminal.rates import Rates
@@ -114,10 +114,10 @@ def test_a_kept_fact_is_asked_for_seldom_and_survives_a_failure() -> None:
         except StopIteration:
             raise NetworkError("away") from None
 
-    seldom = Kept(ask, 1000.0)
+    seldom = CachedAnswer(ask, 1000.0)
     assert [seldom.get() for _ in range(5)] == ["first"] * 5
     assert len(asked) == 1
-    often = Kept(ask, 0.0)
+    often = CachedAnswer(ask, 0.0)
     assert often.get() is None
 
 

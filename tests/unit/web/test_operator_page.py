@@ -19,7 +19,7 @@ from coordinator.web import logins, sessions
 from coordinator.web.child import Child, line_of
 from coordinator.web.logins import LINK_SECONDS_MAX, LOGIN_FILE, TOO_OLD, UNKNOWN
 from coordinator.web.record import BEGUN, FILE_BYTES_MAX, OLDER_FILE, RECORD_FILE, Record
-from coordinator.web.requests import Answer, Requests
+from coordinator.web.requests import OperatorReply, Requests
 from coordinator.web.sessions import NO_SESSION, SESSION_SECONDS_MAX, SESSIONS_MAX, WRONG_TOKEN
 from node.operator_page import pipe
 from node.operator_page.app import BODY_BYTES_MAX, LOGINS_AT_ONCE, TOKEN, app_of
@@ -61,11 +61,11 @@ class Behind:
     def __init__(self, requests: Requests) -> None:
         self.requests, self.asked = requests, 0
 
-    async def ask(self, values: dict[str, Any]) -> pipe.Answer:
+    async def ask(self, values: dict[str, Any]) -> pipe.PipeReply:
         self.asked += 1
         answer = await self.requests.answer(json.dumps(values).encode())
         told = json.loads(line_of(1, answer))
-        return pipe.Answer(told["status"], told["body"], told["cookie"])
+        return pipe.PipeReply(told["status"], told["body"], told["cookie"])
 
 
 @dataclass
@@ -334,7 +334,7 @@ def test_the_log_of_actions_is_bounded_and_outlives_the_process_and_a_full_disk(
 
 
 def test_an_answer_is_json_whatever_a_loss_is() -> None:
-    line = line_of(7, Answer(200, {"runs": [{"loss": math.nan}], "x": (math.inf, 1.5)}))
+    line = line_of(7, OperatorReply(200, {"runs": [{"loss": math.nan}], "x": (math.inf, 1.5)}))
     assert json.loads(line)["body"] == {"runs": [{"loss": None}], "x": [None, 1.5]}
 
 
