@@ -26,16 +26,16 @@ BY_ERROR = (
 
 
 @dataclass
-class Stage:
+class JoinStage:
     """What the peer does now: the reason, if it fails there without a more precise error. None: do not tell."""
 
     reason: pb.JoinFailure | None = None
 
 
 @contextmanager
-def telling(tell: Callable[[pb.JoinFailure], None]) -> Iterator[Stage]:
+def telling(tell: Callable[[pb.JoinFailure], None]) -> Iterator[JoinStage]:
     """`tell` the reason of an error that ends the start of a peer, then raise that error."""
-    stage = Stage()
+    stage = JoinStage()
     try:
         yield stage
     except (OperatorError, RuntimeError, MemoryError) as error:
@@ -46,7 +46,7 @@ def telling(tell: Callable[[pb.JoinFailure], None]) -> Iterator[Stage]:
         raise
 
 
-def _reason(stage: Stage, error: BaseException) -> pb.JoinFailure | None:
+def _reason(stage: JoinStage, error: BaseException) -> pb.JoinFailure | None:
     if stage.reason is None:
         return None
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and no_room(error)):

@@ -30,7 +30,7 @@ CALLS_KEPT = 16
 
 
 @dataclass(frozen=True)
-class Waiting:
+class QueuedPeer:
     """One peer of the line. `part`: what it shares with others that have a part of the line only, or empty (`part_of`)."""
 
     part: str
@@ -40,14 +40,14 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Pace:
+class QueuePace:
     """How fast a line moves: since when somebody waits in it, and when its last peers were called (at most CALLS_KEPT)."""
 
     since_ms: int
     called_ms: tuple[int, ...] = ()
 
 
-Line = Mapping[bytes, Waiting]
+Line = Mapping[bytes, QueuedPeer]
 """By public key, in the order in which they came."""
 
 
@@ -91,7 +91,7 @@ def asked(line: Line, key: bytes, part: str, free: int, part_max: int, now_ms: i
             many = f"{len(here)} peers" if len(here) >= LINE_MAX else f"{same} peers {whose}"
             reason = f"{FULL}, and {many} wait in line, as many as there may be"
             return Turn(here, len(here) + 1, len(here), reason)
-        mine = Waiting(part, now_ms)
+        mine = QueuedPeer(part, now_ms)
     mine = replace(mine, asked_ms=now_ms)
     here = {**here, key: mine}
     ahead = list(here).index(key)
@@ -102,17 +102,17 @@ def asked(line: Line, key: bytes, part: str, free: int, part_max: int, now_ms: i
     return Turn({**here, key: replace(mine, called_ms=None)}, place, len(here), reason)
 
 
-def moved(pace: Pace | None, before: Line, after: Line, now_ms: int) -> Pace | None:
+def moved(pace: QueuePace | None, before: Line, after: Line, now_ms: int) -> QueuePace | None:
     """The pace after a question that turned one line into another. An empty line has none."""
     if not after:
         return None
-    pace = pace or Pace(now_ms)
+    pace = pace or QueuePace(now_ms)
     called = [key for key, it in after.items() if it.called_ms is not None]
     new = sum(key not in before or before[key].called_ms is None for key in called)
     return replace(pace, called_ms=(*pace.called_ms, *[now_ms] * new)[-CALLS_KEPT:])
 
 
-def expected(pace: Pace, place: int, now_ms: int) -> str:
+def expected(pace: QueuePace, place: int, now_ms: int) -> str:
     """How long a peer at this place will wait, in words. Refuses to guess before anybody was called."""
     calls = len(pace.called_ms)
     if not calls:
@@ -140,7 +140,7 @@ def _is_in(run: Run, key: bytes) -> bool:
     return peer is not None and (peer.phase is not PeerPhase.ABSENT or peer.votes_accepted > 0)
 
 
-def _gone(waiting: Waiting, now_ms: int) -> bool:
+def _gone(waiting: QueuedPeer, now_ms: int) -> bool:
     if waiting.called_ms is not None:
         return now_ms - waiting.called_ms > CALLED_MS_MAX
     return now_ms - waiting.asked_ms > SILENT_MS_MAX

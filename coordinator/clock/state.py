@@ -12,7 +12,7 @@ from coordinator.clock.effects import Effect
 from coordinator.clock.events import Claim
 from coordinator.clock.records import DecayStarted, SettingsChanged, SnapshotFact, Withdrawn
 from coordinator.clock.trust import Standing, StepChecks
-from coordinator.clock.typical import Recent
+from coordinator.clock.typical import RecentChecks
 from protos.assignment import Range
 from protos.changes import SNAPSHOT_EVERY, Settings, merged
 from protos.end import End
@@ -256,7 +256,7 @@ class Run:
     loss: float = 0.0
     payload_bytes_total: int = 0
     standings: Mapping[bytes, Standing] = field(default_factory=dict)
-    recent_checks: Recent = field(default_factory=Recent)  # the typical figures of late
+    recent_checks: RecentChecks = field(default_factory=RecentChecks)  # the typical figures of late
     checks: Mapping[int, StepChecks] = field(default_factory=dict)  # of the last steps, until they are judged
     tickets: Mapping[bytes, Issued] = field(default_factory=dict)  # by ticket id, oldest first
     guests: Mapping[bytes, bytes] = field(default_factory=dict)  # public key -> ticket id, in the order of joining

@@ -20,7 +20,7 @@ from coordinator.serving import facts
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.failures import Failures
 from coordinator.serving.metrics import Metrics
-from coordinator.serving.reading import Reading
+from coordinator.serving.reading import LogPages
 from coordinator.serving.runtime import RunRuntime
 from coordinator.serving.traces import StepTraces
 from coordinator.store.folded import Folded, FoldedRuns, run_of
@@ -80,7 +80,7 @@ class Hub:
         self._journal = self._acting = journal
         self._fenced: Callable[[], None] = lambda: None
         self._io = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._reading = Reading(journal.reader())
+        self._reading = LogPages(journal.reader())
         self._purging: asyncio.Task[None] | None = None
         self._described: dict[bytes, tuple[Run, pb.GetRunResponse, int]] = {}
 

@@ -27,7 +27,7 @@ from coordinator.serving.calls import (
 )
 from coordinator.serving.gate import admitted
 from coordinator.serving.hub import Hub
-from coordinator.serving.processes import Processes
+from coordinator.serving.processes import IdentityPrograms
 from coordinator.serving.reading import ReadersBusyError
 from coordinator.serving.runtime import RunRuntime
 from coordinator.serving.sessions import Sessions
@@ -51,7 +51,7 @@ class CoordinatorService(Calls, rpc.CoordinatorServiceServicer):
         super().__init__(hub, sessions)
         self._telling: set[asyncio.Task[Any]] = set()
         self._ended = False
-        self._processes = Processes()
+        self._processes = IdentityPrograms()
 
     @answered
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:  # noqa: N802

@@ -25,7 +25,7 @@ class _Program:
     at_ms: int
 
 
-class Processes:
+class IdentityPrograms:
     """Of all runs."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ class ReadersBusyError(SwarmentumError):
     """Too many strangers read the log at the moment: try again in a second."""
 
 
-class Reading:
+class LogPages:
     """Pages of signed entries of every run. The page of one place in the log is read once, even if many callers want it."""
 
     def __init__(self, journal: Journal) -> None:

@@ -34,8 +34,8 @@ from coordinator.serving import facts
 from coordinator.serving.caused import CausedLines
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.metrics import Metrics
-from coordinator.serving.reading import Page, Reading
-from coordinator.serving.streams import Events, FullError, NotJoinedError, PeerAheadError, Streams
+from coordinator.serving.reading import LogPages, Page
+from coordinator.serving.streams import Events, EventStreams, FullError, NotJoinedError, PeerAheadError
 from coordinator.serving.traces import StepTraces
 from coordinator.serving.trouble import FAILING, Trouble
 from coordinator.store.folded import Folded
@@ -70,7 +70,7 @@ class RunRuntime:
         metrics: Metrics,
         io: ThreadPoolExecutor,
         fenced: Callable[[], None],
-        reading: Reading,
+        reading: LogPages,
         traces: StepTraces | None = None,
     ) -> None:
         self.run = run = folded.resumed(monotonic_ms())
@@ -83,7 +83,7 @@ class RunRuntime:
         self._reading = reading
         self._traces = traces
         self._lock = asyncio.Lock()
-        self.streams = Streams()
+        self.streams = EventStreams()
         self._timer: asyncio.TimerHandle | None = None
         self._stale = False
         self._stopped = False

@@ -32,7 +32,7 @@ class PeerAheadError(SwarmentumError):
     """The peer has more of the log than this coordinator, and can give the rest back."""
 
 
-class Streams:
+class EventStreams:
     """One run's streams. An event is serialised once for all followers."""
 
     def __init__(self) -> None:

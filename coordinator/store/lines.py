@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from coordinator.clock.line import LINE_MAX, Line, Pace, Waiting, moved
+from coordinator.clock.line import LINE_MAX, Line, QueuedPeer, QueuePace, moved
 from protos.disk import replace_bytes
 
 NAME = "lines.json"
@@ -25,7 +25,7 @@ class WaitQueueFile:
     def __init__(self, path: Path | None, now_ms: int) -> None:
         self._path = path
         self._lines: dict[bytes, Line] = {}
-        self._paces: dict[bytes, Pace | None] = {}
+        self._paces: dict[bytes, QueuePace | None] = {}
         self._read_ms = now_ms
         if path is not None and path.is_file():
             self._read(path, now_ms)
@@ -38,7 +38,7 @@ class WaitQueueFile:
         """Whether the coordinator started so recently that places that look free may belong to peers that come back."""
         return now_ms - self._read_ms < RETURN_MS_MAX
 
-    def keep(self, run_id: bytes, line: Line, now_ms: int) -> Pace | None:
+    def keep(self, run_id: bytes, line: Line, now_ms: int) -> QueuePace | None:
         """The line is this now. The file is written if somebody came or left. Returns the line's pace since this start."""
         changed = list(self.of(run_id)) != list(line)
         pace = self._paces[run_id] = moved(self._paces.get(run_id), self.of(run_id), line, now_ms)
@@ -66,7 +66,9 @@ class WaitQueueFile:
             with path.open("rb") as file:
                 values = json.loads(file.read(FILE_BYTES_MAX))
             self._lines = {
-                bytes.fromhex(run_id): {bytes.fromhex(key): Waiting(str(part), now_ms) for key, part in line[:LINE_MAX]}
+                bytes.fromhex(run_id): {
+                    bytes.fromhex(key): QueuedPeer(str(part), now_ms) for key, part in line[:LINE_MAX]
+                }
                 for run_id, line in values.items()
             }
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -24,7 +24,7 @@ from coordinator.serving.caused import CausedLines
 from coordinator.web import logins
 from coordinator.web.actions import ALL, Values, What
 from coordinator.web.record import Record
-from coordinator.web.sessions import Sessions
+from coordinator.web.sessions import BrowserSessions
 from protos import toml_file
 from protos.errors import NetworkError, OperatorError, RefusedError, SwarmentumError
 
@@ -78,7 +78,7 @@ class Requests:
     ) -> None:
         self._home, self._wall, self._clock = home, wall, clock
         self._operator = operator or (lambda: Operator(home))
-        self._sessions, self._record = Sessions(), Record(home)
+        self._sessions, self._record = BrowserSessions(), Record(home)
         self._threads = ThreadPoolExecutor(THREADS, "operator's page")
         self._under_way = 0
         self._log = structlog.get_logger("operator-page")

@@ -27,7 +27,7 @@ TOO_OFTEN: Final = "too many requests: wait a moment, and try again"
 
 
 @dataclass(frozen=True)
-class Opened:
+class NewSession:
     """What a browser gets once: both secrets."""
 
     cookie: str
@@ -37,28 +37,28 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class _Session:
+class _BrowserSession:
     name: str
     token_hash: str
     ends: float
 
 
-class Sessions:
+class BrowserSessions:
     """The open sessions, at most SESSIONS_MAX, by the hash of their cookie."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[str, _Session] = OrderedDict()
+        self._open: OrderedDict[str, _BrowserSession] = OrderedDict()
         self._requests = Rate(REQUESTS_AT_ONCE, REQUEST_EACH_MS, SESSIONS_MAX)
         self._actions = Rate(ACTIONS_AT_ONCE, ACTION_EACH_MS, SESSIONS_MAX)
 
-    def open(self, now: float) -> Opened:
+    def open(self, now: float) -> NewSession:
         """A new session. `now`: seconds of a clock that never goes back."""
         cookie, token = secrets.token_urlsafe(SECRET_BYTES), secrets.token_urlsafe(SECRET_BYTES)
         name = secrets.token_hex(NAME_DIGITS // 2)
-        self._open[hash_of(cookie)] = _Session(name, hash_of(token), now + SESSION_SECONDS_MAX)
+        self._open[hash_of(cookie)] = _BrowserSession(name, hash_of(token), now + SESSION_SECONDS_MAX)
         while len(self._open) > SESSIONS_MAX:
             self._open.popitem(last=False)
-        return Opened(cookie, token, name)
+        return NewSession(cookie, token, name)
 
     def end(self, cookie: str) -> None:
         """The session ends."""

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from node.blobs.audience import Audience, Seat
+from node.blobs.audience import Audience, ServedStream
 from node.blobs.flow import FlowDirection
 from protos.envelope import parse
 from protos.errors import Reason, Refusal
@@ -146,7 +146,7 @@ class BlobServer:
         finally:
             self.audience.leave(seat)
 
-    async def _serve(self, request: update_pb2.BlobRequest, seat: Seat, writer: asyncio.StreamWriter) -> bool:
+    async def _serve(self, request: update_pb2.BlobRequest, seat: ServedStream, writer: asyncio.StreamWriter) -> bool:
         """Answer a request. Returns whether the blob is here."""
         blob = self._begin(request.sha256)
         try:
@@ -174,7 +174,7 @@ class BlobServer:
                 self._shared[sha256] = blob, times - 1
 
     async def _answer(
-        self, request: update_pb2.BlobRequest, blob: bytes | None, seat: Seat, writer: asyncio.StreamWriter
+        self, request: update_pb2.BlobRequest, blob: bytes | None, seat: ServedStream, writer: asyncio.StreamWriter
     ) -> None:
         rest = memoryview(blob or b"")[request.offset :]
         response = update_pb2.BlobResponse(

@@ -49,7 +49,7 @@ class Times:
         return self._of.get(holder, 0.0)
 
 
-class Streams:
+class HolderStreams:
     """Blob streams to holders; at most STREAMS_KEPT_MAX of each holder are kept between transfers."""
 
     def __init__(self, host: Host) -> None:

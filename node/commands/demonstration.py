@@ -26,7 +26,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.commands.pictures import PeerRow, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
+from node.commands.pictures import PeerTotals, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
 from node.commands.processes import Processes
 from node.commands.status import as_values, fetch
 from protos.cores import usable_cores
@@ -352,8 +352,8 @@ def _show(
     console.print(f"Loss curve: {picture.resolve()}", highlight=False, soft_wrap=True)
 
 
-def _row(summary: dict[str, Any]) -> PeerRow:
-    return PeerRow(**_peer_result(summary))
+def _row(summary: dict[str, Any]) -> PeerTotals:
+    return PeerTotals(**_peer_result(summary))
 
 
 def _sample(checkpoint: Path, seed: int) -> str:

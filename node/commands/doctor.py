@@ -142,13 +142,13 @@ def as_values(found: list[Line], run: Found | None) -> dict[str, Any]:
     }
 
 
-class Screen:
+class DoctorPrinter:
     """Prints lines for people as they come. Words of a run are strangers': printable, never markup."""
 
     def __init__(self) -> None:
         self._console, self._busy = Console(), Console(stderr=True).status("")
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> DoctorPrinter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -199,7 +199,7 @@ def doctor(settings: PeerSettings, link: str | None, *, as_json: bool) -> int:
         found, run = examine(settings, invite)
         print_json(as_values(found, run))
     else:
-        with Screen() as screen:
+        with DoctorPrinter() as screen:
             found, _ = examine(settings, invite, screen.tell, screen.say)
             screen.end(found)
     return int(lines.worst(found) is Severity.PROBLEM)

@@ -34,7 +34,7 @@ Curves = Mapping[str, Sequence[tuple[int, float]]]
 
 
 @dataclass(frozen=True)
-class PeerRow:
+class PeerTotals:
     """One peer's part in a run."""
 
     id: str
@@ -134,7 +134,7 @@ def _whole_ticks(first: int, last: int, count: int) -> list[int]:
     return sorted({first + (last - first) * part // parts for part in range(parts + 1)})
 
 
-def peers_table(rows: Sequence[PeerRow], parameters: int) -> Table:
+def peers_table(rows: Sequence[PeerTotals], parameters: int) -> Table:
     """A row for each peer: its votes, its bytes on the wire, and how many times more an fp32 all-reduce sends.
 
     Fits in 80 columns with device names of up to 10 characters.

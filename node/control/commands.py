@@ -16,7 +16,7 @@ import structlog
 
 from node.control.door import Answer
 from node.control.kept import CachedAnswer
-from node.control.recent import Recent
+from node.control.recent import RecentLogLines
 from node.control.standing import STEPS_KEPT
 from node.control.wishes import Ending
 from node.donor.settings import KEYS
@@ -43,12 +43,12 @@ class Commands:
         leave: Callable[[], None],
         *,
         started: float,
-        recent: Recent | None = None,
+        recent: RecentLogLines | None = None,
         log_file: Callable[[], Path | None] = lambda: None,
         lent: Lent,
     ) -> None:
         self._trainer, self._run_id, self._leave, self._started = trainer, run_id, leave, started
-        self._recent, self._log_file, self._lent = recent or Recent(), log_file, lent
+        self._recent, self._log_file, self._lent = recent or RecentLogLines(), log_file, lent
         self._meter = Meter(trainer.replica.device)
         self._access = CachedAnswer(trainer.swarm.access, ACCESS_SECONDS)
         self._checks = CachedAnswer(trainer.swarm.standing, STANDING_SECONDS)

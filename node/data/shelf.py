@@ -15,7 +15,7 @@ import numpy as np
 
 from node.data.errors import DataError
 from node.data.files import FileTokens
-from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Manifest, Shard, parse
+from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Shard, ShardManifest, parse
 from node.data.tokens import check_vocabulary
 
 BLOCK_BYTES: Final = 1 << 20
@@ -32,7 +32,7 @@ class DamagedShardError(DataError):
     """A file is not the shard that the manifest names."""
 
 
-def manifest_of(folder: Path) -> tuple[bytes, Manifest]:
+def manifest_of(folder: Path) -> tuple[bytes, ShardManifest]:
     """The manifest file of a folder, and what it says. Raises DataError."""
     path = folder / MANIFEST
     try:
@@ -46,7 +46,7 @@ def manifest_of(folder: Path) -> tuple[bytes, Manifest]:
 class Shards:
     """Opened shards of a folder, at most OPEN_SHARDS_MAX, each hashed and checked when it is opened."""
 
-    def __init__(self, manifest: Manifest, folder: Path, vocabulary: int) -> None:
+    def __init__(self, manifest: ShardManifest, folder: Path, vocabulary: int) -> None:
         self.manifest, self.folder, self._vocabulary = manifest, folder, vocabulary
         self._open: dict[int, FileTokens] = {}
 

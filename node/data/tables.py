@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from node.data.errors import DataError
 from node.data.rows import Rows
-from node.data.tally import Reason, Tally
+from node.data.tally import LeftOutReason, Tally
 
 PARQUET: Final = ".parquet"
 ARROW: Final = ".arrow"
@@ -65,7 +65,7 @@ def _lacks(rows: Rows, names: list[str], column: str) -> bool:
     if names.count(column) == 1:
         return False
     found = f"has {column!r} twice" if column in names else f"has no column {column!r}; it has {', '.join(names)}"
-    rows.end(f"{found}: name one with --column", None, rows.path.stat().st_size, Reason.NO_COLUMN)
+    rows.end(f"{found}: name one with --column", None, rows.path.stat().st_size, LeftOutReason.NO_COLUMN)
     return True
 
 

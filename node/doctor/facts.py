@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from node.blobs.testbytes import Upload
-from node.model.room import Room
+from node.model.room import DeviceMemory
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Devices:
     """Makers of graphics cards on this machine's bus: `NVIDIA`, `AMD`."""
     driver: str = ""
     """Version of the NVIDIA driver; empty: none is loaded."""
-    room: Room | None = None
+    room: DeviceMemory | None = None
     """Memory of the chosen device."""
     threads: int = 0
 

@@ -22,7 +22,7 @@ STOP_SECONDS_MAX = 5.0
 FAILURES = (OSError, RuntimeError, OperatorError, subprocess.SubprocessError, psutil.Error)
 
 
-class Watch:
+class ConditionWatch:
     """Of one peer. `facts` looks at the machine; `hold` takes the condition that pauses the peer, or None, and the facts."""
 
     def __init__(

@@ -49,7 +49,7 @@ TOO_OFTEN: Final = "too many requests from your address: wait a minute, and try 
 
 def app_of(asks: Asks, hosts: Iterable[str] = (), clock: Callable[[], float] = time.monotonic) -> Any:
     """The whole app. `hosts`: names under which browsers find the page, besides addresses and localhost."""
-    page = Page(asks, frozenset(host.lower() for host in hosts), clock)
+    page = BrowserRequests(asks, frozenset(host.lower() for host in hosts), clock)
     routes = [Route(path, page.file, methods=["GET"]) for path in FILES]
     routes += [Route(f"/api/{name}", getattr(page, name), methods=["POST"]) for name in ("login", "logout", "ask")]
     return HttpGuard(Starlette(routes=routes, exception_handlers={HTTPException: refused}), bodies=True)
@@ -67,7 +67,7 @@ def answered(answer: PipeReply, headers: Any = None) -> Response:
     return Response(body, answer.status, {**NOT_STORED, **(headers or {})}, "application/json")
 
 
-class Page:
+class BrowserRequests:
     """The requests of browsers."""
 
     def __init__(self, asks: Asks, hosts: frozenset[str], clock: Callable[[], float]) -> None:

@@ -22,7 +22,7 @@ from node.overlay.pubsub import MessageHandler, Pubsub
 from node.overlay.reach import Access, ReachState
 from node.overlay.relaying import Relaying
 from node.overlay.settings import OverlaySettings
-from node.overlay.streams import StreamHandler, Streams
+from node.overlay.streams import OverlayStreams, StreamHandler
 from node.overlay.tasks import Tasks
 from protos.errors import Refusal
 from protos.identity import Identity
@@ -52,7 +52,7 @@ class Host:
         now = replace(settings, relay_for_others=relays)
         self._daemon = Daemon(identity.peer_id, identity_path, now, self._tasks, self._log)
         self._links = Links(self._daemon)
-        self._streams = Streams(self._daemon, self._links, self._tasks, self._log)
+        self._streams = OverlayStreams(self._daemon, self._links, self._tasks, self._log)
         self.pubsub = Pubsub(self._daemon, self._links, self._streams, self._tasks, refused)
         self._lives = lives.Lives(self.open, self._links.drop, self._links.redial)
         self._streams.answer(lives.PROTOCOL, self._on_life)

@@ -18,7 +18,7 @@ from hivemind.proto import p2pd_pb2
 
 from node.overlay.daemon import FAILURES, Daemon
 from node.overlay.links import Links
-from node.overlay.streams import Streams
+from node.overlay.streams import OverlayStreams
 from node.overlay.tasks import Tasks
 from protos.errors import NetworkError, OperatorError, Reason, Refusal
 from protos.identity import peer_id_bytes, public_key_of
@@ -45,7 +45,7 @@ class Pubsub:
     """One peer's. `refused` counts messages beyond an origin's allowance."""
 
     def __init__(
-        self, daemon: Daemon, links: Links, streams: Streams, tasks: Tasks, refused: Callable[[Refusal], None]
+        self, daemon: Daemon, links: Links, streams: OverlayStreams, tasks: Tasks, refused: Callable[[Refusal], None]
     ) -> None:
         self._daemon, self._links, self._streams = daemon, links, streams
         self._tasks, self._refused = tasks, refused

@@ -10,27 +10,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from node.snapshot.pieces import Manifest
+from node.snapshot.pieces import SnapshotManifest
 from protos.errors import Reason, Refusal
 from protos.start import StartingState
 
 
-def of_parent(own: Manifest, start: StartingState) -> Manifest:
+def of_parent(own: SnapshotManifest, start: StartingState) -> SnapshotManifest:
     """The parent run's manifest of the pieces that the fork's own manifest of step 0 names."""
     return replace(own, run_id=start.run_id, step=start.step, entry_hash=start.entry_hash)
 
 
-def of_fork(manifest: Manifest, run_id: bytes) -> Manifest:
+def of_fork(manifest: SnapshotManifest, run_id: bytes) -> SnapshotManifest:
     """The fork's own manifest of step 0, from the parent run's."""
     return replace(manifest, run_id=run_id, step=0, entry_hash=run_id)
 
 
-def is_start(own: Manifest, start: StartingState) -> bool:
+def is_start(own: SnapshotManifest, start: StartingState) -> bool:
     """Whether this manifest of step 0 names the pieces that the genesis names."""
     return of_parent(own, start).root == start.root and own.total_bytes == start.total_bytes
 
 
-def check_start(manifest: Manifest, start: StartingState, layout_digest: bytes) -> None:
+def check_start(manifest: SnapshotManifest, start: StartingState, layout_digest: bytes) -> None:
     """Raises Refusal unless this is the manifest of the parent run that the genesis names, in this run's layout."""
     if manifest.root != start.root or (manifest.run_id, manifest.step) != (start.run_id, start.step):
         raise Refusal(Reason.HASH_MISMATCH, f"the starting state is not that of {start}")

@@ -64,7 +64,7 @@ REAL = Outside()
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ServedBlobs:
     """The blobs that this peer serves: payloads that may be shown, and pieces of snapshots."""
 
     publication: Publication
@@ -152,7 +152,7 @@ def build(
         public_key, client, entries, announcements, aggregator, listener, membership, neighbours, connections, outbox, reporter,
         snapshots, patience, view, runtime,
     )  # fmt: skip
-    blob_server = BlobServer(Shelf(publication, pieces).get, wire, refused, audience, counters.arrivals)
+    blob_server = BlobServer(ServedBlobs(publication, pieces).get, wire, refused, audience, counters.arrivals)
     push_server = PushServer(announcements, view, pulls.keep, wire, refused)
     return Parts(
         invite, patience, counters, view, outbox, runtime, host, client, snapshots, fetcher, topic, pusher, publication,

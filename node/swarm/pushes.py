@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from node.blobs import blobs
-from node.blobs.audience import Audience, Limits, Seat
+from node.blobs.audience import Audience, ServedStream, StreamLimits
 from node.blobs.blobs import Arrivals, WireBytes, drained
 from node.overlay import streams
 from node.overlay.host import Host
@@ -76,7 +76,7 @@ class PushServer:
     ) -> None:
         self._announcements, self._view, self._keep = announcements, view, keep
         self._wire, self._refused = wire, refused
-        self._audience = Audience(frozenset(), Limits(PUSHES_A_PEER_MAX, 1, STRANGERS_MAX, PUSHERS_MAX))
+        self._audience = Audience(frozenset(), StreamLimits(PUSHES_A_PEER_MAX, 1, STRANGERS_MAX, PUSHERS_MAX))
         self._tick: Tick | None = None
         self._rate = Rate(PUSHES_MAX_AT_ONCE, PUSH_MS, contract.ROSTER_PEERS_MAX)
 
@@ -117,7 +117,7 @@ class PushServer:
             self._audience.members = frozenset(key.hex() for key in self._view.roster)
         return self._audience
 
-    async def _next(self, author: bytes, seat: Seat, reader: asyncio.StreamReader) -> None:
+    async def _next(self, author: bytes, seat: ServedStream, reader: asyncio.StreamReader) -> None:
         """Wait for one push, and take it. A stranger is waited for until the next tick or so, a member for minutes."""
         seat.waits_since = _now()
         member = self._of_now().is_member(seat.remote)

@@ -15,7 +15,7 @@ from node.terminal.widgets import Help
 from protos.signals import EXIT_INTERRUPTED
 
 
-class View(App[int]):
+class TerminalView(App[int]):
     """Its return value is an exit code. The mouse is left to the terminal, so that text can be selected."""
 
     TITLE = "swarmentum"

@@ -26,7 +26,7 @@ from node.donor.month import Month
 from node.donor.owner import named
 from node.donor.priority import Priority
 from node.donor.settings import CONDITIONS, LiveSettings
-from node.donor.watch import Watch
+from node.donor.watch import ConditionWatch
 from node.model.room import limit
 from node.swarm.counters import Counters
 from node.training.loop import Trainer
@@ -71,7 +71,7 @@ class Lent:
         self._told_owner = NOBODY
         self._disk_limited, self._relayed = False, 0
         self._family = None if alone else os.getppid()
-        self._watch: Watch | None = None
+        self._watch: ConditionWatch | None = None
         self._awake = awake.Awake(log)
 
     def watch(self, trainer: Trainer, payloads: Payloads, shelves: Sequence[Cache]) -> None:
@@ -97,7 +97,7 @@ class Lent:
             self._limit_disk(trainer.archive, payloads, shelves)
             self._awake.keep(self.live.values.keep_awake and not trainer.wishes.paused)
 
-        self._watch = Watch(self.live, facts, hold, self._log)
+        self._watch = ConditionWatch(self.live, facts, hold, self._log)
         self._watch.start()
 
     def _name_owner(self, trainer: Trainer) -> None:

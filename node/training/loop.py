@@ -24,12 +24,12 @@ import structlog
 from node.archive.record import Recorder
 from node.control.standing import VoteHistory
 from node.control.wishes import Wishes
-from node.data.pace import Source
+from node.data.pace import PacedSamples
 from node.data.samples import Samples
 from node.optim.step import NonFiniteGradient
 from node.optim.votes.groups import NotANumber
 from node.snapshot.drawn import drawn
-from node.snapshot.pieces import Manifest
+from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished, NotCounted, Opened, Resync, Waiting
@@ -97,7 +97,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.log = structlog.get_logger("peer").bind(peer=self.summary.id[-8:])
-        self.source, self.last = Source(self.log), LastStep(self.config.clock.steps)
+        self.source, self.last = PacedSamples(self.log), LastStep(self.config.clock.steps)
         self.terms = Terms(self.config, self.last)
         self.keeper = Keeper(
             self.replica, self.store, self.private_path, self._stored, self.log, behind=self.behind,
@@ -358,7 +358,7 @@ class Trainer:
         if (step + clock.snapshot_every // 2) % clock.snapshot_every == 0 and recent:
             self.keeper.private()
 
-    def _stored(self, manifest: Manifest, kept: bool) -> None:
+    def _stored(self, manifest: SnapshotManifest, kept: bool) -> None:
         """On the keeper's thread: a snapshot's root is known, and the snapshot is on the disk if it is `kept`."""
         root = manifest.root if self.start is None else self.start.named(manifest)
         self.swarm.stored(manifest.step, root, manifest.total_bytes, kept)

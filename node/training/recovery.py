@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from node.snapshot.pieces import Manifest
+from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Resync, Snapshot
@@ -227,13 +227,13 @@ class Recovery:
             self._log.warning("the peer's own last snapshot cannot be loaded", why=str(error))
             self._stop(doubt, None)
 
-    def _own_snapshot(self, step: int) -> Manifest | None:
+    def _own_snapshot(self, step: int) -> SnapshotManifest | None:
         """This peer's newest snapshot from before a step that an entry confirms, or else its oldest from before that step."""
         known = [manifest for manifest in self._keeper.manifests if manifest.step < step]
         sure = [m for m in known if self._confirmed is not None and m.step <= self._confirmed]
         return sure[-1] if sure else known[0] if known else None
 
-    def _have(self, manifest: Manifest) -> None:
+    def _have(self, manifest: SnapshotManifest) -> None:
         """Make sure that a snapshot that this peer computed is here, each piece verified.
 
         Pieces that this peer does not store, or that rotted, come from peers that store them, by the hashes that this peer
@@ -369,7 +369,7 @@ class Recovery:
         self._base, self._doubt = snapshot, None
         self._confirmed = snapshot.step if claimed else None
 
-    def _fetch(self, snapshot: Snapshot) -> Manifest:
+    def _fetch(self, snapshot: Snapshot) -> SnapshotManifest:
         """Have an agreed snapshot in the store, whose older ones give room."""
         digest, room = self._replica.layout_digest, self._keeper.make_room
         return fetch_snapshot(self._swarm, self._store, snapshot, digest, self._progress, room)
@@ -384,7 +384,7 @@ class Recovery:
         self._base, self._doubt, self._confirmed = None, None, 0
         self._log.info("starting state loaded", step=0, of=str(start.state), from_disk=from_disk)
 
-    def _fetch_start(self, start: Start, offered: Sequence[Snapshot]) -> Manifest:
+    def _fetch_start(self, start: Start, offered: Sequence[Snapshot]) -> SnapshotManifest:
         holders = next((snapshot.holders for snapshot in offered if snapshot.step == 0), ())
         return start.fetch(self._swarm, holders, self._replica.layout_digest, self._progress)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.snapshot.elsewhere import snapshot_in
-from node.snapshot.pieces import Manifest, open_manifest
+from node.snapshot.pieces import SnapshotManifest, open_manifest
 from node.snapshot.start import check_start, is_start, of_fork, of_parent
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
@@ -36,7 +36,7 @@ class Start:
         if here is not None:
             self.store.also_as(of_parent(here, self.state))
 
-    def named(self, manifest: Manifest) -> bytes:
+    def named(self, manifest: SnapshotManifest) -> bytes:
         """The root under which the run knows a snapshot of this peer."""
         return manifest.root if manifest.step else of_parent(manifest, self.state).root
 
@@ -49,10 +49,12 @@ class Start:
         """Whether this machine has the starting state on its disk."""
         return self._here() is not None or snapshot_in(self.parent, self.state.root) is not None
 
-    def _here(self) -> Manifest | None:
+    def _here(self) -> SnapshotManifest | None:
         return next((m for m in self.store.manifests() if m.step == 0 and is_start(m, self.state)), None)
 
-    def fetch(self, swarm: Swarm, holders: tuple[bytes, ...], layout_digest: bytes, progress: Progress) -> Manifest:
+    def fetch(
+        self, swarm: Swarm, holders: tuple[bytes, ...], layout_digest: bytes, progress: Progress
+    ) -> SnapshotManifest:
         """This peer's own manifest of the starting state, whose file is in the store then.
 
         Every piece is checked against the genesis before it is kept. Raises NetworkError or Refusal.

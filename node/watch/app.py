@@ -14,10 +14,10 @@ import sys
 import time
 from typing import Any, TypeAlias
 
-from node.watch.reader import Away, Denied, LogReader, Page, WatchedRun
+from node.watch.reader import Away, Denied, LogPage, LogReader, WatchedRun
 from node.watch.screen import Scene, Screen, choose
 from node.watch.supervisor import Gossiped, Overlay, OverlayStatus
-from node.watch.view import Event, Source, Watch
+from node.watch.view import EntrySource, Event, Watch
 from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.identity import peer_id
 from protos.invite import Invite
@@ -33,7 +33,7 @@ NEEDS_EXTRA = (
     "(on Linux: gcc and libgmp-dev first)"
 )
 
-News: TypeAlias = Gossiped | OverlayStatus | WatchedRun | Page | Away | Denied
+News: TypeAlias = Gossiped | OverlayStatus | WatchedRun | LogPage | Away | Denied
 
 
 def run(invite_link: str, *, as_json: bool, steps: int | None, seconds: float | None) -> int:
@@ -181,8 +181,8 @@ class _Follower:
             "total_steps": self._scene.total_steps,
             "anchored_at": watch.anchored_at,
             "entries": tally.entries_all,
-            "entries_gossip": tally.entries[Source.GOSSIP],
-            "entries_coordinator": tally.entries[Source.COORDINATOR],
+            "entries_gossip": tally.entries[EntrySource.GOSSIP],
+            "entries_coordinator": tally.entries[EntrySource.COORDINATOR],
             "announcements": tally.announcements,
             "late": tally.late,
             "repeated": tally.repeated,

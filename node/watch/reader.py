@@ -54,7 +54,7 @@ class WatchedRun:
 
 
 @dataclass(frozen=True)
-class Page:
+class LogPage:
     """The requested entries, as envelopes, and the coordinator's head."""
 
     entries: tuple[bytes, ...]
@@ -78,7 +78,7 @@ class Denied:
 class LogReader(threading.Thread):
     """Asks for the run's facts every POLL_SECONDS, and for entries when told to."""
 
-    def __init__(self, invite: Invite, put: Callable[[WatchedRun | Page | Away | Denied], bool]) -> None:
+    def __init__(self, invite: Invite, put: Callable[[WatchedRun | LogPage | Away | Denied], bool]) -> None:
         """`put` waits a moment, and returns whether it took the value."""
         super().__init__(name="log-reader", daemon=True)
         self._invite = invite
@@ -125,7 +125,7 @@ class LogReader(threading.Thread):
             self._wake.clear()
         self._close()
 
-    def _tell(self, news: WatchedRun | Page | Away | Denied) -> None:
+    def _tell(self, news: WatchedRun | LogPage | Away | Denied) -> None:
         """Give the watcher a value. Wait while the watcher is busy."""
         while not self._stopping and not self._put(news):
             pass
@@ -170,11 +170,11 @@ class LogReader(threading.Thread):
                 f"the coordinator shows an end of the run that does not hold: {refusal.detail}"
             ) from refusal
 
-    def _page(self, step: int) -> Page:
+    def _page(self, step: int) -> LogPage:
         request = pb.ListEntriesRequest(run_id=self._invite.run_id, from_step=step)
         response: pb.ListEntriesResponse = self._call("ListEntries", request)
         page = response.entries[: limits.ENTRIES_PAGE_MAX]
-        return Page(tuple(entry.SerializeToString(deterministic=True) for entry in page), response.head_step)
+        return LogPage(tuple(entry.SerializeToString(deterministic=True) for entry in page), response.head_step)
 
     def _call(self, name: str, request: Any) -> Any:
         try:

@@ -26,7 +26,7 @@ HASHES_MAX = 1 << 16
 PEERS_MAX = 2 * limits.ROSTER_PEERS_MAX
 
 
-class Source(Enum):
+class EntrySource(Enum):
     """The source of an entry."""
 
     GOSSIP = "gossip"
@@ -38,7 +38,7 @@ class EntrySeen:
     """The chain grew. The watcher had seen announcements of `announced` of its contributions, with the same payload hash."""
 
     signed: SignedEntry
-    source: Source
+    source: EntrySource
     announced: int
 
     @property
@@ -88,10 +88,10 @@ class PeerRow:
 
 
 @dataclass
-class Tally:
+class WatchCounters:
     """Counters of a watch."""
 
-    entries: dict[Source, int] = field(default_factory=lambda: dict.fromkeys(Source, 0))
+    entries: dict[EntrySource, int] = field(default_factory=lambda: dict.fromkeys(EntrySource, 0))
     announcements: int = 0
     late: int = 0
     repeated: int = 0
@@ -110,12 +110,12 @@ class Watch:
         self.run_id = run_id
         self.coordinator = coordinator
         self.peers: dict[bytes, PeerRow] = {}
-        self.tally = Tally()
+        self.tally = WatchCounters()
         self.last: EntrySeen | None = None
         self.anchored_at: int | None = None
         self._chain: Chain | None = None
         self._hashes: dict[int, bytes] = {}
-        self._waiting: dict[int, tuple[SignedEntry, Source]] = {}
+        self._waiting: dict[int, tuple[SignedEntry, EntrySource]] = {}
         self._announced: dict[tuple[int, bytes], bytes] = {}
         self._told_head = 0
 
@@ -164,7 +164,7 @@ class Watch:
             if len(data) > limits.GOSSIP_MESSAGE_BYTES_MAX:
                 raise Refusal(Reason.TOO_LARGE, f"message of {len(data)} bytes")
             if parse(envelope_pb2.SignedEnvelope, data).kind == Kind.KIND_LOG_ENTRY:
-                return self._receive_entry(data, Source.GOSSIP)
+                return self._receive_entry(data, EntrySource.GOSSIP)
             announcement = self._receive_announcement(data)
             return [announcement] if announcement is not None else []
         except Refusal as refusal:
@@ -173,7 +173,7 @@ class Watch:
     def receive_listed(self, data: bytes) -> list[Event]:
         """An entry that the coordinator listed. The watcher trusts it no more than gossip."""
         try:
-            return self._receive_entry(data, Source.COORDINATOR)
+            return self._receive_entry(data, EntrySource.COORDINATOR)
         except Refusal as refusal:
             return [self._refused(refusal)]
 
@@ -187,7 +187,7 @@ class Watch:
 
     # ---- entries -----------------------------------------------------------------------------------------------------
 
-    def _receive_entry(self, data: bytes, source: Source) -> list[Event]:
+    def _receive_entry(self, data: bytes, source: EntrySource) -> list[Event]:
         signed = open_entry(data, run_id=self.run_id, coordinator=self.coordinator)
         step = signed.entry.step
         waiting = self._waiting.get(step)
@@ -220,7 +220,7 @@ class Watch:
             events += self._committed(signed, source)
         return events
 
-    def _committed(self, signed: SignedEntry, source: Source) -> list[Event]:
+    def _committed(self, signed: SignedEntry, source: EntrySource) -> list[Event]:
         entry, announced, events = signed.entry, 0, list[Event]()
         self._hashes[entry.step] = signed.hash
         if len(self._hashes) > HASHES_MAX:

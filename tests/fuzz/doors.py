@@ -33,7 +33,7 @@ from node.archive import files
 from node.blobs.audience import Audience
 from node.blobs.blobs import BlobServer, WireBytes
 from node.blobs.fetcher import Asking
-from node.blobs.streams import Stream, Streams
+from node.blobs.streams import HolderStreams, Stream
 from node.blobs.turns import Attempt
 from node.control.door import answered
 from node.data import manifest as shard_manifest
@@ -317,7 +317,7 @@ def blob_stream(data: bytes) -> None:
         answer = asyncio.StreamReader()
         answer.feed_data(data)
         answer.feed_eof()
-        streams = Streams(None)  # type: ignore[arg-type]
+        streams = HolderStreams(None)  # type: ignore[arg-type]
         stream = Stream(HASH, answer, _Sink())  # type: ignore[arg-type]
         for total_max, most in ((None, 64), (256, 256)):
             for begun in (bytearray(), bytearray(8)):
@@ -545,7 +545,7 @@ def seeds() -> dict[str, list[bytes]]:
         ],
         "manifest": [listed],
         "shards": [
-            shard_manifest.Manifest(
+            shard_manifest.ShardManifest(
                 "bytes", "0" * 64, 256, "uint8", (shard_manifest.Shard("000000.bin", 9, "0" * 64),), "a book"
             ).encode()
         ],

@@ -15,7 +15,7 @@ from coordinator.clock.line import (
     LINE_MAX,
     SILENT_MS_MAX,
     Line,
-    Waiting,
+    QueuedPeer,
     asked,
     expected,
     may_come,
@@ -123,7 +123,7 @@ def test_a_peer_that_follows_the_log_is_in_line_no_more() -> None:
 def test_the_peers_of_one_network_keep_no_more_places_of_the_run_than_they_may_take() -> None:
     """Ten identities from one address ask a run of 16 that was full once, and join when they like, or never."""
     config = RunConfig.model_validate({"clock": {"max_peers": 16}})
-    most, line = block_places(Run(b"r" * 32, config)), dict[bytes, Waiting]()
+    most, line = block_places(Run(b"r" * 32, config)), dict[bytes, QueuedPeer]()
     assert most == 8
     for number in range(10):
         line = dict(asked(line, bytes([number]) * 32, "203.0.113.0/24", 0, most, 0).line)
@@ -150,7 +150,7 @@ def test_the_file_is_read_back_and_a_damaged_one_costs_only_places(tmp_path: Pat
 
 
 def test_the_expected_wait_follows_from_the_pace_at_which_places_became_free() -> None:
-    minute, line, pace = 60_000, dict[bytes, Waiting](), None
+    minute, line, pace = 60_000, dict[bytes, QueuedPeer](), None
     for number, key in enumerate((ADA, BOB, CAY)):
         after = asked(line, key, "", 0, BLOCK, number).line
         pace, line = moved(pace, line, after, number), dict(after)
@@ -166,7 +166,7 @@ def test_the_expected_wait_follows_from_the_pace_at_which_places_became_free() -
     assert expected(pace, 3, 20 * minute) == said
     assert moved(pace, line, {}, 21 * minute) is None, "the next line begins anew"
     for at in range(CALLS_KEPT + 4):
-        pace = moved(pace, {}, {bytes([at]): Waiting("", at, at * minute)}, at * minute)
+        pace = moved(pace, {}, {bytes([at]): QueuedPeer("", at, at * minute)}, at * minute)
     assert pace is not None
     assert len(pace.called_ms) == CALLS_KEPT
     assert expected(pace, 2, (CALLS_KEPT + 4) * minute).startswith("expected wait: about 2 min,")

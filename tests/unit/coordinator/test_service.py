@@ -623,7 +623,7 @@ async def test_an_entry_and_its_tick_are_packed_against_those_before(
 
 def test_only_a_follower_that_has_the_message_before_gets_a_packed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "BYTES_MIN", 0)
-    some = streams.Streams()
+    some = streams.EventStreams()
 
     def decide(step: int) -> None:
         some.hold(envelope_pb2.SignedEnvelope(body=b"entry %d" % step))

@@ -13,7 +13,7 @@ from node.control.wishes import Wishes
 from node.donor.conditions import MachineFacts, State, decide, states
 from node.donor.live import Live
 from node.donor.settings import LiveSettings
-from node.donor.watch import Watch
+from node.donor.watch import ConditionWatch
 
 MONDAY_NINE = 9 * 60
 FACTS = MachineFacts(MONDAY_NINE)
@@ -66,7 +66,7 @@ class Owner:
         self.looked = 0
         import structlog
 
-        self.watch = Watch(self.live, self.look, self.hold, structlog.get_logger())
+        self.watch = ConditionWatch(self.live, self.look, self.hold, structlog.get_logger())
 
     def hold(self, state: State | None, _facts: MachineFacts) -> None:
         self.wishes.hold("" if state is None else state.why)

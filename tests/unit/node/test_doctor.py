@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from node.blobs.testbytes import Upload
-from node.commands.doctor import Screen, as_values
+from node.commands.doctor import DoctorPrinter, as_values
 from node.config import PeerSettings
 from node.data.errors import DataError
 from node.doctor import lines, machine, run_lines, texts
@@ -21,12 +21,12 @@ from node.doctor.predict import predict
 from node.doctor.probes import side_by_side
 from node.donor.conditions import MachineFacts, states
 from node.donor.settings import LiveSettings
-from node.model.room import Room
+from node.model.room import DeviceMemory
 from protos.errors import NetworkError, RefusedError
 from protos.run_config import RunConfig
 
 GB = 10**9
-CPU = Devices("2.13.0+cpu", "cpu", ("cpu",), "cpu", room=Room(8 * GB, 16 * GB), threads=8)
+CPU = Devices("2.13.0+cpu", "cpu", ("cpu",), "cpu", room=DeviceMemory(8 * GB, 16 * GB), threads=8)
 GPU = replace(CPU, build="cuda 12.8", present=("cuda:0", "cpu"), chosen="cuda:0", name="RTX 4090", cards=("NVIDIA",))
 HERE = Here(
     "/home/x", 50 * GB, clock_kept=True, listen="0.0.0.0:0", port_fault="", on_battery=None, versions={"torch": "2"}
@@ -92,7 +92,7 @@ def test_the_driver_is_a_line_only_beside_an_nvidia_card() -> None:
 
 def test_memory_disk_clock_ports_and_power() -> None:
     assert lines.memory(CPU).text == "8.0 GB free of 16 GB (cpu)"
-    assert lines.memory(replace(CPU, room=Room(GB, 2 * GB))).verdict is Severity.WARNING
+    assert lines.memory(replace(CPU, room=DeviceMemory(GB, 2 * GB))).verdict is Severity.WARNING
     assert lines.disk(replace(HERE, disk_free=GB)).verdict is Severity.WARNING
     assert [lines.clock(replace(HERE, clock_kept=kept)).verdict for kept in (True, False, None)] == [
         Severity.OK, Severity.WARNING, Severity.UNKNOWN,
@@ -270,7 +270,7 @@ def test_a_fact_is_told_when_it_comes_and_not_when_the_last_one_does() -> None:
 
 
 def test_rows_stand_under_each_other_and_what_takes_time_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with Screen() as screen:
+    with DoctorPrinter() as screen:
         screen.say("looking")
         screen.tell([lines.disk(HERE)])
         screen.tell([lines.ports(HERE), lines.clock(HERE)])

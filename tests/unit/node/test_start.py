@@ -16,7 +16,7 @@ from torch import nn
 
 from node.commands.consent import MachineRequest
 from node.commands.status import as_values, show
-from node.snapshot.pieces import Manifest, iterate_pieces
+from node.snapshot.pieces import SnapshotManifest, iterate_pieces
 from node.snapshot.store import SnapshotStore
 from node.swarm.events import Resync, Snapshot
 from node.training.keeper import Keeper
@@ -86,7 +86,7 @@ class ForkWorld(World):
         self.named: list[tuple[int, bytes, bool]] = []
         self.start = Start(start, FORK, self.store, home / "parent")
 
-        def stored(manifest: Manifest, kept: bool) -> None:
+        def stored(manifest: SnapshotManifest, kept: bool) -> None:
             self.named.append((manifest.step, self.start.named(manifest), kept))
 
         log_ = structlog.get_logger()
@@ -101,7 +101,7 @@ class ForkWorld(World):
         self.recovery.begin(self.offers, 0)
         self.follow()
 
-    def others_have(self, manifest: Manifest, data: bytes) -> None:
+    def others_have(self, manifest: SnapshotManifest, data: bytes) -> None:
         self.blobs[manifest.root] = manifest.encoded
         for digest, piece in zip(manifest.piece_hashes, iterate_pieces(data, manifest.piece_bytes), strict=True):
             self.blobs[digest] = piece

@@ -9,7 +9,7 @@ import pytest
 
 from node.control import words
 from node.control.kept import CachedAnswer
-from node.control.recent import LINES_KEPT, Recent
+from node.control.recent import LINES_KEPT, RecentLogLines
 from node.terminal.logfile import LogFile
 from node.terminal.rates import Rates
 from protos.errors import NetworkError
@@ -94,7 +94,7 @@ def test_a_log_file_rotates_and_takes_descriptors_along(tmp_path: Path) -> None:
 
 
 def test_recent_lines_are_bounded_and_printable_and_leave_out_the_steps() -> None:
-    recent = Recent()
+    recent = RecentLogLines()
     for number in range(3 * LINES_KEPT):
         recent(None, "info", {"event": "step", "level": "info", "step": number})
         recent(None, "info", {"event": "waiting", "level": "info", "why": f"{number}\x1b[2J", "to": ["a", "b"]})
