@@ -24,7 +24,8 @@ from node.commands.export import check_folder, export, writer
 from node.commands.tried import first_look
 from node.config import PeerSettings
 from node.control.commands import Commands
-from node.control.door import ControlServer
+from node.control.control_server import ControlServer
+from node.join_failures import Failing, telling
 from node.link.client import check_genesis
 from node.model.device import autocast, device_name, pick_device
 from node.model.effort import Effort
@@ -38,12 +39,11 @@ from node.stop import Stop
 from node.swarm.api import Swarm
 from node.swarm.events import Event
 from node.swarm.session import Session
-from node.telling import Failing, telling
 from node.terminal.stage import Stage
 from node.text import BYTES_A_GB, Text, open_text
-from node.training import observed
-from node.training.evaluation import Evaluator
+from node.training import exporters
 from node.training.exports import Exports, Series
+from node.training.held_out import Evaluator
 from node.training.lent import Lent
 from node.training.loop import Trainer
 from node.training.methods import demo_config, local_config
@@ -158,7 +158,7 @@ class _Peer:
         finished, started = False, time.monotonic()
         with ExitStack() as ends:
             ends.callback(swarm.close, leaving=True)
-            spans = observed.trace(self.settings, self.invite.run_id, self.identity, ends, self.log)
+            spans = exporters.trace(self.settings, self.invite.run_id, self.identity, ends, self.log)
             try:
                 facts, config, text, replica, micro_batch = self._start(swarm, agree)
                 ends.callback(text.close)
@@ -172,8 +172,8 @@ class _Peer:
                 self.lent.watch(trainer, self.home.payloads, text.shelves)
                 ends.callback(self.lent.close)
                 ends.enter_context(closing(self._door(trainer, started)))
-                observed.metrics(self.settings, trainer, swarm.counters, ends, self.log)
-                observed.track(self.settings, trainer, self.invite.run_id, self.folder, self.log)
+                exporters.metrics(self.settings, trainer, swarm.counters, ends, self.log)
+                exporters.track(self.settings, trainer, self.invite.run_id, self.folder, self.log)
                 trainer.enter(list(facts.bootstrap))
                 finished = summary.finished = trainer.run()
                 if finished and self.anchor:

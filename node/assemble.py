@@ -22,21 +22,21 @@ from node.swarm.events import Event
 from node.swarm.parts import REAL, Outside, build
 from node.swarm.session import Session
 from node.training.copier import Copier, Following
-from node.training.evaluation import Evaluator
 from node.training.exports import Exports
+from node.training.fork_start import Start
+from node.training.held_out import Evaluator
 from node.training.keeper import SNAPSHOTS_KEPT
 from node.training.loop import Trainer
 from node.training.recovery import Stopping
 from node.training.replica import Replica
 from node.training.spans import Spans
-from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
 from node.training.throttle import Throttle
 from node.training.uplink import VoteSize
-from node.wire.aggregate import aggregate, open_aggregate
-from node.wire.aggregate import bytes_max as aggregate_bytes_max
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
+from node.wire.vote_sum import aggregate, open_aggregate
+from node.wire.vote_sum import bytes_max as aggregate_bytes_max
 from protos.identity import Identity
 from protos.invite import Invite
 from protos.run_config import RunConfig
@@ -71,11 +71,11 @@ class LateDoor:
         return aggregate_bytes_max(self._known())
 
     def aggregate(self, updates: Sequence[Update], step: int) -> bytes:
-        """See `node.wire.aggregate.aggregate`."""
+        """See `node.wire.vote_sum.aggregate`."""
         return aggregate(self._known(), updates, step)
 
     def open_aggregate(self, data: bytes, step: int, named_bytes: int) -> tuple[Update, ...]:
-        """See `node.wire.aggregate.open_aggregate`."""
+        """See `node.wire.vote_sum.open_aggregate`."""
         return open_aggregate(self._known(), data, step, named_bytes)
 
     def fit(self, replica: Replica, cap: int) -> None:

@@ -17,7 +17,7 @@ from coordinator.clock import electorate, rules
 from coordinator.clock.effects import Arm, Effect, NoticeKind, Refuse, SendNotice, SendSumRequest
 from coordinator.clock.events import Summed
 from coordinator.clock.state import OpenStep, Outcome, Peer, PeerPhase, Run, Summing
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.assignment import Share
 from protos.holdings import digest_of
 from protos.log import Aggregate, Contribution

@@ -16,7 +16,7 @@ from coordinator.clock import electorate
 from coordinator.clock.events import Claim
 from coordinator.clock.records import DecayStarted
 from coordinator.clock.state import OpenStep, Peer, PeerPhase, Run
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.assignment import Range, Share, assign, merge, shares
 from protos.optimizer_config import OptimizerConfig
 from protos.run_config import ClockConfig

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 
 TYPICAL_KEPT = 32
 TYPICAL_NEEDED = 16

@@ -20,7 +20,6 @@ from rich.table import Table
 
 from coordinator.clock.aggregation import worth
 from coordinator.clock.rules import learning_rate
-from coordinator.commands.mistakes import mistakes
 from coordinator.commands.operator import Operator
 from coordinator.commands.options import AllowCode, Json
 from coordinator.commands.planning import (
@@ -35,6 +34,7 @@ from coordinator.commands.planning import (
     room_for_votes,
     text_of,
 )
+from coordinator.commands.run_mistakes import mistakes
 from protos import toml_file
 from protos.amounts import HOUR, amount, duration
 from protos.errors import OperatorError

@@ -2,7 +2,7 @@
 
 gRPC hands a call with one request over only when the request is there, and a stranger need not send the request. So the gate
 takes each such call as a stream of requests, and reads one within REQUEST_SECONDS_MAX. The wire shows no difference. Refuses
-calls that find no place (`places.py`). Decides nothing else.
+calls that find no place (`call_limits.py`). Decides nothing else.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from coordinator.serving.call_limits import Caller, CallSlot, Lane, Places
 from coordinator.serving.metrics import Metrics
-from coordinator.serving.places import Caller, CallSlot, Lane, Places
 from protos.address import network_of, site
 from protos.errors import Reason
 

@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from coordinator.commands.operator import Operator
 from coordinator.serving.caused import CausedLines
 from coordinator.web import logins
+from coordinator.web.action_log import Record
 from coordinator.web.actions import ALL, Values, What
-from coordinator.web.record import Record
-from coordinator.web.sessions import BrowserSessions
+from coordinator.web.browser_sessions import BrowserSessions
 from protos import toml_file
 from protos.errors import NetworkError, OperatorError, RefusedError, SwarmentumError
 

@@ -18,13 +18,13 @@ from node.archive.confirmed import Confirmed
 from node.archive.files import Segment
 from node.archive.genesis import Genesis
 from node.optim.digest import part_of, state_digest
+from node.snapshot.forked_snapshot import is_start
 from node.snapshot.pieces import SnapshotManifest, check_piece, describe, iterate_pieces, load, open_manifest, pack
-from node.snapshot.start import is_start
 from node.training.methods import optimizer_of
 from node.training.replica import BASE_PREFIX
-from node.wire.aggregate import bytes_max, open_aggregate
 from node.wire.codec import Update
 from node.wire.validate import UpdateDoor
+from node.wire.vote_sum import bytes_max, open_aggregate
 from protos.announcement import open_announcement
 from protos.changes import Settings, with_settings
 from protos.checks import VERDICTS_NEEDED

@@ -23,7 +23,7 @@ from protos.v1 import update_pb2
 STREAM_IDLE_SECONDS_MAX = 20.0
 IMPATIENT_BYTES_A_SECOND = 64_000
 PATIENT_BYTES_A_SECOND = 2_000
-# A server keeps an idle blob stream for this long. `audience.py` bounds a server's streams, and `streams.py` a client's.
+# A server keeps an idle blob stream for this long. `audience.py` bounds a server's streams, and `holder_streams.py` a client's.
 STREAM_KEPT_SECONDS = 900.0
 # Pullers report how long a blob took. These are the blobs that a server remembers, and the reports on each.
 ARRIVALS_MAX = 64

@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from node.config import PeerSettings
-from node.doctor import lines, machine, run_lines, seat, swarm, texts
-from node.doctor.facts import Fault, Found
+from node.doctor import lines, machine_probes, run_lines, seat, swarm, texts
+from node.doctor.doctor_facts import Fault, Found
 from node.doctor.lines import Line, Severity
 from node.doctor.probes import side_by_side
 from node.donor.conditions import State, states
 from node.donor.live import Live
-from node.donor.machine import Machine
+from node.donor.machine_facts import Machine
 from node.donor.month import Month
 from protos.identity import Identity
 from protos.invite import Invite
@@ -52,8 +52,8 @@ def examine(
 ) -> tuple[list[Line], Found | None]:
     """All lines, and what was found about the run. `tell` gets lines as they come; `say` hears what takes time now."""
     probes: dict[str, Any] = {
-        "devices": lambda: machine.devices_of(settings),
-        "here": lambda: machine.here(settings),
+        "devices": lambda: machine_probes.devices_of(settings),
+        "here": lambda: machine_probes.here(settings),
         "owner": lambda: conditions_of(settings),
         "limits": lambda: Live(settings.home, settings).values,
         "texts": lambda: texts.of_person(settings),

@@ -14,12 +14,12 @@ from typing import Any
 
 import structlog
 
-from node.control.door import Answer
+from node.control.control_server import Answer
 from node.control.kept import CachedAnswer
 from node.control.recent import RecentLogLines
-from node.control.standing import STEPS_KEPT
+from node.control.vote_history import STEPS_KEPT
 from node.control.wishes import Ending
-from node.donor.settings import KEYS
+from node.donor.owner_settings import KEYS
 from node.model.load import Meter
 from node.training.lent import Lent
 from node.training.loop import Trainer

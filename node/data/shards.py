@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.errors import DataError
-from node.data.files import FileTokens
 from node.data.manifest import ShardManifest
 from node.data.permutation import permute
 from node.data.samples import BATCH_SAMPLES_MAX, HELD_OUT_FRACTION, Batch, Samples
+from node.data.token_file import FileTokens
 from protos.assignment import Range
 
 AHEAD_SHARDS: Final = 1

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from node.data.errors import DataError
-from node.data.files import FileTokens
 from node.data.manifest import MANIFEST, MANIFEST_BYTES_MAX, Shard, ShardManifest, parse
+from node.data.token_file import FileTokens
 from node.data.tokens import check_vocabulary
 
 BLOCK_BYTES: Final = 1 << 20

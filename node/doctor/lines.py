@@ -12,9 +12,9 @@ from enum import Enum
 from typing import Any
 
 from node.control.words import things
-from node.doctor.facts import Devices, Fault, Here, OwnText
+from node.doctor.doctor_facts import Devices, Fault, Here, OwnText
 from node.donor.conditions import State
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from protos.amounts import amount
 from protos.wall_clock import SET_IT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from node.control.words import things
-from node.doctor.facts import Fault, Found, InLine, Others, Reach, Seat
+from node.doctor.doctor_facts import Fault, Found, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Severity, texts, unknown, wrong_clock
 from node.doctor.predict import SECONDS_AN_HOUR, Prediction, predict
 from protos.address import Scope, scope_of, usable

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from node.donor import hours
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from protos.amounts import amount, duration
 
 BYTES_A_GB = 10**9

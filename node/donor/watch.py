@@ -14,7 +14,7 @@ import psutil
 
 from node.donor.conditions import MachineFacts, State, decide, states
 from node.donor.live import Live
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from protos.errors import OperatorError
 
 LOOK_SECONDS = 5.0

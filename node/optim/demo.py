@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from node.optim import nesterov, second_moment
-from node.optim.backends.base import Backend, Stepping, Taking
 from node.optim.backends.choose import choose, compiles, wanted
+from node.optim.backends.interface import Backend, Stepping, Taking
 from node.optim.base import Base, BaseConfig, is_table
 from node.optim.exact import aggregate, transforms
 from node.optim.exact.dct import VOTE_SUM_MAX

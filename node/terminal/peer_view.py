@@ -26,7 +26,7 @@ from textual.widgets import Footer
 from node.control import words
 from node.control.call import call
 from node.terminal.rates import Rates
-from node.terminal.view import TerminalView
+from node.terminal.terminal_app import TerminalView
 from node.terminal.widgets import Curve, Fact, Heading, Lines, Rule
 from protos.amounts import duration
 from protos.errors import SwarmentumError

@@ -18,14 +18,14 @@ from node.config import BYTES_A_MBIT, PeerSettings
 from node.data.shelf import Cache
 from node.donor import awake
 from node.donor.conditions import MachineFacts, State, states
-from node.donor.disk import BYTES_A_GB, Kept, allowed
+from node.donor.disk_shares import BYTES_A_GB, Kept, allowed
 from node.donor.gpu import GpuPrograms
 from node.donor.live import Applies, Live
-from node.donor.machine import Machine
+from node.donor.machine_facts import Machine
 from node.donor.month import Month
-from node.donor.owner import named
+from node.donor.owner_settings import CONDITIONS, LiveSettings
+from node.donor.owner_signature import named
 from node.donor.priority import Priority
-from node.donor.settings import CONDITIONS, LiveSettings
 from node.donor.watch import ConditionWatch
 from node.model.room import limit
 from node.swarm.counters import Counters

@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from node.archive.record import Recorder
-from node.control.standing import VoteHistory
+from node.control.vote_history import VoteHistory
 from node.control.wishes import Wishes
 from node.data.pace import PacedSamples
 from node.data.samples import Samples
@@ -36,14 +36,14 @@ from node.swarm.events import Agreed, Committed, Ended, Event, Failed, Finished,
 from node.swarm.membership import JoinFacts
 from node.training.checker import Checker
 from node.training.ending import LastStep, heed
-from node.training.evaluation import Evaluator
+from node.training.fork_start import Start
+from node.training.held_out import Evaluator
 from node.training.keeper import SNAPSHOTS_KEPT, Keeper
 from node.training.reached import Reached
 from node.training.ready import Ready
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
 from node.training.spans import Spans
-from node.training.start import Start
 from node.training.telemetry import StepLog, Summary
 from node.training.terms import Terms
 from node.training.throttle import Throttle

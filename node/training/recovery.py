@@ -20,10 +20,10 @@ from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Resync, Snapshot
 from node.training.doubt import BadSnapshotError, Doubt
+from node.training.fork_start import Start
 from node.training.keeper import Keeper
 from node.training.loading import Loading
 from node.training.replica import Replica
-from node.training.start import Start
 from node.training.sync import fetch_snapshot
 from protos.disk import write_bytes
 from protos.errors import DivergedError, NetworkError, Reason, Refusal, StoppedError

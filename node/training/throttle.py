@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from protos.cores import usable_cores
 
 OWED_SECONDS_MAX = 60.0

@@ -18,10 +18,10 @@ from node.link.client import check_genesis
 from protos import limits
 from protos.end import End, open_end
 from protos.errors import NetworkError, Refusal, RefusedError
+from protos.grpc_errors import error_of
 from protos.invite import Invite
 from protos.pinned import fetch_certificate, pinned_channel
 from protos.run_config import RunConfig
-from protos.status import error_of
 from protos.v1 import coordinator_pb2 as pb
 from protos.v1 import coordinator_pb2_grpc as rpc
 from protos.waits import Waits

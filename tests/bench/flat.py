@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from coordinator.clock import aggregation, machine
 from coordinator.clock.state import Peer, PeerPhase
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from node.swarm.collector import sources_of
 from protos.assignment import Share
 from protos.optimizer_config import OptimizerConfig

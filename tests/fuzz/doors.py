@@ -33,9 +33,9 @@ from node.archive import files
 from node.blobs.audience import Audience
 from node.blobs.blobs import BlobServer, WireBytes
 from node.blobs.fetcher import Asking
-from node.blobs.streams import HolderStreams, Stream
+from node.blobs.holder_streams import HolderStreams, Stream
 from node.blobs.turns import Attempt
-from node.control.door import answered
+from node.control.control_server import answered
 from node.data import manifest as shard_manifest
 from node.data.errors import DataError
 from node.optim.base import BaseConfig
@@ -49,9 +49,9 @@ from node.snapshot.pieces import describe, load, open_manifest, pack
 from node.swarm.inbox import Announced, Inbox
 from node.swarm.pushes import PUSHED_BYTES_MAX, PushServer
 from node.swarm.view import View
-from node.wire.aggregate import open_aggregate
 from node.wire.codec import Update, encode_update
 from node.wire.validate import UpdateDoor
+from node.wire.vote_sum import open_aggregate
 from protos import packing
 from protos.address import ADDRESSES_SHOWN_MAX, network_of, parse_address, shown, usable
 from protos.assignment import Range, Share

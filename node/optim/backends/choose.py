@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from node.optim.backends.base import Backend
 from node.optim.backends.family import Family, Mixed
+from node.optim.backends.interface import Backend
 from node.optim.backends.portable import Portable
 from node.optim.base import Base
 from node.optim.exact.aggregate import is_narrow

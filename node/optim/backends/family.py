@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Family(Portable):
-    """`base.Backend` for one method: `form` of the votes, `transform`, and `base`, whose state is replicated.
+    """`interface.Backend` for one method: `form` of the votes, `transform`, and `base`, whose state is replicated.
 
     Votes whose places follow from the step need `at` before each call.
     """
@@ -107,7 +107,7 @@ class Family(Portable):
 
 
 class Mixed:
-    """`base.Taking` of two: kernels vote, and `Family` moves the parameters. For votes of signs, with any base."""
+    """`interface.Taking` of two: kernels vote, and `Family` moves the parameters. For votes of signs, with any base."""
 
     def __init__(self, voting: Fused, moving: Family) -> None:
         self._parts = voting, moving

@@ -25,7 +25,7 @@ took longer than the arithmetic."""
 
 
 class Portable:
-    """`base.Backend` for group votes of signs after a DCT, with a chunkwise base. Scratch is four tiles, and the pool."""
+    """`interface.Backend` for group votes of signs after a DCT, with a chunkwise base. Scratch is four tiles, and the pool."""
 
     name = "torch"
 

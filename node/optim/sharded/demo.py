@@ -29,7 +29,7 @@ from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace
 from node.optim.nesterov import Nesterov
 from node.optim.saved import check_state, private_state
 from node.optim.second_moment import SecondMoment, local_part
-from node.optim.sharded.rows import checked, fill_share, matrix_of
+from node.optim.sharded.gradient_rows import checked, fill_share, matrix_of
 from node.optim.sharded.spread import Pieces, Spread
 from node.optim.step import (
     NonFiniteGradient,

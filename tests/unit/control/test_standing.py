@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.control.standing import OPEN_KEPT, STEPS_KEPT, VoteHistory
+from node.control.vote_history import OPEN_KEPT, STEPS_KEPT, VoteHistory
 from node.swarm.events import NotCounted, Waiting
 from protos.assignment import Range
 

@@ -9,7 +9,8 @@ import pytest
 
 from coordinator.clock.admission import block_places, places_free
 from coordinator.clock.events import TicketAsked
-from coordinator.clock.line import (
+from coordinator.clock.state import Peer, PeerPhase, Run
+from coordinator.clock.wait_queue import (
     CALLED_MS_MAX,
     CALLS_KEPT,
     LINE_MAX,
@@ -22,9 +23,8 @@ from coordinator.clock.line import (
     moved,
     waiting,
 )
-from coordinator.clock.state import Peer, PeerPhase, Run
 from coordinator.serving.clocks import monotonic_ms
-from coordinator.store.lines import NAME, RETURN_MS_MAX, WaitQueueFile
+from coordinator.store.wait_queue_file import NAME, RETURN_MS_MAX, WaitQueueFile
 from node.link.client import CoordinatorClient
 from protos.errors import RefusedError
 from protos.run_config import AdmissionConfig, RunConfig

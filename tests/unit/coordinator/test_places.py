@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.serving.places import LIMITS, LOOPBACK, Caller, CallSlot, Lane, Places
+from coordinator.serving.call_limits import LIMITS, LOOPBACK, Caller, CallSlot, Lane, Places
 
 
 def taken(places: Places, lane: Lane, where: str, count: int) -> int:

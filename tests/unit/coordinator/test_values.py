@@ -9,7 +9,7 @@ from functools import cached_property
 import pytest
 
 from coordinator.clock.state import OpenStep, Peer, Run
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.assignment import Range, Share
 from protos.run_config import RunConfig
 from protos.tick import Tick

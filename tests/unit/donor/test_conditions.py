@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from node.control.wishes import Wishes
 from node.donor.conditions import MachineFacts, State, decide, states
 from node.donor.live import Live
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from node.donor.watch import ConditionWatch
 
 MONDAY_NINE = 9 * 60

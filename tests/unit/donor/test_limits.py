@@ -21,9 +21,9 @@ from node.blobs.payloads import Payloads
 from node.doctor import lines
 from node.doctor.lines import Severity
 from node.donor import awake
-from node.donor.disk import Kept, allowed
+from node.donor.disk_shares import Kept, allowed
 from node.donor.live import Live
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from node.model.room import DeviceMemory, limit, within
 from protos.errors import OperatorError
 from tests.unit.node.test_doctor import HERE

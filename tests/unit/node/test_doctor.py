@@ -14,13 +14,13 @@ from node.blobs.testbytes import Upload
 from node.commands.doctor import DoctorPrinter, as_values
 from node.config import PeerSettings
 from node.data.errors import DataError
-from node.doctor import lines, machine, run_lines, texts
-from node.doctor.facts import Devices, Download, Fault, Found, Here, InLine, Others, Reach, Seat
+from node.doctor import lines, machine_probes, run_lines, texts
+from node.doctor.doctor_facts import Devices, Download, Fault, Found, Here, InLine, Others, Reach, Seat
 from node.doctor.lines import Line, Severity
 from node.doctor.predict import predict
 from node.doctor.probes import side_by_side
 from node.donor.conditions import MachineFacts, states
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 from node.model.room import DeviceMemory
 from protos.errors import NetworkError, RefusedError
 from protos.run_config import RunConfig
@@ -289,22 +289,22 @@ def test_cards_and_batteries_are_read_from_the_system(tmp_path: Path) -> None:
         (folder / "class").write_text(f"{kind}\n")
         (folder / "vendor").write_text(f"{maker}\n")
 
-    assert machine.cards_of(tmp_path) == ()
+    assert machine_probes.cards_of(tmp_path) == ()
     device("0000:01:00.0", "0x030000", "0x10de")
     device("0000:01:00.1", "0x040300", "0x1002")  # sound
     device("0000:02:00.0", "0x030000", "0x8086")
-    assert machine.cards_of(tmp_path) == ("NVIDIA",)
-    assert machine.on_battery(tmp_path) is None
+    assert machine_probes.cards_of(tmp_path) == ("NVIDIA",)
+    assert machine_probes.on_battery(tmp_path) is None
     for name, kind, status in (("AC", "Mains", ""), ("BAT0", "Battery", "Discharging")):
         folder = tmp_path / "class" / "power_supply" / name
         folder.mkdir(parents=True)
         (folder / "type").write_text(kind)
         (folder / "status").write_text(status)
-    assert machine.on_battery(tmp_path) is True
+    assert machine_probes.on_battery(tmp_path) is True
     driver = tmp_path / "version"
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed\nGCC version: 12.2.0\n")
-    assert machine.driver_of(driver) == "570.124.06"
-    assert machine.driver_of(tmp_path / "none") == ""
+    assert machine_probes.driver_of(driver) == "570.124.06"
+    assert machine_probes.driver_of(tmp_path / "none") == ""
 
 
 def test_training_text_says_what_is_left_out(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from coordinator.__main__ import app as coordinator_app
 from coordinator.commands.invites import row_of
 from coordinator.commands.peers import rows_of
 from coordinator.commands.showing import line_of, shown
-from coordinator.serving.server import Serving
+from coordinator.serving.served_coordinator import Serving
 from coordinator.store.backup import BackupSummary
 from node.__main__ import app as node_app
 from node.archive.verify import Verification

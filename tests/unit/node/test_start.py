@@ -19,10 +19,10 @@ from node.commands.status import as_values, show
 from node.snapshot.pieces import SnapshotManifest, iterate_pieces
 from node.snapshot.store import SnapshotStore
 from node.swarm.events import Resync, Snapshot
+from node.training.fork_start import Start
 from node.training.keeper import Keeper
 from node.training.recovery import Recovery
 from node.training.replica import Replica
-from node.training.start import Start
 from protos.errors import DivergedError, StoppedError
 from protos.log import Entry, SignedEntry, seal_entry
 from protos.optimizer_config import OptimizerConfig

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from node.control.door import ControlServer
+from node.control.control_server import ControlServer
 from node.terminal.peer_view import PeerView
 from node.terminal.widgets import Help
 from tests.unit.terminal.told import fate, line, told

@@ -23,7 +23,7 @@ def new(
     as_json: Json = False,
 ) -> None:
     """Make an owner's key. Keep the file: without it nobody can sign for your next machine."""
-    from node.donor.owner import KEY_FILE, new_key
+    from node.donor.owner_signature import KEY_FILE, new_key
     from protos.identity import peer_id
 
     path = file or KEY_FILE.expanduser()
@@ -50,7 +50,7 @@ def add(
 ) -> None:
     """Sign that a peer is yours. The peer shows it from its next start on, or after `swarmentum set owner NAME`."""
     from node.config import load_settings
-    from node.donor.owner import IDENTITY_FILE, KEY_FILE, SIGNED_FILE, keep, sign
+    from node.donor.owner_signature import IDENTITY_FILE, KEY_FILE, SIGNED_FILE, keep, sign
     from protos.errors import OperatorError
     from protos.identity import Identity, peer_id, public_key_of
 

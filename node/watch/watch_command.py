@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from node.watch.reader import Away, Denied, LogPage, LogReader, WatchedRun
 from node.watch.screen import Scene, Screen, choose
 from node.watch.supervisor import Gossiped, Overlay, OverlayStatus
-from node.watch.view import EntrySource, Event, Watch
+from node.watch.watched_run import EntrySource, Event, Watch
 from protos.errors import NetworkError, OperatorError, SwarmentumError
 from protos.identity import peer_id
 from protos.invite import Invite

@@ -13,7 +13,7 @@ from typing import Final
 
 from node.web import views
 from node.web.answers import Answer
-from node.web.app import POINTS_MAX, STATIC
+from node.web.api_routes import POINTS_MAX, STATIC
 from node.web.followed import Followed
 from protos.disk import writing
 from protos.errors import NetworkError, OperatorError

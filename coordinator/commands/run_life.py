@@ -103,7 +103,7 @@ def change(
     Each later entry of the signed log names the values. Only a paused run changes. A setting that the state depends on needs
     `run fork`.
     """
-    from coordinator.commands.changes import changes_of, flat
+    from coordinator.commands.fork_changes import changes_of, flat
     from coordinator.commands.operator import Operator
 
     try:

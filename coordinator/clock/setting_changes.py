@@ -10,7 +10,7 @@ from __future__ import annotations
 from coordinator.clock import electorate
 from coordinator.clock.records import SettingsChanged
 from coordinator.clock.state import CHANGES_MAX, Run, changed_settings
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.changes import RATE_KEYS, STEPS, Settings, merged, values_of, with_settings, words
 from protos.errors import Refusal
 from protos.log import Entry

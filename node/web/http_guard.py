@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from node.web.live import SEND_SECONDS_MAX
+from node.web.event_stream import SEND_SECONDS_MAX
 
 REQUEST_SECONDS_MAX: Final = 15.0
 TRANSPORT: Final = "transport"

@@ -21,7 +21,7 @@ import psutil
 from node.donor.conditions import MachineFacts
 from node.donor.gpu import GpuPrograms
 from node.donor.hours import DAY, HOUR
-from node.donor.settings import LiveSettings
+from node.donor.owner_settings import LiveSettings
 
 ANSWER_SECONDS_MAX = 2.0
 GNOME = (

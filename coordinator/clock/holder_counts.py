@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from coordinator.clock.events import HeldPlaces
 from coordinator.clock.state import OpenStep
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.holdings import digest_of, places_of
 
 Name = tuple[bytes, bytes]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import structlog
 
-from coordinator.serving.places import LOOPBACK
+from coordinator.serving.call_limits import LOOPBACK
 from protos.address import network_of, site
 
 SITE_MAX = 600

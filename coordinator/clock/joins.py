@@ -5,12 +5,12 @@ Refuses a peer that `admission.py` does not admit, with its reason. Refuses to m
 
 from __future__ import annotations
 
-from coordinator.clock import admission, aggregation, agreement, holdings, memory, transitions
+from coordinator.clock import admission, aggregation, agreement, holder_counts, memory, transitions
 from coordinator.clock.effects import Append, Denial, Effect, EndStream, NoticeKind, Refuse, SendNotice, SendTick
 from coordinator.clock.events import Disconnected, JoinAsked
 from coordinator.clock.records import PeerLeft, TicketUsed
 from coordinator.clock.state import Outcome, Peer, PeerPhase, Run
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 
 
 def joined(run: Run, event: JoinAsked, now_ms: int) -> Outcome:
@@ -56,7 +56,7 @@ def _holds_nothing(run: Run, public_key: bytes) -> Run:
     run, current = replace(run, reported_snapshots=reported), run.step
     if current is None:
         return run
-    return replace(run, step=holdings.lost(current, public_key))
+    return replace(run, step=holder_counts.lost(current, public_key))
 
 
 def connected(run: Run, public_key: bytes, now_ms: int) -> Outcome:

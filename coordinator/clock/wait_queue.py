@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from coordinator.clock.admission import block_places, needs_ticket
 from coordinator.clock.state import PeerPhase, Run
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.amounts import duration
 from protos.limits import FULL
 from protos.ticket import Ticket

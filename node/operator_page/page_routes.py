@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from node.operator_page.pipe import Asks, PipeReply
-from node.web.door import HttpGuard
+from node.web.http_guard import HttpGuard
 from protos.rate import Rate
 
 OWN: Final = Path(__file__).with_name("static")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from coordinator.clock import electorate, holdings, memory, quorum, rules, trust
+from coordinator.clock import electorate, holder_counts, memory, quorum, rules, trust
 from coordinator.clock.effects import Append, Effect, NoticeKind, SendEntry, SendNotice
 from coordinator.clock.events import Claim
 from coordinator.clock.records import EntryCommitted, Judged, OwnerNamed
 from coordinator.clock.state import DURATIONS_KEPT, OpenStep, Outcome, Run
-from coordinator.clock.values import replace
+from coordinator.clock.value_copy import replace
 from protos.assignment import assign, merge
 from protos.checks import VERDICT_STEPS
 from protos.limits import EVALUATIONS_MAX, OWNER_STEPS_MIN, POOL_RANGES_MAX
@@ -78,7 +78,7 @@ def _uncounted(current: OpenStep, counted: Collection[bytes], now_ms: int) -> li
         elif rule.anchor:
             why = f"no anchor held the payload {took}"
         else:
-            held, of = holdings.count_of(current.tally, place), rule.within.bit_count()
+            held, of = holder_counts.count_of(current.tally, place), rule.within.bit_count()
             why = f"held by {held} of {of} peers, quorum {rule.needed}, {took}"
         found.append(SendNotice(NoticeKind.VOTE, why, to=author, step=current.tick.step))
     return found

@@ -13,7 +13,7 @@ import torch
 
 from node.commands.fit import free_at
 from node.config import PeerSettings
-from node.doctor.facts import Devices, Here
+from node.doctor.doctor_facts import Devices, Here
 from node.donor import awake
 from node.model.device import DeviceError, devices, pick_device
 from node.model.room import room_of

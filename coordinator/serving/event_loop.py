@@ -30,12 +30,12 @@ from coordinator.clock.effects import (
 from coordinator.clock.events import Connected, Disconnected, EntriesReturned, Event, Reported, TimerFired
 from coordinator.clock.records import EntryCommitted, Record
 from coordinator.clock.state import Phase, Run
-from coordinator.serving import facts
+from coordinator.serving import state_messages
 from coordinator.serving.caused import CausedLines
 from coordinator.serving.clocks import monotonic_ms
+from coordinator.serving.event_streams import Events, EventStreams, FullError, NotJoinedError, PeerAheadError
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.reading import LogPages, Page
-from coordinator.serving.streams import Events, EventStreams, FullError, NotJoinedError, PeerAheadError
 from coordinator.serving.traces import StepTraces
 from coordinator.serving.trouble import FAILING, Trouble
 from coordinator.store.folded import Folded
@@ -238,13 +238,15 @@ class RunRuntime:
             case SendEntry():
                 self.streams.hold(envelope_pb2.SignedEnvelope.FromString(self._entry))
             case SendTick():
-                self.streams.send_tick(effect.to, facts.tick_event(run, effect, self._identity))
+                self.streams.send_tick(effect.to, state_messages.tick_event(run, effect, self._identity))
             case SendSumRequest() | SendAnnouncement():
-                self.streams.send(effect.to, facts.for_one(effect))
+                self.streams.send(effect.to, state_messages.for_one(effect))
             case SendNotice():
                 if effect.kind is NoticeKind.RESYNC:
                     self._metrics.resyncs.labels(run.run_id.hex()[:16]).inc()
-                self.streams.send(effect.to, pb.FollowResponse(notice=facts.notice(run, effect, self._identity)))
+                self.streams.send(
+                    effect.to, pb.FollowResponse(notice=state_messages.notice(run, effect, self._identity))
+                )
                 if effect.to is None:
                     self._log.info(effect.reason, step=run.head_step, peer="all")
                 elif effect.kind is not NoticeKind.VOTE:  # its author alone wants to know

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from coordinator.clock.line import LINE_MAX, Line, QueuedPeer, QueuePace, moved
+from coordinator.clock.wait_queue import LINE_MAX, Line, QueuedPeer, QueuePace, moved
 from protos.disk import replace_bytes
 
 NAME = "lines.json"

@@ -20,8 +20,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from node.web import answers, views
-from node.web.door import TRANSPORT, HttpGuard
-from node.web.live import Channels, Reader, stream
+from node.web.event_stream import Channels, Reader, stream
+from node.web.http_guard import TRANSPORT, HttpGuard
 from node.web.openapi import description
 from node.web.site import Site
 

@@ -25,8 +25,9 @@ from prometheus_client import start_http_server
 
 from coordinator.config import CoordinatorSettings, split_address
 from coordinator.serving import reflection, tls
+from coordinator.serving.call_limits import Places
 from coordinator.serving.clocks import monotonic_ms
-from coordinator.serving.connections import Bounded
+from coordinator.serving.connection_limits import Bounded
 from coordinator.serving.election import Election
 from coordinator.serving.gate import Gate
 from coordinator.serving.hub import Hub
@@ -34,15 +35,14 @@ from coordinator.serving.metrics import Metrics
 from coordinator.serving.operator_service import OperatorService
 from coordinator.serving.page import line_of, pages_of
 from coordinator.serving.peer_service import CoordinatorService
-from coordinator.serving.places import Places
 from coordinator.serving.sessions import Sessions
 from coordinator.store import backup
 from coordinator.store.database import parsed, shared
 from coordinator.store.journal import Journal, JournalError
 from coordinator.store.known_runs import KnownRuns
 from coordinator.store.lease import Lease
-from coordinator.store.lines import NAME as LINES
-from coordinator.store.lines import WaitQueueFile
+from coordinator.store.wait_queue_file import NAME as LINES
+from coordinator.store.wait_queue_file import WaitQueueFile
 from protos.console import lock_home
 from protos.disk import replace_bytes
 from protos.errors import OperatorError
@@ -73,7 +73,7 @@ _GRPC_OPTIONS = [
     ("grpc.max_connection_idle_ms", 60_000),  # A connection without a call ends. A follower always has one under way.
     ("grpc.max_metadata_size", 8 * 1024),
 ]
-# The last limit, never reached while `places.LIMITS` holds: calls that follow, and calls of all lanes.
+# The last limit, never reached while `call_limits.LIMITS` holds: calls that follow, and calls of all lanes.
 CONCURRENT_CALLS_MAX = 32_768
 DESCRIPTORS_MAX = 65_536
 DESCRIPTORS_KEPT = 128
