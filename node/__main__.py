@@ -341,7 +341,7 @@ def layout(
     """Show the parameter layout of a run.toml's model, and run a small copy; `swarmentum-coordinator run create` needs both."""
     need_node_extra()
     with many_imports(said=not as_json):
-        from node.commands.layout import bound_memory, print_layout
+        from node.commands.model_layout import bound_memory, print_layout
 
     bound_memory()
     print_layout(file, allow_code=allow_code, as_json=as_json)

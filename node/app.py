@@ -14,22 +14,22 @@ from pathlib import Path
 import structlog
 import torch
 
+from node.admission import fit
+from node.admission.consent import MachineRequest, TokenizerSource, place_of, request
 from node.archive.record import Recorder
 from node.assemble import PIECES, Home, assemble, folder_of
 from node.blobs.payloads import Payloads
-from node.commands import fit
-from node.commands.card import facts_of
-from node.commands.consent import MachineRequest, TokenizerSource, place_of, request
-from node.commands.export import check_folder, export, writer
-from node.commands.tried import first_look
 from node.config import PeerSettings
-from node.control.commands import Commands
 from node.control.control_server import ControlServer
+from node.export.card import facts_of
+from node.export.first_look import first_look
+from node.export.model_folder import check_folder, export, writer
 from node.join_failures import Failing, telling
 from node.link.client import check_genesis
 from node.model.device import autocast, device_name, pick_device
 from node.model.effort import Effort
 from node.model.spec import ModelSpec, build, parameter_count
+from node.owner_commands import Commands
 from node.ranks.channel import RankLost
 from node.ranks.launch import launched
 from node.ranks.lead import Lead, RanksReplica

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from node.archive.record import Recorder
 from node.blobs.payloads import Payloads
 from node.data.samples import Samples
 from node.overlay.settings import OverlaySettings
@@ -27,6 +26,7 @@ from node.training.fork_start import Start
 from node.training.held_out import Evaluator
 from node.training.keeper import SNAPSHOTS_KEPT
 from node.training.loop import Trainer
+from node.training.recording import StepRecorder
 from node.training.recovery import Stopping
 from node.training.replica import Replica
 from node.training.spans import Spans
@@ -141,7 +141,7 @@ def assemble(
     autocast: Any,
     anchored: bool = False,
     vote_size: VoteSize | None = None,
-    archive: Recorder | None = None,
+    archive: StepRecorder | None = None,
     behind: bool = True,
     snapshots_kept: int = SNAPSHOTS_KEPT,
     start: StartingState | None = None,

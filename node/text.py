@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from node.commands.consent import STANDARD_LIBRARY
+from node.admission.consent import STANDARD_LIBRARY
 from node.config import PeerSettings
 from node.data.corpus import open_corpus
 from node.data.errors import DataError

@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 
 from coordinator.commands.options import EXIT_CODES, Home, Json, settings
-from coordinator.web import logins
-from coordinator.web.place import PageAddress
+from coordinator.store import logins
+from coordinator.store.page_address import PageAddress
 from protos.json_line import print_json
 
 app = typer.Typer(

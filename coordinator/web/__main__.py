@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from coordinator.store.page_address import PageAddress
 from coordinator.web.child import Child
-from coordinator.web.place import PageAddress
 from coordinator.web.requests import Requests
 from protos.console import configure_logging, exit_with
 from protos.json_line import print_json

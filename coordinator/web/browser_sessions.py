@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from coordinator.web.logins import SECRET_BYTES, hash_of
+from coordinator.store.logins import SECRET_BYTES, hash_of
 from protos.rate import Rate
 
 SESSIONS_MAX: Final = 4

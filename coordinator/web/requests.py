@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coordinator.commands.operator import Operator
 from coordinator.serving.caused import CausedLines
-from coordinator.web import logins
+from coordinator.store import logins
 from coordinator.web.action_log import Record
 from coordinator.web.actions import ALL, Values, What
 from coordinator.web.browser_sessions import BrowserSessions

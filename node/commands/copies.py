@@ -144,8 +144,8 @@ def _export(to: _Target, settings: PeerSettings) -> int:
         hugging_face.check(to.repo_id, run_id)  # before a peer joins, so that no work is lost on it
     with many_imports(said=not to.as_json):
         from node.app import join
+    from node.admission.consent import MachineRequest, must_ask
     from node.commands import person
-    from node.commands.consent import MachineRequest, must_ask
     from node.commands.credits import add_credits
     from node.commands.uploads import Uploads
     from node.training.exports import Series

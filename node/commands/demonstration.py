@@ -26,9 +26,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.commands.pictures import PeerTotals, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
 from node.commands.processes import Processes
 from node.commands.status import as_values, fetch
+from node.pictures import PeerTotals, allreduce_bytes, format_bytes, loss_chart, loss_png, peers_table, render
 from protos.cores import usable_cores
 from protos.errors import NetworkError, OperatorError, StoppedError, SwarmentumError
 from protos.invite import Invite
@@ -360,8 +360,8 @@ def _sample(checkpoint: Path, seed: int) -> str:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from node.commands.export import no_progress_bar, sample_text
     from node.data.tokenizer import ByteTokenizer
+    from node.export.model_folder import no_progress_bar, sample_text
 
     with no_progress_bar():
         model = AutoModelForCausalLM.from_pretrained(checkpoint, trust_remote_code=False)

@@ -18,8 +18,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from node.commands.card import MARK
 from node.commands.options import Json, need_node_extra
+from node.export.card import MARK
 from protos.disk import write_bytes
 from protos.errors import OperatorError, SwarmentumError
 from protos.json_line import print_json

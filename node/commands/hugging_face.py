@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from node.commands.card import MARK
+from node.export.card import MARK
 from node.quiet import slowly
 from protos.errors import NetworkError, OperatorError, RefusedError
 

@@ -239,8 +239,8 @@ def _take_part(
     with many_imports():
         from node.app import Outcome
         from node.app import join as join_run
+    from node.admission.consent import MachineRequest, must_ask
     from node.commands import person
-    from node.commands.consent import MachineRequest, must_ask
     from node.control import words
     from node.full_disk import outlasting
     from node.ranks.launch import launched

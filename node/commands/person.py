@@ -16,7 +16,7 @@ from protos.pasted import PASTED_CHARACTERS_MAX
 from protos.toml_file import WRITTEN
 
 if TYPE_CHECKING:
-    from node.commands.consent import MachineRequest
+    from node.admission.consent import MachineRequest
 
 STDIN = "-"
 COLUMNS_MIN = 40

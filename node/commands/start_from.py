@@ -17,10 +17,10 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from node.admission.consent import check_code
 from node.archive import files
 from node.assemble import PIECES, folder_of
 from node.commands import hugging_face
-from node.commands.consent import check_code
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
 from node.model.spec import ModelError, ModelSpec, build

@@ -62,7 +62,7 @@ class Here:
 
 @dataclass(frozen=True)
 class Seat:
-    """The model and this peer's part of it: what `node.commands.fit` counts, and the votes."""
+    """The model and this peer's part of it: what `node.admission.fit` counts, and the votes."""
 
     micro_batch: int
     """That fits; 0: the run does not."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from node.commands.fit import free_at
+from node.admission.fit import free_at
 from node.config import PeerSettings
 from node.doctor.doctor_facts import Devices, Here
 from node.donor import awake

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from node.commands.consent import request
-from node.commands.fit import fitted, spec_of
+from node.admission.consent import request
+from node.admission.fit import fitted, spec_of
 from node.config import PeerSettings
 from node.doctor.doctor_facts import Seat
 from node.doctor.speed import samples_per_second

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.commands.consent import STANDARD_LIBRARY
+from node.admission.consent import STANDARD_LIBRARY
 from node.config import PeerSettings
 from node.data.sources import Source
 from node.data.survey import look_at

@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from node.archive.record import Recorder
 from node.snapshot.image import Image
 from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.private import PrivateStateError, write_private
 from node.snapshot.store import SnapshotStore
 from node.training.core_part import CorePart
+from node.training.recording import StepRecorder
 from node.training.replica import THREAD_SAFE, Describe, Replica
 from node.training.spans import Spans
 from protos.cores import usable_cores
@@ -123,7 +123,11 @@ class Keeper:
         self._submit(partial(write_private, partial(self._paced, image), self._private_path), image, private=True)
 
     def archive(
-        self, recorder: Recorder, signed: SignedEntry, payloads: Sequence[bytes], announcements: Mapping[bytes, bytes]
+        self,
+        recorder: StepRecorder,
+        signed: SignedEntry,
+        payloads: Sequence[bytes],
+        announcements: Mapping[bytes, bytes],
     ) -> None:
         """Record an entry that the replica has just applied. Waits while too many entries wait: an archive has no gaps."""
         size = sum(map(len, payloads))
@@ -139,7 +143,7 @@ class Keeper:
 
     def _record(
         self,
-        recorder: Recorder,
+        recorder: StepRecorder,
         signed: SignedEntry,
         payloads: Sequence[bytes],
         announcements: Mapping[bytes, bytes],

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from node.archive.record import Recorder
 from node.blobs.blobs import WireBytes
 from node.blobs.flow import FlowDirection
 from node.blobs.payloads import Payloads
@@ -30,6 +29,7 @@ from node.donor.watch import ConditionWatch
 from node.model.room import limit
 from node.swarm.counters import Counters
 from node.training.loop import Trainer
+from node.training.recording import StepRecorder
 from node.training.throttle import Throttle
 from protos.errors import NetworkError
 from protos.owner import NOBODY
@@ -115,7 +115,7 @@ class Lent:
         with suppress(NetworkError):
             self._relayed = trainer.swarm.limit_overlay(None if gb is None else int(gb * BYTES_A_GB), rate)
 
-    def _limit_disk(self, archive: Recorder | None, payloads: Payloads, shelves: Sequence[Cache]) -> None:
+    def _limit_disk(self, archive: StepRecorder | None, payloads: Payloads, shelves: Sequence[Cache]) -> None:
         """Each store heeds its part of the disk at its next write, and the shelf at once."""
         settings, disk_gb = self._settings, self.live.values.disk_gb
         if disk_gb is None and not self._disk_limited:

@@ -21,7 +21,6 @@ from typing import Any
 
 import structlog
 
-from node.archive.record import Recorder
 from node.control.vote_history import VoteHistory
 from node.control.wishes import Wishes
 from node.data.pace import PacedSamples
@@ -41,6 +40,7 @@ from node.training.held_out import Evaluator
 from node.training.keeper import SNAPSHOTS_KEPT, Keeper
 from node.training.reached import Reached
 from node.training.ready import Ready
+from node.training.recording import StepRecorder
 from node.training.recovery import Recovery, Stopping
 from node.training.replica import Replica
 from node.training.spans import Spans
@@ -81,7 +81,7 @@ class Trainer:
     announced_step: int = 0
     ready: Ready | None = None
     vote_size: VoteSize | None = None
-    archive: Recorder | None = None
+    archive: StepRecorder | None = None
     evaluator: Evaluator | None = None
     entered: bool = False  # this peer's momentum is loaded, so it may be saved
     behind: bool = True  # a thread of its own writes snapshots and momentum

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.commands.pictures import (
+from node.pictures import (
     PeerTotals,
     allreduce_bytes,
     format_bytes,

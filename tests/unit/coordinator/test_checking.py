@@ -202,7 +202,7 @@ def test_a_model_that_was_not_run_is_never_called_sound(tmp_path: Path, monkeypa
 
 
 def test_the_limit_of_computing_ends_a_pass_that_does_not_end() -> None:
-    from node.commands.layout import TookTooLongError, limited
+    from node.commands.model_layout import TookTooLongError, limited
 
     def forever() -> None:
         dry_run(ModelSpec(factory=f"{__name__}:Slow"), 256, 32)

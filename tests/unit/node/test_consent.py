@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.commands.consent import TokenizerSource, must_ask, place_of, request
+from node.admission.consent import TokenizerSource, must_ask, place_of, request
 from node.config import PeerSettings
 from protos.errors import OperatorError
 from protos.run_config import RunConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.commands import fit
+from node.admission import fit
 from node.config import PeerSettings
 from node.model.room import DeviceMemory
 from protos.errors import OperatorError

@@ -11,10 +11,10 @@ import structlog
 from rich.console import Console
 
 from coordinator.commands import peers
+from node import pictures as report
 from node.commands import demonstration as demo
-from node.commands import pictures as report
 from node.commands import status
-from node.commands.pictures import PeerTotals, peers_table
+from node.pictures import PeerTotals, peers_table
 from protos.console import configure_logging, exit_with
 from protos.errors import RefusedError
 from protos.identity import Identity

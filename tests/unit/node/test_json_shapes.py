@@ -22,7 +22,7 @@ from coordinator.store.backup import BackupSummary
 from node.__main__ import app as node_app
 from node.archive.verify import Verification
 from node.commands.doctor import as_values as doctor_values
-from node.commands.layout import LayoutFacts
+from node.commands.model_layout import LayoutFacts
 from node.commands.start_from import Started
 from node.commands.status import as_values as status_values
 from node.data.tally import Reading

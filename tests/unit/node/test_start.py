@@ -14,7 +14,7 @@ import structlog
 import torch
 from torch import nn
 
-from node.commands.consent import MachineRequest
+from node.admission.consent import MachineRequest
 from node.commands.status import as_values, show
 from node.snapshot.pieces import SnapshotManifest, iterate_pieces
 from node.snapshot.store import SnapshotStore

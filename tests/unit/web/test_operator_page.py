@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.web import browser_sessions, logins
+from coordinator.store import logins
+from coordinator.store.logins import LINK_SECONDS_MAX, LOGIN_FILE, TOO_OLD, UNKNOWN
+from coordinator.web import browser_sessions
 from coordinator.web.action_log import BEGUN, FILE_BYTES_MAX, OLDER_FILE, RECORD_FILE, Record
 from coordinator.web.browser_sessions import NO_SESSION, SESSION_SECONDS_MAX, SESSIONS_MAX, WRONG_TOKEN
 from coordinator.web.child import Child, line_of
-from coordinator.web.logins import LINK_SECONDS_MAX, LOGIN_FILE, TOO_OLD, UNKNOWN
 from coordinator.web.requests import OperatorReply, Requests
 from node.operator_page import pipe
 from node.operator_page.page_routes import BODY_BYTES_MAX, LOGINS_AT_ONCE, TOKEN, app_of

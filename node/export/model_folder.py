@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from node.commands.card import CARD, MARK, card_text
 from node.data.tokenizer import Tokenizer
+from node.export.card import CARD, MARK, card_text
 from node.model.loss import logits_of
 from node.model.spec import REFUSALS
 from protos.errors import OperatorError

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from node.commands.consent import check_code
-from node.commands.fit import need_of_run
-from node.commands.tried import tried
+from node.admission.consent import check_code
+from node.admission.fit import need_of_run
 from node.config import load_settings
 from node.data.tokenizer import load_tokenizer
+from node.export.first_look import tried
 from node.model.dry_run import check_keys, shapes_of
 from node.model.spec import ModelSpec, parameter_count
 from node.training.methods import form_of

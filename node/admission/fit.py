@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from node.commands.consent import TokenizerSource, place_of
+from node.admission.consent import TokenizerSource, place_of
 from node.config import PeerSettings
 from node.data.tokenizer import load_tokenizer
 from node.model.room import main_memory, room_of

@@ -14,8 +14,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from node.commands.export import ExportError, export, no_progress_bar, own_tensors
 from node.data.tokenizer import Tokenizer
+from node.export.model_folder import ExportError, export, no_progress_bar, own_tensors
 from node.model.dry_run import DryRun, dry_run, reference_loss
 from node.model.examine import FAILURES, answers_of
 from node.model.spec import ModelError, ModelSpec, build
