@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from node.optim import aggregate
 from node.optim.backends.portable import Portable
 from node.optim.base import Base
-from node.optim.exact import aggregate
 from node.optim.exact.dct import VOTE_SUM_MAX
 from node.optim.exact.transforms import Transform
 from node.optim.layout import CHUNK_ELEMENTS, Layout

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from node.optim import aggregate
 from node.optim.base import Base
 from node.optim.demo import DeMoConfig
 from node.optim.dtensor import is_dealt, is_dtensor
-from node.optim.exact import aggregate
 from node.optim.laid_out import LaidOut
 from node.optim.layout import CHUNK_ELEMENTS, CHUNK_SIDE, Layout, ParameterPlace, kinds_of, named_tensors
 from node.optim.nesterov import Nesterov
