@@ -44,10 +44,10 @@ from node.text import BYTES_A_GB, Text, open_text
 from node.training import exporters
 from node.training.exports import Exports, Series
 from node.training.held_out import Evaluator
-from node.training.lent import Lent
 from node.training.loop import Trainer
 from node.training.methods import demo_config, local_config
 from node.training.replica import Replica
+from node.training.resource_limits import ResourceLimits
 from node.training.spans import Spans
 from node.training.telemetry import Summary
 from node.training.uplink import VoteSize
@@ -149,7 +149,7 @@ class _Peer:
         self.home = Home(self.folder, store, payloads)
         self.log = structlog.get_logger("peer").bind(peer=self.identity.peer_id[-8:], step=0)
         public_key, alone = self.identity.public_key, lead is None
-        self.lent = Lent(settings, public_key, self._device, alone=alone, trains=self.trains, log=self.log)
+        self.lent = ResourceLimits(settings, public_key, self._device, alone=alone, trains=self.trains, log=self.log)
 
     def run(self, export_to: Path | None, agree: Callable[[MachineRequest], None]) -> Outcome:
         """Connect, build, join, train, export, leave."""

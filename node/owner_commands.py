@@ -16,13 +16,13 @@ import structlog
 
 from node.control.control_server import Answer
 from node.control.kept import CachedAnswer
+from node.control.owner_requests import Ending
 from node.control.recent import RecentLogLines
 from node.control.vote_history import STEPS_KEPT
-from node.control.wishes import Ending
 from node.donor.owner_settings import KEYS
 from node.model.load import Meter
-from node.training.lent import Lent
 from node.training.loop import Trainer
+from node.training.resource_limits import ResourceLimits
 from protos.text import printable
 
 ACCESS_SECONDS = 5.0
@@ -45,7 +45,7 @@ class Commands:
         started: float,
         recent: RecentLogLines | None = None,
         log_file: Callable[[], Path | None] = lambda: None,
-        lent: Lent,
+        lent: ResourceLimits,
     ) -> None:
         self._trainer, self._run_id, self._leave, self._started = trainer, run_id, leave, started
         self._recent, self._log_file, self._lent = recent or RecentLogLines(), log_file, lent

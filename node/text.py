@@ -18,8 +18,8 @@ from node.data.errors import DataError
 from node.data.manifest import MANIFEST, ShardManifest, parse, sha256_of
 from node.data.mixed import MixedSamples
 from node.data.samples import Samples
+from node.data.shard_cache import Cache, Folder, Shards, manifest_of
 from node.data.shards import ShardedSamples
-from node.data.shelf import Cache, Folder, Shards, manifest_of
 from node.data.survey import left_out_of
 from node.data.tally import Reading
 from node.data.tokenizer import Tokenizer, run_tokenizer

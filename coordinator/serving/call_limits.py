@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 
 
 class Lane(Enum):
@@ -72,7 +72,7 @@ class Places:
         self._own: Counter[str] = Counter()  # by connection of a session
         self._sessions: OrderedDict[bytes, str] = OrderedDict()
         self._connections: Counter[str] = Counter()
-        self._rates = {lane: Rate(it.burst, it.each_ms, ADDRESSES_KEPT) for lane, it in self._limits.items()}
+        self._rates = {lane: RateLimiter(it.burst, it.each_ms, ADDRESSES_KEPT) for lane, it in self._limits.items()}
 
     def met(self, session_id: bytes, connection: str) -> None:
         """A peer with a session speaks over a connection; the one that it used before is a stranger's again."""
@@ -99,7 +99,7 @@ class Places:
         here = lane is Lane.OPERATOR and caller.site == LOOPBACK
         if not own and self._all[lane] >= limits.all_max and not (caller.known or here):
             return f"{self._all[lane]} calls are under way; try again in a second"
-        if not self._rates[lane].may(caller.connection if own else caller.site, now_ms):
+        if not self._rates[lane].allow(caller.connection if own else caller.site, now_ms):
             return "too many calls from your network address; try again in a second"
         if own:
             self._own[caller.connection] += 1

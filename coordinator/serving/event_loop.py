@@ -31,11 +31,11 @@ from coordinator.clock.events import Connected, Disconnected, EntriesReturned, E
 from coordinator.clock.records import EntryCommitted, Record
 from coordinator.clock.state import Phase, Run
 from coordinator.serving import state_messages
-from coordinator.serving.caused import CausedLines
 from coordinator.serving.clocks import monotonic_ms
 from coordinator.serving.event_streams import Events, EventStreams, FullError, NotJoinedError, PeerAheadError
 from coordinator.serving.metrics import Metrics
 from coordinator.serving.reading import LogPages, Page
+from coordinator.serving.throttled_log import ThrottledLog
 from coordinator.serving.traces import StepTraces
 from coordinator.serving.trouble import FAILING, Trouble
 from coordinator.store.folded import Folded
@@ -92,7 +92,7 @@ class RunRuntime:
         self._due: Checkpoint | None = None
         self._tasks: set[asyncio.Task[Refusals]] = set()
         self._log = structlog.get_logger("coordinator").bind(run=run.run_id.hex()[:16])
-        self._caused = CausedLines(self._log)
+        self._caused = ThrottledLog(self._log)
         self.trouble = Trouble(self._log, metrics, run.run_id.hex()[:16])
         self._arm_restored()
 

@@ -11,10 +11,10 @@ from collections import Counter
 
 import structlog
 
-from coordinator.serving.caused import CausedLines
 from coordinator.serving.metrics import Metrics
+from coordinator.serving.throttled_log import ThrottledLog
 from protos.failures import REASONS
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 from protos.v1 import coordinator_pb2 as pb
 from protos.version import software_version
 
@@ -33,13 +33,13 @@ class Failures:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._counts: dict[bytes, Counter[tuple[int, str]]] = {}
-        self._by_address = Rate(ADDRESS_TOLD_MAX, ADDRESS_TOLD_MS, ADDRESSES_KEPT)
-        self._all = Rate(TOLD_MAX, TOLD_MS, 1)
-        self._caused = CausedLines(structlog.get_logger("coordinator"))
+        self._by_address = RateLimiter(ADDRESS_TOLD_MAX, ADDRESS_TOLD_MS, ADDRESSES_KEPT)
+        self._all = RateLimiter(TOLD_MAX, TOLD_MS, 1)
+        self._caused = ThrottledLog(structlog.get_logger("coordinator"))
 
     def may_tell(self, address: str, now_ms: int) -> bool:
         """Whether a stranger at this network address may tell one more."""
-        return self._by_address.may(address, now_ms) and self._all.may("", now_ms)
+        return self._by_address.allow(address, now_ms) and self._all.allow("", now_ms)
 
     def count(self, run_id: bytes, reason: int, version: str) -> None:
         """One more. The caller has the run. A reason that this version does not know is OTHER."""

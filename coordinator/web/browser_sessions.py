@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coordinator.store.logins import SECRET_BYTES, hash_of
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 
 SESSIONS_MAX: Final = 4
 """A new login ends the oldest session."""
@@ -48,8 +48,8 @@ class BrowserSessions:
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, _BrowserSession] = OrderedDict()
-        self._requests = Rate(REQUESTS_AT_ONCE, REQUEST_EACH_MS, SESSIONS_MAX)
-        self._actions = Rate(ACTIONS_AT_ONCE, ACTION_EACH_MS, SESSIONS_MAX)
+        self._requests = RateLimiter(REQUESTS_AT_ONCE, REQUEST_EACH_MS, SESSIONS_MAX)
+        self._actions = RateLimiter(ACTIONS_AT_ONCE, ACTION_EACH_MS, SESSIONS_MAX)
 
     def open(self, now: float) -> NewSession:
         """A new session. `now`: seconds of a clock that never goes back."""
@@ -73,7 +73,7 @@ class BrowserSessions:
         if not hmac.compare_digest(found.token_hash, hash_of(token)):
             return "", 403, WRONG_TOKEN
         rate = self._actions if acts else self._requests
-        if not rate.may(found.name, 1000 * now):
+        if not rate.allow(found.name, 1000 * now):
             return "", 429, TOO_OFTEN
         return found.name, 200, ""
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 
-from coordinator.serving.caused import CausedLines
+from coordinator.serving.throttled_log import ThrottledLog
 from coordinator.web.requests import OperatorReply, Requests
 from protos.safe_path import python_command
 
@@ -43,7 +43,7 @@ class Child:
         self._command = python_command("-m", MODULE, "--json", "--listen", listen, *named)
         self._requests = requests
         self._log = structlog.get_logger("operator-page")
-        self._caused = CausedLines(self._log)
+        self._caused = ThrottledLog(self._log)
 
     async def run(self, ready: Callable[[str], None]) -> int:
         """Serve until the process ends; its exit code. `ready` gets the page's URL."""

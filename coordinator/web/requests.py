@@ -20,7 +20,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coordinator.commands.operator import Operator
-from coordinator.serving.caused import CausedLines
+from coordinator.serving.throttled_log import ThrottledLog
 from coordinator.store import logins
 from coordinator.web.action_log import Record
 from coordinator.web.actions import ALL, Values, What
@@ -82,7 +82,7 @@ class Requests:
         self._threads = ThreadPoolExecutor(THREADS, "operator's page")
         self._under_way = 0
         self._log = structlog.get_logger("operator-page")
-        self._caused = CausedLines(self._log)
+        self._caused = ThrottledLog(self._log)
 
     async def answer(self, data: bytes) -> OperatorReply:
         """The answer to a request."""

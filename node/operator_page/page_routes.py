@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from node.operator_page.pipe import Asks, PipeReply
 from node.web.http_guard import HttpGuard
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 
 OWN: Final = Path(__file__).with_name("static")
 SHARED: Final = Path(__file__).parents[1] / "web" / "static"
@@ -72,8 +72,8 @@ class BrowserRequests:
 
     def __init__(self, asks: Asks, hosts: frozenset[str], clock: Callable[[], float]) -> None:
         self._asks, self._hosts, self._clock = asks, hosts, clock
-        self._logins = Rate(LOGINS_AT_ONCE, LOGIN_EACH_MS, ADDRESSES_KEPT)
-        self._requests = Rate(REQUESTS_AT_ONCE, REQUEST_EACH_MS, ADDRESSES_KEPT)
+        self._logins = RateLimiter(LOGINS_AT_ONCE, LOGIN_EACH_MS, ADDRESSES_KEPT)
+        self._requests = RateLimiter(REQUESTS_AT_ONCE, REQUEST_EACH_MS, ADDRESSES_KEPT)
 
     async def file(self, request: Request) -> Response:
         """A file of the page. It says nothing about any run."""
@@ -113,7 +113,7 @@ class BrowserRequests:
             raise HTTPException(400, "the cookie or the token is none of this page's")
         return {**found, "address": address_of(request)}
 
-    def _check(self, request: Request, rate: Rate) -> bool:
+    def _check(self, request: Request, rate: RateLimiter) -> bool:
         """Whether the page is on HTTPS. Raises HTTPException for a request that is not the page's own."""
         host = self._check_host(request)
         try:
@@ -130,7 +130,7 @@ class BrowserRequests:
                 403,
                 "this page logs nobody in over plain HTTP from another machine: use an SSH tunnel, or a proxy with TLS",
             )
-        if not rate.may(address_of(request), 1000 * self._clock()):
+        if not rate.allow(address_of(request), 1000 * self._clock()):
             raise HTTPException(429, TOO_OFTEN, {"retry-after": "60"})
         return origin.scheme == "https"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 from hivemind.p2p import P2P
 
-from node.overlay import lives, reach
+from node.overlay import incarnations, reach
 from node.overlay.daemon import Daemon, Ready
 from node.overlay.finder import Finder
 from node.overlay.links import Links
@@ -54,8 +54,8 @@ class Host:
         self._links = Links(self._daemon)
         self._streams = OverlayStreams(self._daemon, self._links, self._tasks, self._log)
         self.pubsub = Pubsub(self._daemon, self._links, self._streams, self._tasks, refused)
-        self._lives = lives.Lives(self.open, self._links.drop, self._links.redial)
-        self._streams.answer(lives.PROTOCOL, self._on_life)
+        self._lives = incarnations.Incarnations(self.open, self._links.drop, self._links.redial)
+        self._streams.answer(incarnations.PROTOCOL, self._on_life)
         self.finder = Finder(self._daemon, self._links, self.open, identity.peer_id, self._log)
         self.relaying = Relaying(self._figures_port, self._relay, self._log, settings.relay_bytes_a_second)
         self._answerer = reach.Answerer(self._links.seen_at, lambda: self.finder.relays_for_others)
@@ -177,7 +177,7 @@ class Host:
         return {it.ip for it in await self._links.remotes()}
 
     async def meet(self) -> None:
-        """Make sure that connected peers talk to this life of the peer, not to an earlier one (see `lives`)."""
+        """Make sure that connected peers talk to this life of the peer, not to an earlier one (see `incarnations`)."""
         await self._lives.meet(set(await self.connected()))
 
     async def _on_life(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -186,7 +186,7 @@ class Host:
             self._tasks.spawn(self._drop_soon(remote))
 
     async def _drop_soon(self, remote: str) -> None:
-        await asyncio.sleep(lives.DROP_SECONDS)
+        await asyncio.sleep(incarnations.DROP_SECONDS)
         await self._links.drop(remote)
 
     # ---- streams and gossip ------------------------------------------------------------------------------------------

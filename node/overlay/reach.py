@@ -21,7 +21,7 @@ from enum import Enum
 from protos.address import Scope, scope_of, site, usable
 from protos.errors import NetworkError, OperatorError
 from protos.identity import public_key_of
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 
 PROTOCOL = "/swarmentum/reach/1"
 PORTS_MAX = 4
@@ -174,7 +174,7 @@ class Answerer:
 
     def __init__(self, seen_at: Callable[[str], Awaitable[str | None]], relays: Callable[[], bool]) -> None:
         self._seen_at, self._relays = seen_at, relays
-        self._rate = Rate(ANSWERS_BURST, ANSWERS_EACH_MS, ANSWERED_KEPT)
+        self._rate = RateLimiter(ANSWERS_BURST, ANSWERS_EACH_MS, ANSWERED_KEPT)
         self._dials = asyncio.Semaphore(DIALS_MAX)
 
     async def answer(self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -186,7 +186,7 @@ class Answerer:
             raw = await reader.readexactly(2 * count)
             ports = [int.from_bytes(raw[at : at + 2], "big") for at in range(0, len(raw), 2)]
             ip = await self._seen_at(remote)
-            if ip is None or not self._rate.may(site(ipaddress.ip_address(ip)), 1000 * time.monotonic()):
+            if ip is None or not self._rate.allow(site(ipaddress.ip_address(ip)), 1000 * time.monotonic()):
                 return
             writer.write(bytes([self._relays(), len(ip)]) + ip.encode("ascii"))
             await writer.drain()

@@ -59,7 +59,7 @@ class LastStep:
             )
 
 
-def heed(event: Ended, last: LastStep, replica: Replica, keeper: Keeper, archive: StepRecorder | None) -> None:
+def apply_end(event: Ended, last: LastStep, replica: Replica, keeper: Keeper, archive: StepRecorder | None) -> None:
     """The operator ended the run. A state that is there already is stored for late joiners, as after the last planned step."""
     if not last.told(event.end, replica.step, replica.head):
         return

@@ -19,7 +19,7 @@ from node.snapshot.pieces import SnapshotManifest
 from node.snapshot.store import SnapshotStore
 from node.swarm.api import Swarm
 from node.swarm.events import Resync, Snapshot
-from node.training.doubt import BadSnapshotError, Doubt
+from node.training.divergence import BadSnapshotError, Divergence
 from node.training.fork_start import Start
 from node.training.keeper import Keeper
 from node.training.loading import Loading
@@ -76,7 +76,7 @@ class Recovery:
         the one that the genesis names."""
         self._confirmed: int | None = None
         self._digests: dict[int, bytes] = {}
-        self._doubt: Doubt | None = None
+        self._doubt: Divergence | None = None
         self._recomputed = 0
         self._bad: set[bytes] = set()
         self._bytes = 0
@@ -154,7 +154,7 @@ class Recovery:
             self._confirmed = step
             return True
         reason = f"the log's entry {signed.entry.step} holds the digest {claimed.hex()[:16]} for this state"
-        self._contradicted(Doubt(step, self._replica.digest(), claimed, reason, signed.envelope))
+        self._contradicted(Divergence(step, self._replica.digest(), claimed, reason, signed.envelope))
         return False
 
     def told(self, event: Resync) -> None:
@@ -174,7 +174,7 @@ class Recovery:
             return
         if self._doubt is not None and event.step <= self._doubt.step:
             return  # the peer computes this state again already
-        self._contradicted(Doubt(event.step, own, b"", f"the coordinator says: {event.reason}"))
+        self._contradicted(Divergence(event.step, own, b"", f"the coordinator says: {event.reason}"))
 
     def lost(self, reason: str) -> None:
         """No peer that answers holds votes that the log names: this peer needs a snapshot from after them."""
@@ -205,7 +205,7 @@ class Recovery:
 
     # ---- computing again ---------------------------------------------------------------------------------------------
 
-    def _contradicted(self, doubt: Doubt) -> None:
+    def _contradicted(self, doubt: Divergence) -> None:
         if self._base is not None and self._confirmed is None:
             self._reject(self._base, doubt)
             return
@@ -261,7 +261,7 @@ class Recovery:
         self._swarm.restarted(self._replica.step)
         self._follow(store)
 
-    def _stop(self, doubt: Doubt, again: bytes | None) -> NoReturn:
+    def _stop(self, doubt: Divergence, again: bytes | None) -> NoReturn:
         """Keep the evidence, and stop: this peer's state stands."""
         path = self._folder / EVIDENCE
         evidence = {
@@ -285,7 +285,7 @@ class Recovery:
 
     # ---- snapshots of others -----------------------------------------------------------------------------------------
 
-    def _reject(self, base: Snapshot, doubt: Doubt) -> None:
+    def _reject(self, base: Snapshot, doubt: Divergence) -> None:
         """The log contradicts the snapshot that this peer began with: the peer loads the snapshot before it."""
         self._log.error("the log contradicts the snapshot that this peer loaded", step=base.step, why=doubt.reason)
         self._bad.add(base.root)

@@ -204,7 +204,7 @@ def test_threads_change_and_come_back() -> None:
     try:
         for wanted, expected in ((first + 2, first + 2), (None, first)):
             settings[0] = LiveSettings(threads=wanted)
-            throttle.heed()
+            throttle.refresh()
             assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(first)

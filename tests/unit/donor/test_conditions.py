@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from node.control.wishes import Wishes
+from node.control.owner_requests import OwnerRequests
 from node.donor.conditions import MachineFacts, State, decide, states
 from node.donor.live import Live
 from node.donor.owner_settings import LiveSettings
@@ -61,7 +61,7 @@ class Owner:
     """A peer's settings and wishes, and a machine whose facts a test writes."""
 
     def __init__(self, home: Path) -> None:
-        self.live, self.wishes = Live(home, LiveSettings()), Wishes()
+        self.live, self.wishes = Live(home, LiveSettings()), OwnerRequests()
         self.facts: MachineFacts | OSError = FACTS
         self.looked = 0
         import structlog

@@ -16,7 +16,7 @@ from node.swarm.events import Opened
 from node.training.copier import Copier
 from node.training.ending import LastStep
 from node.training.loop import Trainer
-from node.training.ready import Ready
+from node.training.pending_gradient import PendingGradient
 from node.training.replica import Replica
 from node.training.telemetry import Summary
 from protos.assignment import Range, Share
@@ -96,7 +96,7 @@ def test_a_gradient_of_the_step_before_is_voted_with_and_an_older_one_is_not(tmp
         told = Told()
         peer = trainer(tmp_path, told, overlap=True)
         peer.replica.gradients(samples(), (Range(900, 907),), 4, None, lambda: False)
-        peer.ready = Ready(GradResult(9.0, 56, 7), 0.1, 10 - age)
+        peer.ready = PendingGradient(GradResult(9.0, 56, 7), 0.1, 10 - age)
         peer.replica.step = 9
         peer._contribute(opened(10))
         [announcement] = told.published

@@ -17,7 +17,7 @@ from protos.run_config import ClockConfig, RunConfig
 
 
 @dataclass
-class Terms:
+class EffectiveSettings:
     """One peer's, of one run. `config`: the settings of the genesis."""
 
     config: RunConfig

@@ -29,7 +29,7 @@ REDIAL_SECONDS = 0.3
 Opener = Callable[[bytes, str], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
-class Lives:
+class Incarnations:
     """One peer's. `open` opens a stream to a public key, `drop` ends all connections to a peer id, `dial` makes a new one."""
 
     def __init__(

@@ -14,7 +14,7 @@ from node.blobs.blobs import WireBytes
 from node.blobs.flow import FlowDirection
 from node.blobs.payloads import Payloads
 from node.config import BYTES_A_MBIT, PeerSettings
-from node.data.shelf import Cache
+from node.data.shard_cache import Cache
 from node.donor import awake
 from node.donor.conditions import MachineFacts, State, states
 from node.donor.disk_shares import BYTES_A_GB, Kept, allowed
@@ -38,7 +38,7 @@ NO_TRAINING = "an anchor does not train, so no condition pauses it; `swarmentum 
 SEVERAL = "this peer has several devices, so the setting counts from its start on: leave, and join again with it"
 
 
-class Lent:
+class ResourceLimits:
     """Of one peer, on its training thread. `device`: that it computes on. `alone`: it has one. `trains`: it is no anchor."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Lent:
         self.owner, claim = named(settings.home, public_key, self.live.values.owner)
         for text in (*self.live.overruled(), *self.live.apply(), *filter(None, [claim])):
             log.info(text)
-        self.throttle.heed()
+        self.throttle.refresh()
         self.month = Month(settings.home, log)
         self.counters = Counters(
             wire=WireBytes(up=FlowDirection(self._rate("upload_mbit")), down=FlowDirection(self._rate("download_mbit")))

@@ -15,7 +15,7 @@ class BadSnapshotError(Refusal):
 
 
 @dataclass(frozen=True)
-class Doubt:
+class Divergence:
     """A state that the peer computes again: the step before it, its digest, and the contradiction."""
 
     step: int

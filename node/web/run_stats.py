@@ -39,7 +39,7 @@ UNSEEN: Final = math.nan
 
 
 @dataclass(frozen=True)
-class Happening:
+class RunEvent:
     """One event of the feed. `step`: the last step at that time. `seen`: Unix seconds, or None if nobody here saw it come."""
 
     number: int
@@ -65,12 +65,12 @@ class Points:
     seen: tuple[float | None, ...]
 
 
-class Book:
+class RunStats:
     """The sums after the entries that were added so far."""
 
     def __init__(self, run_id: bytes) -> None:
         self.accounts = Accounts(run_id)
-        self.events: deque[Happening] = deque(maxlen=EVENTS_MAX)
+        self.events: deque[RunEvent] = deque(maxlen=EVENTS_MAX)
         self.votes = 0
         self._happened = 0
         self.settings: Settings = ()
@@ -176,7 +176,7 @@ class Book:
         self._happened += 1
         if kind == "snapshot" and self.events and self.events[-1].kind == kind:
             self.events.pop()
-        self.events.append(Happening(self._happened, self.head, kind, printable(text), seen))
+        self.events.append(RunEvent(self._happened, self.head, kind, printable(text), seen))
 
     def shares(self) -> dict[bytes, float]:
         """Public key -> its part of the samples that counted in the last SHARE_STEPS steps."""

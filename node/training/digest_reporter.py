@@ -28,7 +28,7 @@ class _Waiting:
     then: Callable[[bytes], None]
 
 
-class Reached:
+class DigestReporter:
     """One trainer's. All methods are for the training thread."""
 
     def __init__(self, replica: Replica, swarm: Swarm, recovery: Recovery) -> None:

@@ -8,7 +8,7 @@ from node.model.gradients import GradResult
 
 
 @dataclass(frozen=True)
-class Ready:
+class PendingGradient:
     """A gradient in `.grad`, on the samples of `step`, before the peer has made votes from it."""
 
     result: GradResult

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from coordinator.serving.clocks import monotonic_ms
-from protos.rate import Rate
+from protos.rate_limiter import RateLimiter
 
 CAUSE_LINES_MAX, CAUSE_LINE_MS = 60, 1_000
 """Lines of one cause at once, and then one each CAUSE_LINE_MS: a peer that is refused now and then loses none."""
@@ -19,13 +19,13 @@ LINES_MAX, LINE_MS = 600, 100
 CAUSES_KEPT = 4096
 
 
-class CausedLines:
+class ThrottledLog:
     """The lines of one logger. `log`: a bound logger of structlog."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
-        self._by_cause = Rate(CAUSE_LINES_MAX, CAUSE_LINE_MS, CAUSES_KEPT)
-        self._all = Rate(LINES_MAX, LINE_MS, 1)
+        self._by_cause = RateLimiter(CAUSE_LINES_MAX, CAUSE_LINE_MS, CAUSES_KEPT)
+        self._all = RateLimiter(LINES_MAX, LINE_MS, 1)
         self._left_out = 0
 
     def info(self, event: str, cause: Hashable, **values: Any) -> None:
@@ -38,7 +38,7 @@ class CausedLines:
 
     def _say(self, say: Callable[..., Any], event: str, cause: Hashable, values: dict[str, Any]) -> None:
         now_ms = monotonic_ms()
-        if not (self._by_cause.may(cause, now_ms) and self._all.may("", now_ms)):
+        if not (self._by_cause.allow(cause, now_ms) and self._all.allow("", now_ms)):
             self._left_out += 1
             return
         if self._left_out:

@@ -19,7 +19,7 @@ class Ending(Enum):
     """Now, as after Ctrl-C."""
 
 
-class Wishes:
+class OwnerRequests:
     """One peer's. Each is a single value, and each change sets it whole: no lock is needed. The last command wins."""
 
     def __init__(self) -> None:
